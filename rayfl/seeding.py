@@ -1,0 +1,31 @@
+"""Random generators keyed by what they are for, so that no draw depends on who draws first.
+
+Every random number of an experiment comes from `generator(seed, round, client, purpose)`; there is no global state.
+Same key, same numbers, on any machine (numpy's SeedSequence and PCG64 are specified).
+"""
+
+import zlib
+
+import numpy as np
+
+NOBODY = -1
+"""The round of what happens once, before round 0, and the client of what belongs to the server."""
+
+
+def generator(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> np.random.Generator:
+    """The generator of one purpose. `round` and `client` are at least -1 (`NOBODY`); `seed` at least 0."""
+    return np.random.Generator(np.random.PCG64(_sequence(seed, round, client, purpose)))
+
+
+def torch_seed(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> int:
+    """A 63-bit seed for a `torch.Generator` or a forked torch state, keyed in the same way."""
+    return int(_sequence(seed, round, client, purpose).generate_state(1, np.uint64)[0] >> 1)
+
+
+def coin(seed: int, round: int) -> float:
+    """The coin of a round in [0, 1), shared by the server and all clients (L2GD, FedPD, MARINA)."""
+    return float(generator(seed, round, purpose="coin").random())
+
+
+def _sequence(seed: int, round: int, client: int, purpose: str) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, round + 1, client + 1, zlib.crc32(purpose.encode())])
