@@ -1,0 +1,139 @@
+"""The three tables of a run: their columns, their Arrow streams while it runs, and how either form is read.
+
+An unclosed Parquet file is unreadable, an Arrow stream survives a cut but for its last batch: hence a stream (.arrows)
+while a run runs and Parquet once it is finished. Where both exist (a cut while one replaced the other), the Parquet
+file is complete and counts.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+_WORD = pa.dictionary(pa.int32(), pa.string())
+SCHEMAS: Mapping[str, pa.Schema] = {
+    "rounds": pa.schema(
+        {
+            "round": pa.int32(),
+            "selected": pa.int32(),
+            "delivered": pa.int32(),
+            "uplink_bits": pa.int64(),
+            "downlink_bits": pa.int64(),
+            "simulated_s": pa.float64(),
+            "wall_s": pa.float64(),
+        }
+    ),
+    "clients": pa.schema(
+        {
+            "round": pa.int32(),
+            "client": pa.int32(),
+            "status": _WORD,
+            "uplink_bits": pa.int64(),
+            "downlink_bits": pa.int64(),
+            "num_samples": pa.int64(),
+            "num_steps": pa.int64(),
+            "simulated_s": pa.float64(),
+        }
+    ),
+    "metrics": pa.schema({"round": pa.int32(), "client": pa.int32(), "name": _WORD, "value": pa.float64()}),
+}
+"""The columns of each table; `client` of a metric is null for a value of the round, the server or a mean."""
+
+
+class Stream:
+    """An Arrow IPC stream to append to; its dictionaries grow, and only what is new in them is written."""
+
+    def __init__(self, path: Path, before: pa.Table) -> None:
+        self._schema = before.schema
+        self._codes = {
+            field.name: {word: code for code, word in enumerate(_words(before[field.name]))}
+            for field in self._schema
+            if field.type == _WORD
+        }
+        # A large buffer and a flush a batch: one system call, so that a kill seldom cuts inside a batch.
+        self._file = open(path, "wb", buffering=1 << 20)  # noqa: SIM115 (open from round to round)
+        self._writer = pa.ipc.new_stream(
+            self._file, self._schema, options=pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        )
+        for batch in before.to_batches():
+            self._writer.write_batch(batch)
+        self.sync()
+
+    def append(self, round: int, rows: Sequence[tuple]) -> None:
+        """Add `rows` (all columns but the first, which is the round) as one batch."""
+        if not rows:
+            return
+        columns = [[round] * len(rows), *zip(*rows, strict=True)]
+        arrays = [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
+        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+        self._file.flush()
+
+    def _array(self, field: pa.Field, column: Sequence) -> pa.Array:
+        if field.type != _WORD:
+            return pa.array(column, field.type)
+        codes = self._codes[field.name]
+        indices = pa.array([codes.setdefault(word, len(codes)) for word in column], pa.int32())
+        return pa.DictionaryArray.from_arrays(indices, pa.array(list(codes), pa.string()))
+
+    def sync(self) -> None:
+        """Make what was appended survive a loss of power."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """End the stream."""
+        self._writer.close()
+        self._file.close()
+
+
+def table_path(directory: Path, name: str, suffix: str) -> Path:
+    """Where the table `name` of the run in `directory` lies, as "arrows" or "parquet"."""
+    return directory / "records" / f"{name}.{suffix}"
+
+
+def read_table(directory: Path, name: str) -> pa.Table:
+    """All readable rows of a table, whether the run is finished, running or was cut; empty if there is no table."""
+    parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
+    if not parquet.exists() and stream.exists():
+        try:
+            return tidy(_read_stream(stream, SCHEMAS[name]))
+        except FileNotFoundError:
+            # The run finished between the two looks: its stream has just made way for the Parquet file.
+            pass
+    if parquet.exists():
+        return tidy(pq.read_table(parquet, schema=SCHEMAS[name]))
+    return SCHEMAS[name].empty_table()
+
+
+def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
+    batches = []
+    with pa.OSFile(str(path)) as file:
+        try:
+            reader = pa.ipc.open_stream(file)
+            while True:
+                batches.append(reader.read_next_batch())
+        except (StopIteration, pa.ArrowInvalid, OSError):
+            # The end, or where the writer was cut or is now inside a batch: what stands before it is whole.
+            pass
+    return pa.Table.from_batches(batches, schema)
+
+
+def up_to(table: pa.Table, last_round: int) -> pa.Table:
+    """The rows of rounds up to and including `last_round`."""
+    return table.filter(pc.field("round") <= last_round)
+
+
+def tidy(table: pa.Table) -> pa.Table:
+    """The same rows in one chunk, words numbered by first appearance: equal content, equal bytes."""
+    for index, field in enumerate(table.schema):
+        if field.type == _WORD:
+            words = table[field.name].cast(pa.string()).combine_chunks().dictionary_encode()
+            table = table.set_column(index, field, words)
+    return table.combine_chunks()
+
+
+def _words(column: pa.ChunkedArray) -> list[str]:
+    return column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
