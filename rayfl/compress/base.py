@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from rayfl.settings import Settings
+from rayfl.tree import Tree
 
-Tree = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a tree's tensors in order; both ends know them, so they are not billed."""
 
@@ -19,7 +19,7 @@ class Codec(Protocol):
     """What both ends of the wire agree on beforehand (shapes, settings); it turns a packet's buffers into tensors."""
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        """The tensors that the receiver sees, as new tensors that own their memory (or read-only views for dense fp32)."""
+        """The tensors that the receiver sees: new tensors that own their memory, or for dense fp32 read-only views."""
         ...
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
@@ -47,7 +47,10 @@ class Packet:
         return 8 * sum(part.nbytes for part in self.parts.values())
 
     def decode(self) -> Tree:
-        """What the receiver sees: dict of float32 tensors in the shapes of the tree that was encoded."""
+        """What the receiver sees, in the shapes that were encoded: float32; bool for masks, float64 for counts.
+
+        Nobody may write into the tensors: those of a dense fp32 packet look at its buffers.
+        """
         return self.codec.decode(self.parts)
 
     def support(self) -> Tree:
@@ -60,6 +63,21 @@ class Packet:
 
 
 Message = Mapping[str, Packet]
+
+
+def shapes_of(x: Tree) -> Shapes:
+    """What a codec knows of the tree that it decodes."""
+    return tuple((name, tuple(tensor.shape)) for name, tensor in x.items())
+
+
+def zeros_of(shapes: Shapes) -> Tree:
+    """A float32 tree of zeros."""
+    return {name: torch.zeros(shape) for name, shape in shapes}
+
+
+def everything_of(shapes: Shapes) -> Tree:
+    """A boolean tree of True: the support of a packet that sends every entry."""
+    return {name: torch.ones(shape, dtype=torch.bool) for name, shape in shapes}
 
 
 def message_bits(message: Message) -> int:
@@ -79,3 +97,17 @@ class Compressor(Settings, ABC):
     @abstractmethod
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Encode the tree `x`; returns the packet and the memory for the next call. ValueError on NaN or infinity."""
+
+    def omega(self, num_entries: int) -> float | None:
+        """The constant of an unbiased compressor C: E C(v) = v and E||C(v) - v||^2 <= omega ||v||^2; None if biased.
+
+        It holds for every tree of `num_entries` entries, however they are divided into tensors.
+        """
+        return None
+
+    def delta(self, num_entries: int) -> float | None:
+        """The constant of a contraction C: ||C(v) - v||^2 <= (1 - delta) ||v||^2 for every v; None if none holds.
+
+        It holds for every tree of `num_entries` entries, however they are divided into tensors.
+        """
+        return None

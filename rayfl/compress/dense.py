@@ -1,0 +1,52 @@
+"""Dense: every entry is sent, at 32 or 16 bits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries
+from rayfl.tree import Tree
+
+
+@dataclass(frozen=True)
+class DenseCodec:
+    """Reads one buffer a tensor, under the tensor's name."""
+
+    shapes: Shapes
+    dtype: ValueType
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return {name: decode_values(parts[name], self.dtype).view(shape) for name, shape in self.shapes}
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return everything_of(self.shapes)
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        for name, shape in self.shapes:
+            decoded = decode_values(parts[name], self.dtype).view(shape)
+            total[name].add_(decoded.to(total[name].device), alpha=weight)
+
+
+class Dense(Compressor):
+    """All entries as fp32, or rounded to nearest even as fp16 or bf16. float64 input is sent as float32.
+
+    fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives.
+    The constants hold for numbers that are normal in float32 (|x| >= 2^-126) or zero.
+    """
+
+    name: ClassVar[str] = "dense"
+    dtype: ValueType = "fp32"
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """One buffer a tensor. ValueError on NaN, infinity and numbers too large for `dtype`."""
+        parts = {name: encode_values(name, entries(name, tensor), self.dtype) for name, tensor in x.items()}
+        return Packet(parts, DenseCodec(shapes_of(x), self.dtype)), memory
+
+    def omega(self, num_entries: int) -> float | None:
+        return 0.0 if self.dtype == "fp32" else None
+
+    def delta(self, num_entries: int) -> float | None:
+        return 1 - UNIT_ROUNDOFF[self.dtype] ** 2 if self.dtype in UNIT_ROUNDOFF else None

@@ -1,0 +1,53 @@
+"""Error feedback: what a compressor dropped is remembered and added to the next message."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import field_serializer, field_validator
+
+from rayfl.compress.base import Compressor, Packet
+from rayfl.compress.sparse import TopK
+from rayfl.tree import Tree, add
+
+
+class ErrorFeedback(Compressor):
+    """p = x + e; C(p) is sent; e = p - C(p), with the inner compressor C and the memory e.
+
+    In an experiment: `{name = "feedback", inner = {name = "topk", keep_ratio = 0.1}}`.
+    """
+
+    name: ClassVar[str] = "feedback"
+    inner: Compressor = TopK()
+
+    # Any: what a TOML file holds, or an instance from Python.
+    @field_validator("inner", mode="before")
+    @classmethod
+    def _resolve(cls, inner: Any) -> Any:
+        if isinstance(inner, dict):
+            from rayfl.registry import compressor
+
+            inner = compressor(inner)
+        if isinstance(inner, ErrorFeedback):
+            raise ValueError("feedback around feedback would count every error twice; give the inner compressor itself")
+        return inner
+
+    @field_serializer("inner")
+    def _table(self, inner: Compressor) -> dict[str, Any]:
+        """The table that `_resolve` reads: a field typed by the base class would be written without its settings."""
+        return {"name": inner.name, **inner.model_dump()}
+
+    def init(self, like: Tree) -> Tree:
+        """e = 0, float32. ValueError around a compressor with a memory of its own."""
+        if self.inner.init(like):
+            raise ValueError(f"feedback cannot wrap {self.inner.name!r}, which has a memory of its own")
+        return {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in like.items()}
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """Encodes x + memory; the new memory is the part of it that the receiver does not see."""
+        wanted = {name: tensor.to(torch.float32) for name, tensor in add(x, memory).items()}
+        packet, _ = self.inner.encode(wanted, {}, generator)
+        # A dense packet looks at `wanted`, so the error is taken from a copy.
+        error = {name: tensor.detach().clone() for name, tensor in wanted.items()}
+        packet.add_to(error, -1.0)
+        return packet, error

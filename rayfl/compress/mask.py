@@ -1,0 +1,48 @@
+"""Boolean masks at one bit an entry."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.compress.base import Packet, Shapes, everything_of, shapes_of
+from rayfl.tree import Tree
+
+
+def pack_bits(mask: Tensor) -> np.ndarray:
+    """uint8 [ceil(numel / 8)] of a boolean tensor, row by row, the first entry in the highest bit."""
+    return np.packbits(mask.detach().cpu().numpy())
+
+
+def unpack_bits(bits: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `pack_bits`: a boolean tensor of `shape`."""
+    return torch.from_numpy(np.unpackbits(bits, count=math.prod(shape)).view(np.bool_)).view(shape)
+
+
+@dataclass(frozen=True)
+class MaskCodec:
+    """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors."""
+
+    shapes: Shapes
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return {name: unpack_bits(parts[name], shape) for name, shape in self.shapes}
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return everything_of(self.shapes)
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        """Adds `weight` where the mask is True, so that a sum of masks counts them."""
+        for name, mask in self.decode(parts).items():
+            total[name].add_(mask.to(total[name].device), alpha=weight)
+
+
+def mask_packet(mask: Tree) -> Packet:
+    """The packet of boolean tensors: ceil(n / 8) bytes a tensor of n entries. ValueError on other types."""
+    for name, tensor in mask.items():
+        if tensor.dtype != torch.bool:
+            raise ValueError(f"mask {name!r} is {tensor.dtype}; make it boolean, for example with `weights != 0`")
+    return Packet({name: pack_bits(tensor) for name, tensor in mask.items()}, MaskCodec(shapes_of(mask)))

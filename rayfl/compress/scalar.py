@@ -1,0 +1,44 @@
+"""Single numbers beside the tensors of a message: a sample count in 8 bytes, a real number in 4."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rayfl.compress.base import Packet, everything_of
+from rayfl.compress.dense import DenseCodec
+from rayfl.compress.values import encode_values, entries
+from rayfl.tree import Tree
+
+LARGEST_COUNT = 2**53
+"""Beyond it float64 skips integers, and sums of counts would not be exact."""
+
+
+@dataclass(frozen=True)
+class CountCodec:
+    """Reads one int64; decodes to a float64 tensor of shape [], which holds counts and their sums exactly."""
+
+    name: str
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return {self.name: torch.tensor(float(parts[self.name][0]), dtype=torch.float64)}
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return everything_of(((self.name, ()),))
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        total[self.name].add_(weight * float(parts[self.name][0]))
+
+
+def count_packet(name: str, count: int) -> Packet:
+    """64 bits; decodes to {name: float64 []}, so `int(packet.decode()[name])` is the count. ValueError beyond 2^53."""
+    if abs(count) > LARGEST_COUNT:
+        raise ValueError(f"{name}={count} is beyond 2^53, where sums of counts are no longer exact; send it in parts")
+    return Packet({name: np.array([count], np.int64)}, CountCodec(name))
+
+
+def scalar_packet(name: str, value: float) -> Packet:
+    """32 bits, rounded to float32; decodes to {name: float32 []}. ValueError on NaN and infinity."""
+    flat = entries(name, torch.tensor([value], dtype=torch.float64))
+    return Packet({name: encode_values(name, flat, "fp32")}, DenseCodec(((name, ()),), "fp32"))

@@ -1,0 +1,66 @@
+"""Numbers on the wire: the entries of one tensor as a buffer of fp32, fp16 or bf16."""
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.tree import tensor_over
+
+ValueType = Literal["fp32", "fp16", "bf16"]
+
+OVERFLOW = {"fp16": 65520.0, "bf16": (2 - 2**-8) * 2.0**127}
+"""The smallest magnitudes that round to infinity: half a step beyond the largest finite number."""
+
+UNIT_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}
+"""Relative error |C(x) - x| / |x| at most, for normal numbers. fp16 has none: below 2^-14 its error is absolute."""
+
+
+def entries(name: str, tensor: Tensor) -> Tensor:
+    """The entries of a floating point tensor, row by row, as float32 in main memory: [numel], a view if it already is.
+
+    float64 is rounded to float32. ValueError on NaN, infinity (also a float64 beyond float32) and other types.
+    """
+    if not tensor.is_floating_point():
+        raise ValueError(
+            f"tensor {name!r} is {tensor.dtype}, only floating point can be encoded: "
+            "send masks with mask_packet and counts with count_packet"
+        )
+    flat = tensor.detach().to("cpu", torch.float32).reshape(-1)
+    if not math.isfinite(_magnitude(flat)):
+        raise ValueError(f"tensor {name!r} holds NaN or infinity in float32: lower the learning rate or clip gradients")
+    return flat
+
+
+def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
+    """The buffer of finite float32 entries, rounded to nearest even (bf16 as uint16 bits).
+
+    fp32 looks at the tensor's memory. ValueError where a number is too large for `dtype`.
+    """
+    if dtype == "fp32":
+        buffer = flat.numpy()
+        buffer.flags.writeable = False
+        return buffer
+    largest = _magnitude(flat)
+    if largest >= OVERFLOW[dtype]:
+        wider = "bf16" if dtype == "fp16" else "fp32"
+        raise ValueError(f"tensor {name!r} holds a number of magnitude {largest:g}, too large for {dtype}; use {wider}")
+    if dtype == "fp16":
+        return flat.to(torch.float16).numpy()
+    return flat.to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def decode_values(buffer: np.ndarray, dtype: ValueType) -> Tensor:
+    """The inverse of `encode_values`: float32 [numel]; for fp32 a read-only view where the buffer is aligned."""
+    tensor = tensor_over(buffer)
+    return (tensor.view(torch.bfloat16) if dtype == "bf16" else tensor).to(torch.float32)
+
+
+def _magnitude(flat: Tensor) -> float:
+    """The largest |entry|, NaN if there is one."""
+    if flat.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(flat)
+    return max(-low.item(), high.item()) if math.isfinite(low) else float("nan")
