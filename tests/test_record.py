@@ -152,7 +152,7 @@ def test_a_killed_writer_has_left_every_round_that_it_recorded(tmp_path):
 def test_a_resumed_run_leaves_the_same_files_as_one_that_never_stopped(tmp_path, was):
     through, stopped = described(tmp_path / "through"), described(tmp_path / "stopped")
     with Recorder(through) as recorder:
-        for round in range(6):
+        for round in range(4):
             record_round(recorder, round)
     recorder = Recorder(stopped)
     for round in range(5):
@@ -169,8 +169,8 @@ def test_a_resumed_run_leaves_the_same_files_as_one_that_never_stopped(tmp_path,
         assert read_run(stopped).rounds["round"].to_pylist() == [0, 1, 2]
         assert read_run(stopped).clients["round"].to_pylist() == [0, 0, 1, 1, 2, 2]
         assert read_run(stopped).metrics["round"].to_pylist() == [0, 0, 1, 1, 2, 2]
-        for round in range(3, 6):
-            record_round(recorder, round)
+        # Round 4 is not run again: its words must not linger in the dictionaries either.
+        record_round(recorder, 3)
     for name in SCHEMAS:
         files = [directory / "records" / f"{name}.parquet" for directory in (through, stopped)]
         assert files[0].read_bytes() == files[1].read_bytes()
