@@ -1,0 +1,155 @@
+"""How messages of many senders become one `Aggregate`: add them up in the senders' order, merge in a fixed tree.
+
+The order of additions is part of the result's bits. `rounds.py` adds the packets of a chunk one after another and
+merges chunks along a binary tree that depends on the number of participants alone, never on who computed what.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+
+from rayfl import tree
+from rayfl.compress.base import Packet
+from rayfl.tree import Tree
+
+
+class Handle(Protocol):
+    """An unopened packet that lies somewhere (in the object store, say)."""
+
+    def open(self) -> Packet:
+        """Fetch the packet."""
+        ...
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """What arrived under one message name.
+
+    `sum`: weighted sum of the decoded messages ({} when nothing arrived); `weight`: total weight, a tree of the
+    entries' weights for ElementwiseMean; `count`: number of messages; `items`: by sender, for Collect and Relay.
+    """
+
+    gather: "Gather"
+    sum: Tree = field(default_factory=dict)
+    weight: float | Tree = 0.0
+    count: int = 0
+    items: Mapping[int, Tree | Handle] = field(default_factory=dict)
+
+    @property
+    def result(self) -> Tree:
+        """The mean or the sum, by the gather's rule; {} when nothing arrived."""
+        return self.gather.result(self)
+
+
+class Gather(ABC):
+    """A rule for adding messages up."""
+
+    def empty(self) -> Aggregate:
+        """Nothing arrived."""
+        return Aggregate(self)
+
+    @abstractmethod
+    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
+        """`total` with one more message. The caller owns `total`, whose memory may be used up."""
+
+    @abstractmethod
+    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        """Both together; neither is changed."""
+
+    @abstractmethod
+    def result(self, total: Aggregate) -> Tree:
+        """What a method uses in most cases."""
+
+
+@dataclass(frozen=True)
+class WeightedMean(Gather):
+    """sum_i w_i m_i / sum_i w_i."""
+
+    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
+        return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, total.count + 1)
+
+    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        return Aggregate(self, _merged(a.sum, b.sum), a.weight + b.weight, a.count + b.count)
+
+    def result(self, total: Aggregate) -> Tree:
+        return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}
+
+
+@dataclass(frozen=True)
+class Sum(Gather):
+    """sum_i m_i, whatever the weights."""
+
+    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
+        return Aggregate(self, _plus(total.sum, packet, 1.0), total.weight + weight, total.count + 1)
+
+    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        return Aggregate(self, _merged(a.sum, b.sum), a.weight + b.weight, a.count + b.count)
+
+    def result(self, total: Aggregate) -> Tree:
+        return total.sum
+
+
+@dataclass(frozen=True)
+class ElementwiseMean(Gather):
+    """Entry by entry the weighted mean over those who sent that entry; 0 where nobody did.
+
+    `counted="sent"`: an entry counts where the packet carries it, exact zeros included (masks);
+    `counted="nonzero"`: it counts where it is not zero (FedPSE's EWA).
+    """
+
+    counted: Literal["sent", "nonzero"] = "sent"
+
+    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
+        value = packet.decode()
+        support = packet.support() if self.counted == "sent" else tree.map(lambda t: t != 0, value)
+        weights = tree.map(lambda t: t.to(torch.float32) * weight, support)
+        if total.count:
+            weights = tree.add(total.weight, weights)
+        return Aggregate(self, _plus(total.sum, packet, weight), weights, total.count + 1)
+
+    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        if not (a.count and b.count):
+            return a if a.count else b
+        return Aggregate(self, _merged(a.sum, b.sum), tree.add(a.weight, b.weight), a.count + b.count)
+
+    def result(self, total: Aggregate) -> Tree:
+        if not total.count:
+            return {}
+        return {
+            name: torch.where(total.weight[name] > 0, value / total.weight[name].clamp(min=1e-38), 0.0)
+            for name, value in total.sum.items()
+        }
+
+
+@dataclass(frozen=True)
+class Collect(Gather):
+    """Every decoded message by itself, by sender in ascending order, in `items`."""
+
+    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
+        return self.merge(total, Aggregate(self, {}, weight, 1, {sender: packet.decode()}))
+
+    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        items = dict(sorted({**a.items, **b.items}.items()))
+        return Aggregate(self, {}, a.weight + b.weight, a.count + b.count, items)
+
+    def result(self, total: Aggregate) -> Tree:
+        return {}
+
+
+@dataclass(frozen=True)
+class Relay(Collect):
+    """Every packet unopened, as a `Handle` by sender in `items`, so that the server can send it on."""
+
+
+def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
+    if not total:
+        return tree.scale(packet.decode(), weight)
+    packet.add_to(total, weight)
+    return total
+
+
+def _merged(a: Tree, b: Tree) -> Tree:
+    return tree.add(a, b) if a and b else a or b

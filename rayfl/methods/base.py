@@ -1,0 +1,236 @@
+"""The seams of a method: what a client does, and either what a server does or what peers do with what they receive.
+
+A method is pure: every function takes states and gives new ones, keeps nothing on `self`, and draws randomness from
+`ctx.generator` alone. One class implements `Method` and exactly one of `ServerHalf` and `PeerHalf`.
+Sign everywhere: `delta = x_received - x_trained`, a descent direction.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from rayfl.compress.base import Compressor, Message, Packet
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate, Gather
+from rayfl.settings import Settings
+from rayfl.task import Task
+from rayfl.tree import State, Tree
+
+Carry = State
+"""What a client holds while it trains; `carry["params"]` is the model in training."""
+Metrics = Mapping[str, float]
+Split = Literal["train", "validation", "heldout"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of local work on one split: `epochs` or `steps`, in batches of `batch_size` (None: the whole split)."""
+
+    name: str = "train"
+    split: Split = "train"
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    batches_per_step: int = 1
+    lr: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a round: the stages of local work, whether anything goes down or up, and who trains.
+
+    `trainers="all"`: every client trains, only the sampled ones communicate (pFedMe).
+    """
+
+    stages: tuple[Stage, ...]
+    down: bool = True
+    up: bool = True
+    trainers: Literal["sampled", "all"] = "sampled"
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is fixed about a client: size of its train split, share of the model it can keep, and its speeds."""
+
+    id: int
+    num_examples: int
+    retention_ratio: float = 1.0
+    examples_per_s: float = 1000.0
+    uplink_bps: float = 10e6
+    downlink_bps: float = 50e6
+
+
+@dataclass(frozen=True)
+class Work:
+    """Local work done in a stage: optimizer steps, and examples seen (the sum of the real batch sizes)."""
+
+    num_steps: int = 0
+    num_examples: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may know beside its own states.
+
+    `client` is None on the server. `initial` are the parameters of round 0. `work` is filled, by stage name, when
+    `finish` is called. `generator` belongs to this (seed, round, client, call) and to nothing else.
+    """
+
+    round: int
+    plan: Plan
+    client: Traits | None
+    num_clients: int
+    initial: Tree
+    uplink: Compressor
+    downlink: Compressor
+    generator: np.random.Generator
+    work: Mapping[str, Work] = field(default_factory=dict)
+
+    @property
+    def traits(self) -> Traits:
+        """The client's traits, where there is a client."""
+        assert self.client is not None, "the server has no traits"
+        return self.client
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a client has at the end of its round: its new state, what it sends (None: silence), and its weight."""
+
+    state: State
+    message: Message | None
+    weight: float = 1.0
+    metrics: Metrics = field(default_factory=dict)
+
+
+class Hyper(Settings):
+    """Hyper-parameters of one method; a method's own `Hyper` adds to these."""
+
+
+class Method(ABC):
+    """The client half. The registry name is the name of the file that holds the class."""
+
+    Hyper: ClassVar[type[Hyper]] = Hyper
+    paper: ClassVar[str] = ""
+    personal: ClassVar[bool] = False
+    """Whether a client's model differs from the server's, so that evaluation visits every client's state."""
+    splits: ClassVar[Mapping[str, float]] = {}
+    """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
+    own_compression: ClassVar[bool] = False
+    """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
+
+    # Any: hyper-parameters are whatever the method's Hyper declares and validates.
+    def __init__(self, task: Task, **hyper: Any) -> None:
+        self.task = task
+        self.hyper = self.Hyper(**hyper)
+
+    def on(self, task: Task) -> Self:
+        """The same method on another form of its task."""
+        twin = copy.copy(self)
+        twin.task = task
+        return twin
+
+    @abstractmethod
+    def plan(self, round: int, coin: float) -> Plan:
+        """What happens in round `round`; `coin` in [0, 1) is the shared coin of that round."""
+
+    def init_client(self, client: Traits, params: Tree) -> State:
+        """A client's state before its first round; {} for methods whose clients remember nothing."""
+        return {}
+
+    @abstractmethod
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        """Start a round from the state and what came down (None where nothing did)."""
+
+    @abstractmethod
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        """One step; pure tensors and no randomness, because it also runs under vmap."""
+
+    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+        """After the last step of a stage (prune, rewind, warm start)."""
+        return carry
+
+    @abstractmethod
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        """End the round: the new state and the message."""
+
+    def compress(self, state: State, trees: Mapping[str, Tree], ctx: Context) -> tuple[dict[str, Packet], State]:
+        """Encode trees with the experiment's uplink compressor, whose memory stays in the state under "uplink"."""
+        message: dict[str, Packet] = {}
+        memories = dict(state.get("uplink", {}))
+        for name, value in trees.items():
+            memory = memories.get(name) or ctx.uplink.init(value)
+            message[name], memory = ctx.uplink.encode(value, memory, ctx.generator)
+            if memory:
+                memories[name] = memory
+        return message, {**state, "uplink": memories} if memories else state
+
+    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+        """Take in what the server sent back in the same round, after its update (`ServerHalf.reply`)."""
+        return state
+
+    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+        """Local work before a model is judged (fine-tuning, one adaptation step); thrown away afterwards."""
+        return ()
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        """The model to judge. `carry` is given after local training; `model` is the server's (None among peers)."""
+        params = carry["params"] if carry is not None else model
+        assert params is not None, f"{type(self).__name__} must say which model it is judged by"
+        return {"params": params}
+
+
+class ServerHalf(ABC):
+    """What the server does. A `link` is its memory of one client: an object of its own, like a client's state."""
+
+    gather: Mapping[str, Gather]
+
+    @abstractmethod
+    def init_server(self, params: Tree) -> State:
+        """The server's state before round 0."""
+
+    def init_link(self, client: Traits, params: Tree) -> State:
+        """The server's memory of a client before its first round."""
+        return {}
+
+    @abstractmethod
+    def model(self, server: State) -> Tree:
+        """The global model, all that evaluation ships."""
+
+    @abstractmethod
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        """What every participant downloads this round, encoded once."""
+
+    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+        """What one client downloads beside the broadcast; runs on the actors."""
+        return {}, link
+
+    def remember(self, link: State, message: Message, ctx: Context) -> State:
+        """What the server keeps of a client's uplink that arrived; runs on the actors."""
+        return link
+
+    @abstractmethod
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        """The new server state; called every round, even if nothing arrived. `delivered`: ids, ascending."""
+
+    def reply(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+        """What a client that delivered gets back in the same round, after the update; runs on the actors."""
+        return {}, link
+
+
+class PeerHalf(ABC):
+    """What peers do with the messages of their neighbours."""
+
+    gather: Mapping[str, Gather]
+    include_self: ClassVar[bool] = True
+    """Whether a peer's own message is part of what it gathers."""
+
+    @abstractmethod
+    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+        """The new state after the exchange. `received` is empty for a peer that was away."""

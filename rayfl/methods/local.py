@@ -1,0 +1,33 @@
+"""Local training without communication, the lower line that personal methods are measured against."""
+
+from collections.abc import Mapping
+
+from rayfl.compress.base import Message
+from rayfl.gather import Aggregate, Gather
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
+from rayfl.training import GradientMethod
+from rayfl.tree import State, Tree
+
+
+class Local(GradientMethod, PeerHalf):
+    """Every client trains its own model from the common start; the optimizer starts afresh every round."""
+
+    paper = "no communication; the lower line of personalized methods"
+    personal = True
+    own_compression = True
+    gather: Mapping[str, Gather] = {}
+
+    def init_client(self, client: Traits, params: Tree) -> State:
+        return {"params": params}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        return self.start(state["params"])
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        return Finished({"params": carry["params"]}, None, 1.0, self.train_loss(carry, ctx))
+
+    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+        return state
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        return {"params": carry["params"] if carry is not None else state["params"]}

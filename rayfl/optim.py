@@ -1,0 +1,76 @@
+"""Client optimizers as pure functions: `init` makes the state, `update` gives new parameters and a new state.
+
+They run unchanged under vmap: no data-dependent branches, no in-place writes.
+"""
+
+from abc import abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl import tree
+from rayfl.settings import Settings
+from rayfl.tree import State, Tree
+
+
+class Optimizer(Settings):
+    """A rule that turns parameters and a gradient into new parameters."""
+
+    name: ClassVar[str]
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient")
+
+    @abstractmethod
+    def init(self, params: Tree) -> State:
+        """The optimizer's state before the first step of a round."""
+
+    @abstractmethod
+    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        """One step of size `lr`; returns the new parameters and the new state."""
+
+
+class SGD(Optimizer):
+    """v <- momentum * v + g, x <- x - lr * v (torch.optim.SGD without dampening); plain x - lr * g without momentum."""
+
+    name: ClassVar[str] = "sgd"
+    momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum")
+
+    def init(self, params: Tree) -> State:
+        return {"velocity": tree.zeros_like(params)} if self.momentum else {}
+
+    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        if self.weight_decay:
+            gradient = tree.add(gradient, params, self.weight_decay)
+        if self.momentum:
+            gradient = tree.add(gradient, state["velocity"], self.momentum)
+            state = {"velocity": gradient}
+        return tree.add(params, gradient, -lr), state
+
+
+class Adam(Optimizer):
+    """Adam with bias correction (Kingma and Ba, 2015; torch.optim.Adam), weight decay added to the gradient."""
+
+    name: ClassVar[str] = "adam"
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+
+    def init(self, params: Tree) -> State:
+        return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "count": torch.zeros(())}
+
+    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        if self.weight_decay:
+            gradient = tree.add(gradient, params, self.weight_decay)
+        mean = tree.add(tree.scale(state["mean"], self.beta1), gradient, 1 - self.beta1)
+        square = tree.add(tree.scale(state["square"], self.beta2), tree.mul(gradient, gradient), 1 - self.beta2)
+        count = state["count"] + 1
+        first, second = 1 - self.beta1**count, 1 - self.beta2**count
+
+        def step(name: str) -> Tensor:
+            return params[name] - lr * (mean[name] / first) / ((square[name] / second).sqrt() + self.epsilon)
+
+        return {name: step(name) for name in params}, {"mean": mean, "square": square, "count": count}
+
+
+OptimizerName = Literal["sgd", "adam"]

@@ -1,0 +1,141 @@
+"""Task: what is learned, as pure functions of parameters and a batch: loss, gradient, Hessian products, metrics.
+
+Methods never call autograd. `Task` differentiates by plain autograd on its own leaves, which is fastest for one client
+after another; `task.functional()` is the same task differentiated by torch.func, which also runs under vmap.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rayfl.data.batches import Batch
+from rayfl.tree import Tree
+
+Objective = Callable[[Tree, Batch], Tensor]
+
+
+class Task(ABC):
+    """A differentiable objective. Subclasses give the parameters, the loss and the metrics."""
+
+    vmappable: bool = True
+    """Whether the loss can run under torch.vmap."""
+    stochastic: bool = False
+    """Whether the loss draws random numbers in training (dropout)."""
+    uses_functorch: bool = False
+
+    @abstractmethod
+    def init(self, seed: int) -> Tree:
+        """Initial parameters, the same for the same seed."""
+
+    @abstractmethod
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        """Mean training loss over the batch's examples, a scalar. `batch.weights` (0 for padding) are respected."""
+
+    @abstractmethod
+    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
+        """Per metric its value for every example [batch], in evaluation mode; "loss" is always among them."""
+
+    def outputs(self, params: Tree, batch: Batch) -> Tensor:
+        """The network's output [batch, ...] (logits), for objectives that need no labels."""
+        raise ValueError(f"{type(self).__name__} has no network output")
+
+    def grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> Tree:
+        """Gradient of `objective` (default: the loss) at `params`."""
+        return self.value_and_grad(params, batch, objective)[1]
+
+    def value_and_grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> tuple[Tensor, Tree]:
+        """The objective's value (detached scalar) and its gradient."""
+        objective = objective or self.loss
+        if self.uses_functorch:
+            gradient, value = torch.func.grad_and_value(objective)(params, batch)
+            return value, gradient
+        leaves = _leaves(params)
+        with torch.enable_grad():
+            value = objective(leaves, batch)
+        return value.detach(), _named(leaves, torch.autograd.grad(value, list(leaves.values()), materialize_grads=True))
+
+    def hvp(self, params: Tree, batch: Batch, vector: Tree, objective: Objective | None = None) -> Tree:
+        """Hessian of the objective at `params` times `vector`."""
+        objective = objective or self.loss
+        if self.uses_functorch:
+            gradient = torch.func.grad(objective)
+            return torch.func.jvp(lambda p: gradient(p, batch), (params,), (vector,))[1]
+        leaves = _leaves(params)
+        values = list(leaves.values())
+        with torch.enable_grad():
+            first = torch.autograd.grad(objective(leaves, batch), values, create_graph=True, materialize_grads=True)
+            product = torch.stack([(g * vector[name]).sum() for name, g in zip(leaves, first, strict=True)]).sum()
+        if not product.requires_grad:
+            return {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        return _named(leaves, torch.autograd.grad(product, values, materialize_grads=True))
+
+    def functional(self) -> "Task":
+        """The same task on torch.func, for use under vmap."""
+        twin = copy.copy(self)
+        twin.uses_functorch = True
+        return twin
+
+
+class Classification(Task):
+    """Softmax classification by a network: cross-entropy loss, accuracy. The module is a skeleton without storage."""
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self.build = build
+        with torch.device("meta"):
+            self.module = build()
+        refuse_batch_statistics(self.module)
+        self.stochastic = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in self.module.modules())
+        self.vmappable = not self.stochastic and not any(isinstance(m, nn.RNNBase) for m in self.module.modules())
+
+    def init(self, seed: int) -> Tree:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            module = self.build()
+        return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+    def outputs(self, params: Tree, batch: Batch) -> Tensor:
+        return torch.func.functional_call(self.module, params, (batch.inputs,))
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        logits = self.outputs(params, batch)
+        if batch.weights is None:
+            return nn.functional.cross_entropy(logits, batch.labels)
+        losses = nn.functional.cross_entropy(logits, batch.labels, reduction="none")
+        return (losses * batch.weights).sum() / batch.weights.sum().clamp(min=1.0)
+
+    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                logits = self.outputs(params, batch)
+        finally:
+            self.module.train()
+        loss = nn.functional.cross_entropy(logits, batch.labels, reduction="none")
+        return {"loss": loss, "accuracy": (logits.argmax(dim=1) == batch.labels).float()}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "module"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        with torch.device("meta"):
+            self.module = self.build()
+
+
+def refuse_batch_statistics(module: nn.Module) -> None:
+    """ValueError for models with BatchNorm: its running statistics are neither parameters nor averaged honestly."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(f"layer {name!r} is {type(layer).__name__}, which federated averaging breaks; use GroupNorm")
+
+
+def _leaves(params: Tree) -> Tree:
+    """The engine's own leaves: same memory, fresh graph."""
+    return {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+
+
+def _named(like: Tree, values: "tuple[Tensor, ...]") -> Tree:
+    return dict(zip(like, values, strict=True))

@@ -1,0 +1,133 @@
+"""Arithmetic on parameters (`Tree`: name to tensor) and the way of states between tensors and numpy.
+
+A `State` is a nested dictionary whose leaves are tensors, e.g. `{"residual": {"fc.weight": ...}, "count": tensor(3)}`.
+Nothing here changes its arguments. (torch._foreach has no vmap rules and is no faster on CPU out of place.) One place decides how tensors become numpy arrays and back, because only numpy
+crosses process borders: booleans are packed to bits, everything else is a view on the way out.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+State = dict[str, "Tensor | State"]
+Arrays = dict[str, "np.ndarray | PackedBits | Arrays"]
+
+# Arrays in Ray's object store are read-only; no one writes into tensors that look at them (rayfl is pure).
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+ALIGNMENT_BYTES = 64
+"""Matrix products give other bits on buffers that are not aligned as torch's own are."""
+
+
+def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
+    """a + scale * b."""
+    return {name: torch.add(tensor, b[name], alpha=scale) for name, tensor in a.items()}
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a - b."""
+    return {name: torch.sub(tensor, b[name]) for name, tensor in a.items()}
+
+
+def mul(a: Tree, b: Tree) -> Tree:
+    """Entrywise a * b."""
+    return {name: torch.mul(tensor, b[name]) for name, tensor in a.items()}
+
+
+def scale(a: Tree, factor: float) -> Tree:
+    """factor * a."""
+    return {name: torch.mul(tensor, factor) for name, tensor in a.items()}
+
+
+def zeros_like(a: Tree) -> Tree:
+    """A tree of zeros in the shapes of `a`."""
+    return {name: torch.zeros_like(tensor) for name, tensor in a.items()}
+
+
+def map(function: Callable[[Tensor], Tensor], a: Tree) -> Tree:
+    """`function` of every tensor."""
+    return {name: function(tensor) for name, tensor in a.items()}
+
+
+def dot(a: Tree, b: Tree) -> float:
+    """Inner product over all entries, accumulated in float64 over tensors."""
+    return sum(float(torch.dot(a[name].flatten(), b[name].flatten())) for name in a)
+
+
+def norm(a: Tree) -> float:
+    """Euclidean norm over all entries."""
+    return math.sqrt(sum(float(torch.linalg.vector_norm(tensor)) ** 2 for tensor in a.values()))
+
+
+def num_entries(a: Tree) -> int:
+    """Number of scalars, P in the papers."""
+    return sum(tensor.numel() for tensor in a.values())
+
+
+def vector(a: Tree) -> Tensor:
+    """All entries in the tree's order as one new vector [P]."""
+    return torch.cat([tensor.flatten() for tensor in a.values()])
+
+
+def unvector(flat: Tensor, like: Tree) -> Tree:
+    """The inverse of `vector`; every tensor owns its memory."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in like.values()])
+    return {name: piece.reshape(like[name].shape).clone() for name, piece in zip(like, pieces, strict=True)}
+
+
+@dataclass(frozen=True)
+class PackedBits:
+    """A boolean array at one bit an entry."""
+
+    bits: np.ndarray
+    shape: tuple[int, ...]
+
+
+def to_arrays(state: Mapping[str, "Tensor | State"]) -> Arrays:
+    """A state as numpy: views of the tensors' memory, booleans packed."""
+    return {name: _to_array(leaf) for name, leaf in state.items()}
+
+
+def to_tensors(arrays: Arrays) -> State:
+    """The inverse of `to_arrays`: aligned arrays are looked at, not copied, so nobody may write into the result."""
+    return {name: _to_tensor(leaf) for name, leaf in arrays.items()}
+
+
+def tensor_over(array: np.ndarray) -> Tensor:
+    """A tensor that reads `array`: a view where its memory is aligned and contiguous, else a copy."""
+    if array.ctypes.data % ALIGNMENT_BYTES or not array.flags.c_contiguous:
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def flatten(state: Mapping[str, "Tensor | State"], prefix: str = "") -> Tree:
+    """A state as one flat tree with keys such as "residual/fc.weight" (for files)."""
+    flat: Tree = {}
+    for name, leaf in state.items():
+        if isinstance(leaf, Mapping):
+            flat |= flatten(leaf, f"{prefix}{name}/")
+        else:
+            flat[prefix + name] = leaf
+    return flat
+
+
+def _to_array(leaf: "Tensor | State") -> "np.ndarray | PackedBits | Arrays":
+    if isinstance(leaf, Mapping):
+        return to_arrays(leaf)
+    array = leaf.detach().cpu().numpy()
+    return PackedBits(np.packbits(array.reshape(-1)), array.shape) if array.dtype == np.bool_ else array
+
+
+def _to_tensor(leaf: "np.ndarray | PackedBits | Arrays") -> "Tensor | State":
+    if isinstance(leaf, Mapping):
+        return to_tensors(leaf)
+    if isinstance(leaf, PackedBits):
+        bits = np.unpackbits(leaf.bits, count=int(np.prod(leaf.shape, dtype=np.int64)))
+        return torch.from_numpy(bits.view(np.bool_).reshape(leaf.shape))
+    return tensor_over(leaf)
