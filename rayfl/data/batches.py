@@ -1,0 +1,176 @@
+"""The seeded batch schedule of one client, and the batches themselves."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition
+
+NORMALISED_BYTES = 64 << 20
+"""A client's split is normalised at once up to this size (float32), and batch by batch beyond it."""
+
+
+class Batch(NamedTuple):
+    """Samples of one step.
+
+    inputs: [batch, ...]; labels: [batch]; weights: float32 [batch], 0 for padding (None = all ones).
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    weights: Tensor | None = None
+
+
+def schedule(
+    num_examples: int,
+    *,
+    epochs: int | None,
+    steps: int | None,
+    batch_size: int | None,
+    batches_per_step: int = 1,
+    generator: np.random.Generator,
+) -> list[np.ndarray]:
+    """Which samples go into which batch: int64 index arrays, one a batch, `batches_per_step` of them a step.
+
+    Every epoch is a fresh permutation cut into runs of `batch_size`, the partial last run kept. `steps` goes on
+    through further permutations. With `epochs` and several batches a step, an incomplete last step is completed from
+    a further permutation. `batch_size=None` is the full batch in order, and draws nothing.
+    """
+    _check(num_examples, epochs, steps, batch_size, batches_per_step)
+    a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
+    num_steps = steps if epochs is None else -(-epochs * a_pass // batches_per_step)
+    assert num_steps is not None
+    num_batches = num_steps * batches_per_step
+    batches: list[np.ndarray] = []
+    while len(batches) < num_batches:
+        if batch_size is None:
+            batches.append(np.arange(num_examples))
+        else:
+            order = generator.permutation(num_examples)
+            batches.extend(order[start : start + batch_size] for start in range(0, num_examples, batch_size))
+    return batches[:num_batches]
+
+
+class ClientData:
+    """One client's view of a dataset: `train`, `validation`, `heldout` and `test` samples as batches."""
+
+    def __init__(self, dataset: Dataset, partition: Partition, client: int) -> None:
+        self.dataset = dataset
+        self.partition = partition
+        self.client = client
+
+    def num_examples(self, split: str) -> int:
+        """How many samples the client has in `split`."""
+        return len(self.partition.split(split)[self.client])
+
+    def all(self, split: str, device: str | torch.device = "cpu") -> Batch:
+        """The whole split in one batch, in order and without augmentation."""
+        rows, labels = self._rows(split)
+        return Batch(self.dataset.normalise(_to_torch(rows, device)), _to_torch(labels, device))
+
+    def batches(
+        self,
+        split: str,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        batches_per_step: int = 1,
+        generator: np.random.Generator,
+        device: str | torch.device = "cpu",
+    ) -> Iterator[Batch | tuple[Batch, ...]]:
+        """The batches of `schedule`, one a step, or a tuple a step where `batches_per_step` is above 1.
+
+        The order is drawn at the call; crops and flips as the batches are taken, and from the train split only.
+        ValueError if the client has no sample in `split`.
+        """
+        rows, labels = self._rows(split)
+        plan = schedule(
+            len(rows),
+            epochs=epochs,
+            steps=steps,
+            batch_size=batch_size,
+            batches_per_step=batches_per_step,
+            generator=generator,
+        )
+        if self.dataset.augment and split == "train":
+            singles = self._augmented(rows, labels, plan, generator, device)
+        else:
+            singles = self._plain(rows, labels, plan, device)
+        if batches_per_step == 1:
+            return singles
+        return zip(*[singles] * batches_per_step, strict=True)
+
+    def _rows(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """The raw inputs and labels of a split, copied out of the shared arrays."""
+        indices = self.partition.split(split)[self.client]
+        if len(indices) == 0:
+            raise ValueError(
+                f"client {self.client} has no {split} samples: give the experiment a {split} split, or fewer clients"
+            )
+        samples = self.dataset.test if split == "test" else self.dataset.train
+        return samples.inputs[indices], samples.labels[indices]
+
+    def _plain(
+        self, rows: np.ndarray, labels: np.ndarray, plan: list[np.ndarray], device: str | torch.device
+    ) -> Iterator[Batch]:
+        """Normalised once where that is less work and fits; elementwise, so the numbers are the same either way."""
+        inputs, targets = _to_torch(rows, device), _to_torch(labels, device)
+        at_once = sum(map(len, plan)) >= len(rows) and 4 * rows.size <= NORMALISED_BYTES
+        if at_once:
+            inputs = self.dataset.normalise(inputs)
+        for indices in plan:
+            chosen = _to_torch(indices, device)
+            taken = inputs.index_select(0, chosen)
+            yield Batch(taken if at_once else self.dataset.normalise(taken), targets.index_select(0, chosen))
+
+    def _augmented(
+        self,
+        rows: np.ndarray,
+        labels: np.ndarray,
+        plan: list[np.ndarray],
+        generator: np.random.Generator,
+        device: str | torch.device,
+    ) -> Iterator[Batch]:
+        for indices in plan:
+            inputs = self.dataset.prepare(rows[indices], generator)
+            yield Batch(inputs.to(device), _to_torch(labels[indices], device))
+
+
+def pad(batches_of_clients: Sequence[Batch]) -> Batch:
+    """One batch a client, stacked to [num_clients, largest batch, ...] with weights 0 on the padding.
+
+    The weights stay None where nothing is padded and no batch has any.
+    """
+    sizes = [len(batch.labels) for batch in batches_of_clients]
+    largest = max(sizes)
+    first = batches_of_clients[0]
+    if min(sizes) == largest and all(batch.weights is None for batch in batches_of_clients):
+        inputs = torch.stack([batch.inputs for batch in batches_of_clients])
+        return Batch(inputs, torch.stack([batch.labels for batch in batches_of_clients]))
+    inputs = first.inputs.new_zeros((len(sizes), largest, *first.inputs.shape[1:]))
+    labels = first.labels.new_zeros((len(sizes), largest))
+    weights = torch.zeros((len(sizes), largest), device=first.inputs.device)
+    for client, (size, batch) in enumerate(zip(sizes, batches_of_clients, strict=True)):
+        inputs[client, :size] = batch.inputs
+        labels[client, :size] = batch.labels
+        weights[client, :size] = 1.0 if batch.weights is None else batch.weights
+    return Batch(inputs, labels, weights)
+
+
+def _to_torch(array: np.ndarray, device: str | torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)
+
+
+def _check(num_examples: int, epochs: int | None, steps: int | None, batch_size: int | None, group: int) -> None:
+    if num_examples < 1:
+        raise ValueError("there are no samples to make batches of: give the client data in this split")
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs={epochs} and steps={steps}: give exactly one of them")
+    for key, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size), ("batches_per_step", group)):
+        if value is not None and value < 1:
+            raise ValueError(f"{key}={value} is below 1: give at least 1")

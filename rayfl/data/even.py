@@ -1,0 +1,52 @@
+"""Splits into equal parts: iid, and the lambda split of FedPSE that goes from iid to sorted by label."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition, Scheme, Shards
+
+
+class Iid(Scheme):
+    """All samples, shuffled and cut into equal parts (sizes differ by at most one); the test samples likewise."""
+
+    name: ClassVar[str] = "iid"
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if there are more clients than train samples."""
+        self.check_num_clients(num_clients)
+        train = Shards.of(np.array_split(generator.permutation(len(dataset.train)), num_clients))
+        test = Shards.of(np.array_split(generator.permutation(len(dataset.test)), num_clients))
+        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower num_clients")
+
+
+class LambdaRatio(Scheme):
+    """The split of FedPSE (ALGORITHMS 8.1); `ratio` is its lambda: 0 is iid, 1 gives each client one run of labels.
+
+    A random fraction `ratio` of the samples is sorted by label and cut into num_clients consecutive equal blocks; the
+    rest is cut into num_clients random equal blocks; client i holds the i-th of both. The test samples likewise.
+    """
+
+    name: ClassVar[str] = "lambda-ratio"
+    ratio: float = Field(ge=0.0, le=1.0)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if there are too few train samples for so many clients."""
+        self.check_num_clients(num_clients)
+        train = self._blocks(self.class_labels(dataset, dataset.train), num_clients, generator)
+        test = self._blocks(self.class_labels(dataset, dataset.test), num_clients, generator)
+        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower num_clients")
+
+    def _blocks(self, labels: np.ndarray, num_clients: int, generator: np.random.Generator) -> Shards:
+        order = generator.permutation(len(labels))
+        num_sorted = int(self.ratio * len(labels) + 0.5)
+        by_label = order[:num_sorted][np.argsort(labels[order[:num_sorted]], kind="stable")]
+        blocks = zip(
+            np.array_split(by_label, num_clients),
+            # Reversed, so that where the sizes are uneven the larger blocks of one cut meet the smaller of the other.
+            reversed(np.array_split(order[num_sorted:], num_clients)),
+            strict=True,
+        )
+        return Shards.of([np.concatenate(both) for both in blocks])

@@ -1,0 +1,49 @@
+"""The split that the data has by itself: one client a writer, a speaker, a device."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition, Scheme, Shards
+
+
+class Natural(Scheme):
+    """One client a group of the dataset, in the order of the group numbers (ALGORITHMS 8.5).
+
+    Groups with fewer than `min_samples` samples (train and test together) or without train samples are dropped. With
+    fewer clients than groups, a random choice of groups is used.
+    """
+
+    name: ClassVar[str] = "natural"
+    min_samples: int = Field(default=2, ge=1)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if the dataset has no groups, or fewer than `num_clients`."""
+        self.check_num_clients(num_clients)
+        train_groups, test_groups = dataset.train.groups, dataset.test.groups
+        if train_groups is None or test_groups is None:
+            raise ValueError(
+                f"partition {self.name!r} needs samples that know their client, and those of dataset "
+                f"{dataset.name!r} do not: use 'iid' or 'dirichlet-client'"
+            )
+        groups, num_train = np.unique(train_groups, return_counts=True)
+        num_test = np.searchsorted(sorted_test := np.sort(test_groups), groups, side="right")
+        num_test -= np.searchsorted(sorted_test, groups, side="left")
+        groups = groups[num_train + num_test >= self.min_samples]
+        if num_clients > len(groups):
+            raise ValueError(
+                f"num_clients={num_clients}, but dataset {dataset.name!r} has {len(groups)} groups with at least "
+                f"min_samples={self.min_samples} samples: give at most that many clients"
+            )
+        if num_clients < len(groups):
+            groups = np.sort(generator.choice(groups, num_clients, replace=False))
+        return self.finish(_members(train_groups, groups), _members(test_groups, groups), "lower num_clients")
+
+
+def _members(of_samples: np.ndarray, groups: np.ndarray) -> Shards:
+    """The samples of each of the sorted `groups`."""
+    position = np.minimum(np.searchsorted(groups, of_samples), len(groups) - 1)
+    chosen = np.flatnonzero(groups[position] == of_samples)
+    return Shards.owned(chosen, position[chosen], len(groups))

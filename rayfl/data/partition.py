@@ -1,0 +1,158 @@
+"""Partition, who holds which samples, and Scheme, what decides it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """The samples of every client as one index array, so that 10,000 clients cost two arrays.
+
+    indices: int64, client after client; offsets: int64 [num_clients + 1], where each client's run begins.
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        """The sample indices of a client, as a view."""
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} is not one of the {len(self)} clients 0 to {len(self) - 1}")
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Samples of each client, int64 [num_clients]."""
+        return np.diff(self.offsets)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The client of each entry of `indices`, int64."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    @classmethod
+    def of(cls, lists: Sequence[np.ndarray]) -> "Shards":
+        """From one index array a client."""
+        offsets = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum([len(indices) for indices in lists], out=offsets[1:])
+        return cls(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64, copy=False), offsets)
+
+    @classmethod
+    def owned(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> "Shards":
+        """From the owner of each sample; a client's samples end up in ascending order."""
+        order = np.lexsort((indices, owners))
+        offsets = np.zeros(num_clients + 1, np.int64)
+        np.cumsum(np.bincount(owners, minlength=num_clients), out=offsets[1:])
+        return cls(indices[order].astype(np.int64, copy=False), offsets)
+
+    @classmethod
+    def empty(cls, num_clients: int) -> "Shards":
+        """Nothing for anybody."""
+        return cls(np.empty(0, np.int64), np.zeros(num_clients + 1, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """What each client trains, validates, measures and is tested on.
+
+    train, validation and heldout index `dataset.train` and are disjoint; test indexes `dataset.test`.
+    """
+
+    train: Shards
+    validation: Shards
+    heldout: Shards
+    test: Shards
+
+    def split(self, name: str) -> Shards:
+        """The shards of the split called `name`."""
+        splits = {"train": self.train, "validation": self.validation, "heldout": self.heldout, "test": self.test}
+        if name not in splits:
+            raise ValueError(f"split={name!r} is not known: give one of {', '.join(splits)}")
+        return splits[name]
+
+    def hold_out(self, validation_ratio: float, heldout_ratio: float, generator: np.random.Generator) -> "Partition":
+        """A partition whose validation and heldout splits are cut at random from each client's train samples.
+
+        A ratio above 0 takes the nearest whole number of samples, and at least one. ValueError if a client would
+        keep no train sample.
+        """
+        for key, ratio in (("validation_ratio", validation_ratio), ("heldout_ratio", heldout_ratio)):
+            if not 0.0 <= ratio < 1.0:
+                raise ValueError(f"{key}={ratio} is outside [0, 1): give the fraction of the train samples to cut off")
+        sizes, owners = self.train.sizes, self.train.owners
+        num_validation, num_heldout = _cut(sizes, validation_ratio), _cut(sizes, heldout_ratio)
+        short = np.flatnonzero(sizes - num_validation - num_heldout < 1)
+        if len(short):
+            client = short[0]
+            raise ValueError(
+                f"client {client} has {sizes[client]} train samples and would keep none after validation_ratio="
+                f"{validation_ratio} and heldout_ratio={heldout_ratio}: lower the ratios or num_clients"
+            )
+        order = np.lexsort((generator.random(len(owners)), owners))
+        rank = np.empty(len(owners), np.int64)
+        rank[order] = np.arange(len(owners)) - self.train.offsets[owners]
+        is_validation = rank < num_validation[owners]
+        is_train = rank >= (num_validation + num_heldout)[owners]
+        return Partition(
+            train=self._train_where(is_train),
+            validation=self._train_where(is_validation),
+            heldout=self._train_where(~is_train & ~is_validation),
+            test=self.test,
+        )
+
+    def _train_where(self, chosen: np.ndarray) -> Shards:
+        return Shards.owned(self.train.indices[chosen], self.train.owners[chosen], len(self.train))
+
+
+class Scheme(Settings, ABC):
+    """What an experiment's `[partition]` table names: its fields are the options, `split` deals the samples."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; validation and heldout are empty (`Partition.hold_out` cuts them).
+
+        ValueError if the numbers make the scheme impossible or leave a client without train data.
+        """
+
+    def finish(self, train: Shards, test: Shards, advice: str) -> Partition:
+        """The partition, or a sentence that names the first client without train data and ends with `advice`."""
+        without = np.flatnonzero(train.sizes == 0)
+        if len(without):
+            raise ValueError(
+                f"partition {self.name!r} leaves client {without[0]} ({len(without)} of {len(train)} clients) "
+                f"without train data: {advice}"
+            )
+        empty = Shards.empty(len(train))
+        return Partition(train=train, validation=empty, heldout=empty, test=test)
+
+    def check_num_clients(self, num_clients: int) -> None:
+        """ValueError if there is nobody to deal to."""
+        if num_clients < 1:
+            raise ValueError(f"num_clients={num_clients} is below 1: give at least one client")
+
+    def class_labels(self, dataset: Dataset, samples: Samples) -> np.ndarray:
+        """The labels as class numbers, or a sentence where the dataset has none (regression)."""
+        if not np.issubdtype(samples.labels.dtype, np.integer):
+            raise ValueError(
+                f"partition {self.name!r} deals by class, but dataset {dataset.name!r} has {samples.labels.dtype} "
+                f"labels: use 'iid' or 'natural'"
+            )
+        return samples.labels
+
+
+def _cut(sizes: np.ndarray, ratio: float) -> np.ndarray:
+    if ratio == 0.0:
+        return np.zeros_like(sizes)
+    return np.maximum(1, np.floor(ratio * sizes + 0.5).astype(np.int64))

@@ -1,0 +1,39 @@
+"""torchvision, imported only where it is needed (0.9 s and 130 MB) and beside any build of torch.
+
+A CPU build of torch beside the torchvision of PyPI fails at `import torchvision` ("operator torchvision::nms does not
+exist"): its compiled operators want CUDA libraries, and the Python side then registers shapes for operators that
+nobody defined. Datasets, transforms and models need none of them, so their schemas are enough.
+"""
+
+import functools
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+MISSING = ("nms", "qnms")
+
+
+@functools.cache
+def torchvision() -> ModuleType:
+    """The torchvision package, ready for use. ImportError with one sentence if it is not installed."""
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        raise ImportError("torchvision is not installed: run `pip install torchvision`")
+    if not _operators_load(Path(found.origin).parent):
+        for name in MISSING:
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module("torchvision")
+
+
+def _operators_load(folder: Path) -> bool:
+    """Whether torchvision's compiled operators fit this torch; loading them twice does no harm."""
+    libraries = [path for path in folder.glob("_C.*") if path.suffix in {".so", ".pyd", ".dylib"}]
+    try:
+        for library in libraries:
+            torch.ops.load_library(library)
+    except OSError:
+        return False
+    return bool(libraries)
