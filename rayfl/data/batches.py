@@ -1,5 +1,6 @@
 """The seeded batch schedule of one client, and the batches themselves."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.datasets import Dataset
+from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition
 
 NORMALISED_BYTES = 64 << 20
@@ -68,9 +69,10 @@ class ClientData:
         return len(self.partition.split(split)[self.client])
 
     def all(self, split: str, device: str | torch.device = "cpu") -> Batch:
-        """The whole split in one batch, in order and without augmentation."""
-        rows, labels = self._rows(split)
-        return Batch(self.dataset.normalise(_to_torch(rows, device)), _to_torch(labels, device))
+        """The whole split in one batch, in order and without augmentation. ValueError if it is empty."""
+        samples, indices = self._held(split)
+        inputs = self.dataset.normalise(_to_torch(samples.inputs[indices], device))
+        return Batch(inputs, _to_torch(samples.labels[indices], device))
 
     def batches(
         self,
@@ -85,60 +87,60 @@ class ClientData:
     ) -> Iterator[Batch | tuple[Batch, ...]]:
         """The batches of `schedule`, one a step, or a tuple a step where `batches_per_step` is above 1.
 
-        The order is drawn at the call; crops and flips as the batches are taken, and from the train split only.
+        The order is drawn at the call; crops and flips as the batches are taken, and for the train split only.
         ValueError if the client has no sample in `split`.
         """
-        rows, labels = self._rows(split)
+        samples, indices = self._held(split)
         plan = schedule(
-            len(rows),
+            len(indices),
             epochs=epochs,
             steps=steps,
             batch_size=batch_size,
             batches_per_step=batches_per_step,
             generator=generator,
         )
-        if self.dataset.augment and split == "train":
-            singles = self._augmented(rows, labels, plan, generator, device)
+        augmented = self.dataset.augment and split == "train"
+        size = 4 * len(indices) * math.prod(self.dataset.input_shape)
+        if augmented or size > NORMALISED_BYTES or sum(map(len, plan)) < len(indices):
+            singles = self._one_by_one(samples, indices, plan, generator if augmented else None, device)
         else:
-            singles = self._plain(rows, labels, plan, device)
+            singles = self._normalised_once(samples, indices, plan, device)
         if batches_per_step == 1:
             return singles
         return zip(*[singles] * batches_per_step, strict=True)
 
-    def _rows(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """The raw inputs and labels of a split, copied out of the shared arrays."""
+    def _held(self, split: str) -> tuple[Samples, np.ndarray]:
+        """The shared samples, and which of them the client has in `split`."""
         indices = self.partition.split(split)[self.client]
         if len(indices) == 0:
             raise ValueError(
                 f"client {self.client} has no {split} samples: give the experiment a {split} split, or fewer clients"
             )
-        samples = self.dataset.test if split == "test" else self.dataset.train
-        return samples.inputs[indices], samples.labels[indices]
+        return self.dataset.test if split == "test" else self.dataset.train, indices
 
-    def _plain(
-        self, rows: np.ndarray, labels: np.ndarray, plan: list[np.ndarray], device: str | torch.device
+    def _normalised_once(
+        self, samples: Samples, indices: np.ndarray, plan: list[np.ndarray], device: str | torch.device
     ) -> Iterator[Batch]:
-        """Normalised once where that is less work and fits; elementwise, so the numbers are the same either way."""
-        inputs, targets = _to_torch(rows, device), _to_torch(labels, device)
-        at_once = sum(map(len, plan)) >= len(rows) and 4 * rows.size <= NORMALISED_BYTES
-        if at_once:
-            inputs = self.dataset.normalise(inputs)
-        for indices in plan:
-            chosen = _to_torch(indices, device)
-            taken = inputs.index_select(0, chosen)
-            yield Batch(taken if at_once else self.dataset.normalise(taken), targets.index_select(0, chosen))
+        """Fast where every sample is used. Elementwise, so the numbers are those of `_one_by_one`."""
+        inputs = self.dataset.normalise(_to_torch(samples.inputs[indices], device))
+        labels = _to_torch(samples.labels[indices], device)
+        for positions in plan:
+            chosen = _to_torch(positions, device)
+            yield Batch(inputs.index_select(0, chosen), labels.index_select(0, chosen))
 
-    def _augmented(
+    def _one_by_one(
         self,
-        rows: np.ndarray,
-        labels: np.ndarray,
+        samples: Samples,
+        indices: np.ndarray,
         plan: list[np.ndarray],
-        generator: np.random.Generator,
+        generator: np.random.Generator | None,
         device: str | torch.device,
     ) -> Iterator[Batch]:
-        for indices in plan:
-            inputs = self.dataset.prepare(rows[indices], generator)
-            yield Batch(inputs.to(device), _to_torch(labels[indices], device))
+        """For augmentation, for splits too large to hold as floats, and for steps that use few of the samples."""
+        for positions in plan:
+            rows = indices[positions]
+            inputs = self.dataset.prepare(samples.inputs[rows], generator)
+            yield Batch(inputs.to(device), _to_torch(samples.labels[rows], device))
 
 
 def pad(batches_of_clients: Sequence[Batch]) -> Batch:

@@ -5,6 +5,7 @@ and appendix C.1. Deviations: the test share of a client is `test_ratio` of its 
 with a `shape` the features are rounded to pixels before they are labelled, which makes data of any image's shape.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -19,9 +20,11 @@ GREY, CONTRAST = 128, 32
 
 
 class Synthetic(Source):
-    """Group k labels x by argmax(W_k x + b_k) with W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha): alpha is how far the models
-    differ. Its features are x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1), B_k ~ N(0, beta): beta is how far the data
-    differ. alpha and beta are variances.
+    """Vectors or images in natural groups, each with its own labelling model and its own features.
+
+    Group k labels x by argmax(W_k x + b_k) with W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha); its features are
+    x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1), B_k ~ N(0, beta). alpha and beta are variances. u_k is one number, as
+    in the paper, and moves all logits of a sample alike: the labels depend on beta, and on alpha not at all.
 
     samples_per_group: None is the paper's 50 + LogNormal(4, 2), which is very uneven.
     shape: [channels, height, width] for uint8 images instead of float32 vectors of length `dim`.
@@ -46,12 +49,12 @@ class Synthetic(Source):
             raise SettingsError("augment=true is for images: give data.shape, or leave augment away")
         if self.shape is not None and min(self.shape) < 1:
             raise SettingsError(f"shape={list(self.shape)} has a side below 1: give [channels, height, width]")
-        groups = [self._group(group) for group in range(self.num_groups)]
+        train, test = zip(*(self._group(group) for group in range(self.num_groups)), strict=True)
         channels = 0 if self.shape is None else self.shape[0]
         return Dataset(
             name=self.name,
-            train=_joined([inputs[num_test:] for inputs, _, num_test in groups], [y[n:] for _, y, n in groups]),
-            test=_joined([inputs[:num_test] for inputs, _, num_test in groups], [y[:n] for _, y, n in groups]),
+            train=_joined(train),
+            test=_joined(test),
             num_classes=self.num_classes,
             kind="vector" if self.shape is None else "image",
             mean=(GREY / 255,) * channels,
@@ -59,8 +62,8 @@ class Synthetic(Source):
             augment=self.augment,
         )
 
-    def _group(self, group: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Inputs and labels of one group, and how many of them (the first) are for testing."""
+    def _group(self, group: int) -> tuple[Samples, Samples]:
+        """The train and the test samples of one group."""
         draw = generator(self.seed, client=group, purpose="synthetic")
         dim = self.dim if self.shape is None else int(np.prod(self.shape))
         size = self.samples_per_group
@@ -80,9 +83,12 @@ class Synthetic(Source):
             inputs = inputs.reshape(size, *self.shape)
         labels = np.argmax(features @ weights + bias, axis=1).astype(np.int64)
         num_test = min(size - 1, max(1, round(self.test_ratio * size)))
-        return inputs, labels, num_test
+        return Samples(inputs[num_test:], labels[num_test:]), Samples(inputs[:num_test], labels[:num_test])
 
 
-def _joined(inputs: list[np.ndarray], labels: list[np.ndarray]) -> Samples:
-    groups = np.repeat(np.arange(len(labels)), [len(of_group) for of_group in labels])
-    return Samples(np.concatenate(inputs), np.concatenate(labels), groups)
+def _joined(of_groups: Sequence[Samples]) -> Samples:
+    return Samples(
+        inputs=np.concatenate([samples.inputs for samples in of_groups]),
+        labels=np.concatenate([samples.labels for samples in of_groups]),
+        groups=np.repeat(np.arange(len(of_groups)), [len(samples) for samples in of_groups]),
+    )
