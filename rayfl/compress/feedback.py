@@ -8,7 +8,8 @@ from pydantic import field_serializer, field_validator
 
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.sparse import TopK
-from rayfl.tree import Tree, add
+from rayfl.compress.values import entries
+from rayfl.tree import Tree
 
 
 class ErrorFeedback(Compressor):
@@ -38,16 +39,18 @@ class ErrorFeedback(Compressor):
         return {"name": inner.name, **inner.model_dump()}
 
     def init(self, like: Tree) -> Tree:
-        """e = 0, float32. ValueError around a compressor with a memory of its own."""
+        """e = 0, float32 in main memory. ValueError around a compressor with a memory of its own."""
         if self.inner.init(like):
             raise ValueError(f"feedback cannot wrap {self.inner.name!r}, which has a memory of its own")
-        return {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in like.items()}
+        return {name: torch.zeros(tensor.shape) for name, tensor in like.items()}
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Encodes x + memory; the new memory is the part of it that the receiver does not see."""
-        wanted = {name: tensor.to(torch.float32) for name, tensor in add(x, memory).items()}
+        wanted = {
+            name: (entries(name, tensor) + entries(name, memory[name])).view(tensor.shape) for name, tensor in x.items()
+        }
         packet, _ = self.inner.encode(wanted, {}, generator)
         # A dense packet looks at `wanted`, so the error is taken from a copy.
-        error = {name: tensor.detach().clone() for name, tensor in wanted.items()}
+        error = {name: tensor.clone() for name, tensor in wanted.items()}
         packet.add_to(error, -1.0)
         return packet, error

@@ -14,7 +14,7 @@ from rayfl.tree import Tree
 
 def pack_bits(mask: Tensor) -> np.ndarray:
     """uint8 [ceil(numel / 8)] of a boolean tensor, row by row, the first entry in the highest bit."""
-    return np.packbits(mask.detach().cpu().numpy())
+    return np.packbits(mask.reshape(-1).cpu().numpy())
 
 
 def unpack_bits(bits: np.ndarray, shape: tuple[int, ...]) -> Tensor:

@@ -106,8 +106,9 @@ def top_k_positions(x: np.ndarray, k: int) -> np.ndarray:
 
 
 class TopK(Compressor):
-    """The k entries of largest magnitude, exactly; contraction with delta = k / n. float64 input is sent as float32.
+    """The k entries of largest magnitude, exactly, ties to the lowest index; float64 input is sent as float32.
 
+    `keep_ratio`: k / n, in (0, 1]; `scope`: k of each tensor or of the whole tree; `values`: their type on the wire.
     Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
 

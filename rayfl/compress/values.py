@@ -59,8 +59,8 @@ def decode_values(buffer: np.ndarray, dtype: ValueType) -> Tensor:
 
 
 def _magnitude(flat: Tensor) -> float:
-    """The largest |entry|, NaN if there is one."""
+    """The largest |entry|; NaN if any is NaN, since aminmax then gives NaN twice."""
     if flat.numel() == 0:
         return 0.0
     low, high = torch.aminmax(flat)
-    return max(-low.item(), high.item()) if math.isfinite(low) else float("nan")
+    return max(-low.item(), high.item())

@@ -1,0 +1,119 @@
+"""Dense packets: rounding, ranges, aliasing and alignment."""
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.compress.base import message_bits
+from rayfl.compress.dense import Dense
+from rayfl.compress.values import ValueType
+
+RNG = np.random.default_rng(0)
+
+
+def sent(values: list[float], dtype: ValueType) -> list[float]:
+    packet, _ = Dense(dtype=dtype).encode({"w": torch.tensor(values)}, {}, RNG)
+    return packet.decode()["w"].tolist()
+
+
+def test_bits_are_32_or_16_an_entry():
+    x = {"w": torch.ones(7, 3), "b": torch.ones(2)}
+    bits = {dtype: Dense(dtype=dtype).encode(x, {}, RNG)[0].num_bits for dtype in get_args(ValueType)}
+    assert bits == {"fp32": 32 * 23, "fp16": 16 * 23, "bf16": 16 * 23}
+
+
+def test_message_bits_adds_the_packets():
+    packet, _ = Dense().encode({"w": torch.ones(3)}, {}, RNG)
+    assert message_bits({"model": packet, "control_variate": packet}) == 2 * 96
+
+
+def test_fp32_looks_at_the_tensor_and_forbids_writing():
+    x = torch.arange(6.0).reshape(2, 3)
+    packet, _ = Dense().encode({"w": x}, {}, RNG)
+    assert np.shares_memory(packet.parts["w"], x.numpy())
+    assert not packet.parts["w"].flags.writeable
+
+
+def test_fp32_decodes_an_aligned_buffer_without_a_copy():
+    packet, _ = Dense().encode({"w": torch.ones(100)}, {}, RNG)
+    assert packet.decode()["w"].data_ptr() == packet.parts["w"].ctypes.data
+
+
+def test_fp32_copies_a_buffer_off_the_64_byte_grid():
+    # A linear layer on data 4 bytes off gives other bits than on torch's own memory.
+    x = torch.arange(101.0)[1:]
+    packet, _ = Dense().encode({"w": x}, {}, RNG)
+    assert packet.parts["w"].ctypes.data % 64 == 4
+    decoded = packet.decode()["w"]
+    assert decoded.data_ptr() % 64 == 0 and torch.equal(decoded, x)
+
+
+def test_entries_are_sent_row_by_row_whatever_the_strides():
+    transposed = torch.arange(6.0).reshape(2, 3).T
+    channels_last = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    packet, _ = Dense().encode({"t": transposed, "c": channels_last}, {}, RNG)
+    assert packet.parts["t"].tolist() == [0, 3, 1, 4, 2, 5]
+    assert packet.parts["c"].tolist() == list(range(24))
+    assert torch.equal(packet.decode()["t"], transposed)
+
+
+def test_gradients_are_no_part_of_a_packet():
+    packet, _ = Dense().encode({"w": torch.ones(2, requires_grad=True)}, {}, RNG)
+    assert not packet.decode()["w"].requires_grad
+
+
+def test_bf16_rounds_to_nearest_even():
+    # 7 fraction bits: 1 + 1/256 lies half way between 1 (even) and 1 + 1/128; 1 + 3/256 between 1 + 1/128 (odd) and
+    # 1 + 2/128 (even).
+    assert sent([1 + 1 / 256, 1 + 3 / 256, 1 + 1.01 / 256, -(1 + 1 / 256)], "bf16") == [1, 1 + 2 / 128, 1 + 1 / 128, -1]
+
+
+def test_bf16_travels_as_the_upper_half_of_float32():
+    packet, _ = Dense(dtype="bf16").encode({"w": torch.tensor([1.0, -2.0])}, {}, RNG)
+    assert packet.parts["w"].dtype == np.uint16
+    assert packet.parts["w"].tolist() == [0x3F80, 0xC000]
+
+
+def test_fp16_rounds_to_nearest_even():
+    # 10 fraction bits, so the ties are at odd multiples of 2^-11.
+    assert sent([1 + 2**-11, 1 + 3 * 2**-11], "fp16") == [1, 1 + 2**-9]
+
+
+def test_fp16_refuses_what_rounds_to_infinity():
+    below = float(np.nextafter(np.float32(65520), np.float32(0)))
+    assert sent([below, -below], "fp16") == [65504, -65504]
+    with pytest.raises(ValueError, match="'w' holds a number of magnitude 65520, too large for fp16; use bf16"):
+        sent([0.0, -65520.0], "fp16")
+
+
+def test_bf16_refuses_what_rounds_to_infinity():
+    largest = (2 - 2**-7) * 2.0**127
+    assert sent([largest], "bf16") == [largest]
+    with pytest.raises(ValueError, match="too large for bf16; use fp32"):
+        sent([float(np.finfo(np.float32).max)], "bf16")
+
+
+def test_a_float64_beyond_float32_is_refused():
+    with pytest.raises(ValueError, match="'w' holds NaN or infinity in float32"):
+        Dense().encode({"w": torch.tensor([1e300], dtype=torch.float64)}, {}, RNG)
+
+
+def test_16_bit_input_is_sent_exactly():
+    x = torch.tensor([1 / 3, -7.0], dtype=torch.bfloat16)
+    packet, _ = Dense().encode({"w": x}, {}, RNG)
+    assert torch.equal(packet.decode()["w"], x.float())
+
+
+def test_unknown_type_is_one_sentence():
+    from_file: dict[str, Any] = {"dtype": "fp8"}
+    with pytest.raises(ValueError, match="dtype='fp8' is not allowed: input should be 'fp32', 'fp16' or 'bf16'"):
+        Dense(**from_file)
+
+
+def test_add_to_a_float64_total():
+    packet, _ = Dense(dtype="bf16").encode({"w": torch.tensor([1.0, 2.0])}, {}, RNG)
+    total = {"w": torch.tensor([0.5, 0.5], dtype=torch.float64)}
+    packet.add_to(total, 0.25)
+    assert total["w"].tolist() == [0.75, 1.0]
