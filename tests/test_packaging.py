@@ -1,0 +1,125 @@
+"""What is declared is what is used, the constraints cover it exactly, and the wheel holds all of it."""
+
+import importlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import click
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import rayfl
+from tests.test_layers import imported
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("rayfl", "actors", "jobs")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
+EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+DECLARED = [*DEPENDENCIES, *(requirement for extra in EXTRAS.values() for requirement in extra)]
+THIRD_PARTY = [requirement for requirement in DECLARED if requirement.name != "rayfl"]
+
+
+def constraints() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line.split("==") for line in lines if not line.startswith("#")]
+    return {name: Version(version) for name, version in pins}
+
+
+def test_constraints_are_exact_sorted_and_hold_on_any_machine() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    # A local version (+cpu), a path, an address, a marker or an extra would all fail this.
+    assert [line for line in pins if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
+    names = [line.partition("==")[0] for line in pins]
+    assert names == sorted(set(names))
+    assert all(name == canonicalize_name(name) for name in names)
+
+
+@pytest.mark.parametrize("requirement", THIRD_PARTY, ids=str)
+def test_requirements_have_an_open_lower_bound_that_the_constraint_meets(requirement: Requirement) -> None:
+    assert [specifier.operator for specifier in requirement.specifier] == [">="]
+    assert constraints()[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_constraints_cover_what_the_requirements_bring_along() -> None:
+    # What a package pins exactly (torch its CUDA libraries) needs no constraint of ours.
+    pinned = constraints()
+    open_ends: set[str] = set()
+    seen: set[tuple[str, frozenset[str]]] = set()
+    queue = [*DEPENDENCIES, *EXTRAS["test"]]
+    while queue:
+        requirement = queue.pop()
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if (name, extras) in seen or any(specifier.operator == "==" for specifier in requirement.specifier):
+            continue
+        seen.add((name, extras))
+        if name not in pinned:
+            open_ends.add(name)
+            continue
+        for line in importlib.metadata.requires(name) or []:
+            below = Requirement(line)
+            if below.marker is None or any(below.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+                queue.append(below)
+    assert open_ends == set()
+
+
+def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set[str]:
+    """The third-party modules that files in `folders` import and no requirement provides."""
+    names = {
+        name
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for name in imported(path.read_text(encoding="utf-8"))
+    }
+    provided = importlib.metadata.packages_distributions()
+    declared = {canonicalize_name(requirement.name) for requirement in requirements}
+    own = {*PACKAGES, "tests", *sys.stdlib_module_names}
+    return {name for name in names - own if not declared & {canonicalize_name(n) for n in provided.get(name, [])}}
+
+
+def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
+    assert undeclared(PACKAGES, DEPENDENCIES) == set()
+    assert "torch" in undeclared(PACKAGES, [r for r in DEPENDENCIES if r.name != "torch"])
+
+
+def test_every_import_of_the_tests_is_declared_in_the_test_extra() -> None:
+    assert undeclared(("tests",), [*DEPENDENCIES, *EXTRAS["test"]]) == set()
+
+
+def test_the_command_is_a_click_command() -> None:
+    module, _, attribute = PROJECT["scripts"]["rayfl"].partition(":")
+    assert isinstance(getattr(importlib.import_module(module), attribute), click.Command)
+
+
+def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"rayfl-{rayfl.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+        scripts = archive.read(f"rayfl-{rayfl.__version__}.dist-info/entry_points.txt").decode()
+    present = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in packed if ".dist-info/" not in name} == present
+    assert f"rayfl-{rayfl.__version__}.dist-info/licenses/LICENSE" in packed
+    assert "rayfl = jobs.cli:main" in scripts
