@@ -1,0 +1,80 @@
+"""Imports run one way, jobs -> actors -> rayfl, and only `actors` imports ray: every file is read, rayfl imported."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FORBIDDEN = {
+    "rayfl": {"ray", "actors", "jobs", "tests"},
+    "actors": {"jobs", "tests"},
+    "jobs": {"ray", "tests"},
+}
+FILES = [path.relative_to(ROOT) for layer in FORBIDDEN for path in sorted((ROOT / layer).rglob("*.py"))]
+
+
+def imported(source: str) -> set[str]:
+    """The top-level names of what `source` imports absolutely, anywhere in it, `import_module("...")` included."""
+    return {name.partition(".")[0] for node in ast.walk(ast.parse(source)) for name in _names(node)}
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        yield node.module or ""
+    elif isinstance(node, ast.Call) and node.args:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = node.args[0]
+        if called in {"import_module", "__import__"} and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield name.value
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import ray.data as data, os", {"ray", "os"}),
+        ("def late():\n    from ray.util import placement_group", {"ray"}),
+        ("if TYPE_CHECKING:\n    from actors.pool import RayExecutor", {"actors"}),
+        ("importlib.import_module('jobs.run')", {"jobs"}),
+        ("__import__('ray')", {"ray"}),
+        ("from . import ray\nfrom rayfl import tree", {"rayfl"}),
+        ("text = 'import ray'", set()),
+    ],
+)
+def test_the_reader_finds_every_form_of_import(source: str, expected: set[str]) -> None:
+    assert imported(source) == expected
+
+
+def test_every_layer_has_files() -> None:
+    assert {path.parts[0] for path in FILES} == set(FORBIDDEN)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_run_one_way(path: Path) -> None:
+    names = imported((ROOT / path).read_text(encoding="utf-8"))
+    assert not names & FORBIDDEN[path.parts[0]], f"{path} imports a layer above its own"
+
+
+def test_importing_all_of_rayfl_brings_neither_ray_nor_a_higher_layer() -> None:
+    modules = [
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in FILES
+        if path.parts[0] == "rayfl" and path.name != "__main__.py"
+    ]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "assert set(sys.argv[1:]) <= set(sys.modules)\n"
+        "print(sorted({'ray', 'actors', 'jobs'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
