@@ -1,0 +1,65 @@
+# Needs Python 3.11 or newer with venv and pip; everything else is installed into .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Tried in this order; `make test PYTHON=python3.13` names one.
+PYTHON ?= python3.11 python3.12 python3.13 python3.14 python3 python
+EXPERIMENT ?= jobs/experiments/demo.toml
+ARGS ?=
+
+# What .venv holds: the package; with what the tests need; with the linters as well.
+HAS_RAYFL := $(VENV)/.has-rayfl
+HAS_TEST := $(VENV)/.has-test
+HAS_DEV := $(VENV)/.has-dev
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: help demo test lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    install, run the demo experiment, print its table and the path of its report"
+	@echo "make test    install, run the whole test suite (ARGS='-k word' passes arguments to pytest)"
+	@echo "make lint    ruff and pyright"
+	@echo "make clean   remove .venv and caches; runs/ stays"
+
+demo: $(HAS_RAYFL)
+	@$(BIN)/rayfl run $(EXPERIMENT) $(ARGS)
+
+test: $(HAS_TEST)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(HAS_DEV)
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/python -m pyright
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	find rayfl actors jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# install(extras, stamps): the stamps are younger than SOURCES once this has gone through.
+define install
+	@echo "Installing rayfl$(1) into $(VENV); the first time takes a few minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(1)'
+	@touch $(2)
+endef
+
+$(HAS_RAYFL): $(SOURCES) | $(BIN)/python
+	$(call install,,$(HAS_RAYFL))
+
+$(HAS_TEST): $(SOURCES) | $(BIN)/python
+	$(call install,[test],$(HAS_RAYFL) $(HAS_TEST))
+
+$(HAS_DEV): $(SOURCES) | $(BIN)/python
+	$(call install,[dev],$(HAS_RAYFL) $(HAS_TEST) $(HAS_DEV))
+
+# ensurepip is what a Python without the venv package lacks.
+$(BIN)/python:
+	@for python in $(PYTHON); do \
+		if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			exec $$python -m venv --clear $(VENV); \
+		fi; \
+	done; \
+	echo "rayfl needs Python 3.11 or newer with its venv module, and none of '$(PYTHON)' is one:" \
+		"install it (on Debian: apt-get install python3-venv) or name it, as in 'make test PYTHON=python3.12'." >&2; \
+	exit 1
