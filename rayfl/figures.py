@@ -1,12 +1,12 @@
 """Which plots a report shows, and the sentence that says what one is looking at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from markupsafe import Markup
 
-from rayfl.plots import ROUND, Key, Line, Strip, key, line_plot, stacked_plot, strip_plot
+from rayfl.plots import ROUND, Key, Line, Strip, key, line_plot, stacked_plot, strip_plot, with_own_ids
 from rayfl.series import MEGABYTE_BITS, Curve, Group, Spread, curve, is_accuracy, metric_names, spread
 
 _PLACES = {
@@ -106,7 +106,15 @@ def sections(groups: Sequence[Group]) -> list[Section]:
         ),
         Section("Training and other measurements", note or clients_note, measured),
     ]
-    return [section for section in everything if section.figures]
+    return [_with_own_ids(section, f"s{number}") for number, section in enumerate(everything) if section.figures]
+
+
+def _with_own_ids(section: Section, mark: str) -> Section:
+    figures = [
+        replace(figure, svg=with_own_ids(figure.svg, f"{mark}f{number}"))
+        for number, figure in enumerate(section.figures)
+    ]
+    return replace(section, figures=figures)
 
 
 def _bands_note(groups: Sequence[Group]) -> str:
@@ -123,6 +131,8 @@ def _curves(groups: Sequence[Group], name: str) -> list[tuple[str, int, Curve | 
 def _against_costs(curves: Sequence[tuple[str, int, Curve | None]]) -> list[Figure]:
     """Accuracy against rounds, megabytes and simulated seconds; the last two only where they were counted."""
     present = [(label, style, found) for label, style, found in curves if found is not None]
+    if not present:
+        return []
     keys = [key(label, style) for label, style, _ in present] if len(curves) > 1 else []
     axes = (
         ("Against rounds", ROUND, "rounds", "How much is learned per round of communication; rounds count from 0."),

@@ -5,7 +5,6 @@ Legends are left to the page, where they wrap on a phone and never cover data.
 
 import io
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,14 +180,17 @@ def _inline(svg: str, what: str, over: str) -> Markup:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r' (d|x|y|transform)="[^"]*"', lambda match: _NUMBER.sub(_rounded, match[0]), svg)
-    # All plots of a page share one space of ids: each plot's carry its own checksum.
-    used, mark = set(re.findall(r"#([a-z]\w+)", svg)), f"p{zlib.crc32(svg.encode()):x}"
-    svg = re.sub(r' id="([\w-]+)"', lambda match: f' id="{mark}{match[1]}"' if match[1] in used else "", svg)
-    svg = re.sub(r'(url\(|xlink:href=")#', lambda match: f"{match[1]}#{mark}", svg)
+    used = set(re.findall(r"#([a-z]\w+)", svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
     view = re.search(r'viewBox="[^"]*"', svg)
     assert view is not None, "matplotlib wrote an svg without a viewBox"
     head = f'<svg {view[0]} role="img" aria-label="{escape(what)} over {escape(over)}">'
     return Markup(re.sub(r"<svg[^>]*>", lambda _: head, svg, count=1))
+
+
+def with_own_ids(svg: Markup, mark: str) -> Markup:
+    """The same plot with `mark` before its ids, since all plots of a page share one space of ids."""
+    return Markup(re.sub(r'( id="|url\(#|xlink:href="#)', lambda match: match[1] + mark, svg))
 
 
 def _rounded(match: re.Match[str]) -> str:

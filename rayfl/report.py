@@ -117,7 +117,6 @@ def page(found: Sequence[Group]) -> dict[str, object]:
     names = accuracy_names(found)
     if names:
         found = sorted(found, key=lambda group: -_final(group, names[0]))
-    described = [{**group.runs[0].experiment, "platform": dict(group.runs[0].platform)} for group in found]
     return {
         "title": "Comparison of runs" if len(found) > 1 else found[0].label,
         "lede": _lede(found),
@@ -126,8 +125,8 @@ def page(found: Sequence[Group]) -> dict[str, object]:
         "cards": [] if several else _cards(found[0].runs[0]),
         "ranking": _ranking(found, names) if several else None,
         "targets": _targets(found, names[0]) if several and names else None,
-        "settings": _settings(described),
-        "differences": _differences([group.label for group in found], described) if len(found) > 1 else None,
+        "settings": _settings([run for group in found for run in group.runs]),
+        "differences": _differences(found) if len(found) > 1 else None,
         "sections": sections(found),
     }
 
@@ -233,9 +232,14 @@ def _spent(found: Sequence[Reached | None]) -> str:
     return f"{_megabytes(megabytes)}, {_seconds(seconds)}, round {rounds}"
 
 
-def _settings(described: Sequence[Mapping[str, object]]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _described(run: Run) -> dict[str, object]:
+    """The experiment and the platform as dotted keys."""
+    return flatten({**run.experiment, "platform": dict(run.platform)})
+
+
+def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """What all runs share, a row a table of the experiment: [(table, [(key, value), ...]), ...]."""
-    flat = [flatten(one) for one in described]
+    flat = [_described(run) for run in runs]
     shared = {key: value for key, value in flat[0].items() if all(key in one and one[key] == value for one in flat)}
     rows: dict[str, list[tuple[str, str]]] = {}
     for dotted, value in shared.items():
@@ -244,12 +248,15 @@ def _settings(described: Sequence[Mapping[str, object]]) -> list[tuple[str, list
     return list(rows.items())
 
 
-def _differences(labels: Sequence[str], described: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def _differences(found: Sequence[Group]) -> dict[str, object]:
     """The settings in which runs differ, a row a setting and a column a run."""
-    flat = [flatten(one) for one in described]
+    flat = [_described(group.runs[0]) for group in found]
     keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in ("name", "seed", "output")]
     rows = [(key, [_value(one[key]) if key in one else _NONE for one in flat]) for key in keys]
-    return {"head": ["Setting", *labels], "rows": [row for row in rows if len(set(row[1])) > 1]}
+    return {
+        "head": ["Setting", *(group.label for group in found)],
+        "rows": [row for row in rows if len(set(row[1])) > 1],
+    }
 
 
 def _value(value: object) -> str:

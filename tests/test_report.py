@@ -1,0 +1,317 @@
+import math
+import os
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfl.plots import COLORS, Line, line_plot, stacked_plot
+from rayfl.record import ClientRow, MetricRow, Recorder, RoundRow, create_run_directory, describe_run, read_run
+from rayfl.report import report, summary
+from rayfl.settings import SettingsError
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements, attributes, and the text of table rows, cards and headings."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text: list[str] = []
+        self.rows: list[list[str]] = []
+        self.in_cell = False
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.in_cell = True
+
+    def handle_endtag(self, tag):
+        self.in_cell = self.in_cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.in_cell:
+            self.rows[-1][-1] += data
+
+    def row(self, head: str) -> list[str]:
+        return next(row[1:] for row in self.rows if row and row[0] == head)
+
+
+def record(
+    directory: Path,
+    accuracy: Sequence[float],
+    *,
+    seed: int = 1,
+    drop: bool = False,
+    finish: bool = True,
+    **more: object,
+) -> Path:
+    """Two clients, own accuracy 0.05 above and below `accuracy`; each sends 0.5 MB up and 0.25 MB down a round.
+
+    With `drop`, client 1 drops out of round 0 before the download. A round takes 4 simulated and 0.5 real seconds.
+    """
+    create_run_directory(directory)
+    experiment = {
+        "name": directory.name,
+        "seed": seed,
+        "method": {"name": "fedpse"},
+        "data": {"name": "digits"},
+        **more,
+    }
+    describe_run(directory, experiment, {"torch": "2.13.0"}, "")
+    recorder = Recorder(directory)
+    for round, value in enumerate(accuracy):
+        clients = [ClientRow(0, "delivered", 4_000_000, 2_000_000, 10, 2, 4.0)]
+        if drop and round == 0:
+            clients.append(ClientRow(1, "dropped_before_download", 0, 0, 0, 0, 0.0))
+        else:
+            clients.append(clients[0]._replace(client=1))
+        up, down = sum(row.uplink_bits for row in clients), sum(row.downlink_bits for row in clients)
+        delivered = sum(row.status == "delivered" for row in clients)
+        metrics = [
+            MetricRow(None, "pooled/accuracy", value),
+            MetricRow(0, "own/accuracy", value + 0.05),
+            MetricRow(1, "own/accuracy", value - 0.05),
+            MetricRow(0, "train/loss", 2.0 / (round + 1)),
+            MetricRow(0, "correlation_distance", 0.5),
+        ]
+        recorder.round(RoundRow(round, 2, delivered, up, down, 4.0, 0.5), clients, metrics)
+    recorder.close() if finish else recorder.stop()
+    return directory
+
+
+def rendered(directories: Sequence[Path], tmp_path: Path) -> tuple[str, Page]:
+    html = report(directories, tmp_path / "pages" / "report.html").read_text(encoding="utf-8")
+    return html, Page(html)
+
+
+def test_summary_gives_the_numbers_of_the_run(tmp_path):
+    run = read_run(record(tmp_path / "run", [0.2, 0.8, 0.6], drop=True))
+    found = summary(run)
+    # Six client rounds, one of them dropped: 5 x 0.5 MB up, 5 x 0.25 MB down.
+    assert found == {
+        "name": "run",
+        "directory": str(tmp_path / "run"),
+        "finished": True,
+        "rounds": 3,
+        "final": {"pooled/accuracy": 0.6, "own/accuracy": pytest.approx(0.6)},
+        "best": {
+            "pooled/accuracy": {"value": 0.8, "round": 1},
+            "own/accuracy": {"value": pytest.approx(0.8), "round": 1},
+        },
+        "uplink_megabytes": 2.5,
+        "downlink_megabytes": 1.25,
+        "uplink_kilobytes_per_client_round": 500.0,
+        "downlink_kilobytes_per_client_round": 250.0,
+        "selected": 6,
+        "delivered": 5,
+        "simulated_s": 12.0,
+        "wall_s": 1.5,
+    }
+
+
+def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
+    run = record(
+        tmp_path / "run", [0.2, 0.8, 0.6], drop=True, training={"lr": 0.05, "sizes": [32, 16], "nesterov": False}
+    )
+    _, page = rendered([run], tmp_path)
+    text = " ".join(page.text)
+    for expected in (
+        "2 clients trained with fedpse on digits for 3 rounds.",
+        "60.0 %",
+        "final; best 80.0 % in round 1",
+        "2.50 MB",
+        "500.0 kB per client and round",
+        "1.25 MB",
+        "12.0 s",
+        "Delivered and dropped",
+        "dropped before download",
+        "Training loss",
+        "correlation_distance",
+        "Own test data, after the exchange",
+    ):
+        assert expected in text
+    assert page.row("training") == ["lr 0.05sizes 32, 16nesterov no"]
+    assert page.row("experiment") == ["name runseed 1"]
+    assert page.row("platform") == ["torch 2.13.0"]
+    assert "Not finished" not in text
+    # Three accuracy plots, spread and end of own accuracy, bytes, participation, two other metrics.
+    assert page.tags.count("svg") == page.tags.count("figcaption") == 9
+
+
+def test_what_did_not_happen_is_not_plotted(tmp_path):
+    _, page = rendered([record(tmp_path / "run", [0.2, 0.8])], tmp_path)
+    assert "Delivered and dropped" not in page.text
+    assert page.tags.count("svg") == 8
+
+
+def test_a_run_that_sends_nothing_has_no_plot_against_bytes(tmp_path):
+    directory = create_run_directory(tmp_path / "local")
+    describe_run(directory, {"method": "local", "seed": 1}, {}, "")
+    with Recorder(directory) as recorder:
+        recorder.round(RoundRow(0, 1, 1, 0, 0, 0.0, 0.1), [], [MetricRow(None, "own/accuracy", 0.5)])
+    _, page = rendered([directory], tmp_path)
+    assert "Against rounds" in page.text
+    assert "Against bytes" not in page.text
+    assert "Against time" not in page.text
+    assert "0 MB" in page.text
+
+
+def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_path):
+    slow = record(tmp_path / "slow", [0.1, 0.2, 0.45], training={"lr": 0.01})
+    fast = [
+        record(tmp_path / f"fast-seed{seed}", values, seed=seed, training={"lr": 0.1})
+        for seed, values in ((1, [0.3, 0.46, 0.48]), (2, [0.3, 0.44, 0.52]))
+    ]
+    _, page = rendered([slow, *fast], tmp_path)
+    ranking = [row for row in page.rows if row and row[0] in ("fast", "slow")]
+    # Mean of 0.48 and 0.52, deviation 0.04 / sqrt(2) = 0.028; 3 rounds x 2 clients x 0.5 (0.25) MB.
+    spent = ["3.00 MB", "1.50 MB", "12.0 s", "1.5 s"]
+    plus_minus = "50.0 \u00b1 2.8 %"
+    assert ranking[0] == ["fast", "1, 2", "3", plus_minus, plus_minus, *spent]
+    assert ranking[1] == ["slow", "1", "3", "45.0 %", "45.0 %", *spent]
+    # Targets are 0.8, 0.9, 0.95 of 0.5: 0.4, 0.45, 0.475. A round costs 1.5 MB and 4 s. Both seeds pass 0.4 in
+    # round 1; 0.45 in rounds 1 and 2; 0.475 in round 2. Slow passes 0.4 and 0.45 in round 2, the last not.
+    assert ranking[2] == ["fast", "3.00 MB, 8.0 s, round 1", "3.75 MB, 10.0 s, round 1.5", "4.50 MB, 12.0 s, round 2"]
+    assert ranking[3] == ["slow", "4.50 MB, 12.0 s, round 2", "4.50 MB, 12.0 s, round 2", "not reached"]
+    assert page.row("training.lr") == ["0.1", "0.01"]
+    # Against three costs for each of two accuracies, the clients' end, up, down, loss, correlation distance.
+    assert page.tags.count("svg") == 11
+
+
+def test_a_target_that_one_seed_missed_says_so(tmp_path):
+    runs = [record(tmp_path / f"run{seed}", [last], seed=seed) for seed, last in ((1, 0.9), (2, 0.1))]
+    _, page = rendered(runs, tmp_path)
+    # The mean is 0.5, so the targets are 0.4 and more, which only seed 1 reached.
+    # Neither seed nor name is what the runs share.
+    assert "experiment" not in [row[0] for row in page.rows]
+    assert ["run", *["reached by 1 of 2 seeds"] * 3] in page.rows
+
+
+def test_the_page_loads_nothing(tmp_path):
+    runs = [record(tmp_path / "one", [0.2, 0.8], drop=True), record(tmp_path / "two", [0.3, 0.7], training={"lr": 1})]
+    for directories in (runs[:1], runs):
+        html, page = rendered(directories, tmp_path)
+        assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
+        references = [value for name, value in page.attributes if name in ("href", "xlink:href", "src", "srcset")]
+        references += re.findall(r"url\(([^)]*)\)", html)
+        ids = [value for name, value in page.attributes if name == "id"]
+        assert references
+        assert all(reference.startswith("#") and reference[1:] in ids for reference in references)
+        assert len(ids) == len(set(ids))
+        assert not re.search(r"https?:|@import|//[a-z]", html)
+        assert len(html) < 250_000
+
+
+def test_hostile_words_are_shown_as_words(tmp_path):
+    evil = '<img src=x onerror="alert(1)">$\\frac{'
+    directory = create_run_directory(tmp_path / "run")
+    describe_run(directory, {"name": evil, "seed": 1, evil: {evil: evil}, "method": evil}, {evil: evil}, "")
+    other = create_run_directory(tmp_path / "other")
+    describe_run(other, {"name": f"_{evil}", "seed": 1}, {}, "")
+    for path in (directory, other):
+        with Recorder(path) as recorder:
+            clients = [ClientRow(0, evil, 8, 8, 1, 1, 1.0)]
+            metrics = [MetricRow(client, name, 0.5) for client in (None, 0) for name in (evil, f"{evil}/accuracy")]
+            recorder.round(RoundRow(0, 1, 0, 8, 8, 1.0, 1.0), clients, metrics)
+    for directories in ([directory], [directory, other]):
+        html, page = rendered(directories, tmp_path)
+        assert "img" not in page.tags
+        assert not any(name.startswith("on") for name, _ in page.attributes)
+        assert "<img" not in html
+        assert evil in " ".join(page.text)
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_can_be_read(tmp_path):
+    cut = record(tmp_path / "cut", [0.2, 0.8, 0.6], finish=False)
+    for name in ("rounds", "metrics"):
+        stream = cut / "records" / f"{name}.arrows"
+        os.truncate(stream, stream.stat().st_size - 40)
+    _, page = rendered([cut], tmp_path)
+    text = " ".join(page.text)
+    assert "Not finished, shown as far as recorded: cut." in text
+    # A stream ends in a mark of 8 bytes, so the third round's batches were cut, and the second is the last.
+    assert "80.0 %" in text
+    assert "60.0 %" not in text
+    assert summary(read_run(cut))["rounds"] == 2
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [math.nan, 0.5]])
+def test_a_page_can_be_made_of_little(tmp_path, values):
+    _, page = rendered([record(tmp_path / "run", values), record(tmp_path / "two", values, more=1)], tmp_path)
+    assert ("No round has been recorded yet." in page.text) == (not values)
+    _, page = rendered([tmp_path / "run"], tmp_path)
+    assert ("final; best 50.0 % in round 1" in page.text) == (len(values) == 2)
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(SettingsError, match="a report needs at least one run directory: name one"):
+        report([], tmp_path / "report.html")
+    with pytest.raises(SettingsError, match="is no run directory"):
+        report([tmp_path], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def points(svg: str, color: str) -> np.ndarray:
+    """The corners [num_points, 2] of the first line drawn in `color`, in the plot's own units."""
+    path = next(
+        path for path in re.findall(r"<path [^>]*>", svg) if f"stroke: {color.lower()}" in path and "fill: none" in path
+    )
+    found = re.search(r' d="([^"]*)"', path)
+    assert found is not None
+    return np.array(re.findall(r"(-?[\d.]+) (-?[\d.]+)", found[1]), dtype=float)
+
+
+def test_lines_keep_their_proportions_and_stay_inside_the_plot():
+    x, y = np.array([0.0, 10.0, 40.0]), np.array([0.0, 0.5, 0.25])
+    svg = str(line_plot([Line("a", 0, x, y)], "Round", "Accuracy"))
+    view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert view is not None
+    drawn = points(svg, COLORS[0])
+    assert (drawn >= 0).all()
+    assert (drawn <= [float(view[1]), float(view[2])]).all()
+    # Affine in x and (downwards) in y, up to the rounding to a tenth of a unit.
+    across, down = drawn[:, 0] - drawn[0, 0], drawn[0, 1] - drawn[:, 1]
+    assert across[1] / across[2] == pytest.approx(10 / 40, abs=0.002)
+    assert down[2] / down[1] == pytest.approx(0.25 / 0.5, abs=0.002)
+    # The plot is used: the line spans at least two thirds of its width.
+    assert across[2] > float(view[1]) * 2 / 3
+
+
+def test_a_line_of_many_points_is_thinned_and_keeps_its_ends():
+    x = np.arange(5001.0)
+    # 400 points, and the two that matplotlib may add to close a stretch that it has simplified.
+    svg = str(line_plot([Line("a", 0, x, np.where(x % 2, 1.0, 0.0))], "Round", "Value"))
+    assert len(points(svg, COLORS[0])) <= 402
+    assert ">5000</text>" in svg
+
+
+@pytest.mark.parametrize(("longest", "logarithmic"), [(9.0, False), (10.0, True)])
+def test_bytes_of_very_different_runs_are_drawn_on_a_logarithmic_axis(longest, logarithmic):
+    lines = [Line(str(end), style, np.array([0.5, end]), np.zeros(2)) for style, end in enumerate((1.0, longest))]
+    assert ("(logarithmic)" in line_plot(lines, "MB", "Accuracy")) == logarithmic
+    assert "(logarithmic)" not in line_plot(lines, "Round", "Accuracy")
+
+
+def test_stacked_parts_add_up():
+    svg = str(stacked_plot(np.array([0, 1]), [(0, np.array([1, 3])), (1, np.array([3, 1]))], "Round", "Clients"))
+    heights = []
+    for color in COLORS[:2]:
+        path = next(path for path in re.findall(r"<path [^>]*>", svg) if f"fill: {color.lower()}" in path)
+        found = re.search(r' d="([^"]*)"', path)
+        assert found is not None
+        heights.append(np.array(re.findall(r"(-?[\d.]+) (-?[\d.]+)", found[1]), dtype=float)[:, 1])
+    # The lower part's highest edge (3 of 4) lies above the upper part's lowest edge (1 of 4), and both end at 4.
+    unit = (max(heights[0]) - min(heights[0])) / 3
+    assert max(heights[1]) == pytest.approx(max(heights[0]) - unit, abs=0.2)
+    assert min(heights[1]) == pytest.approx(max(heights[0]) - 4 * unit, abs=0.2)
