@@ -24,6 +24,8 @@ def torchvision() -> ModuleType:
         raise ImportError("torchvision is not installed: run `pip install torchvision`")
     if not _operators_load(Path(found.origin).parent):
         for name in MISSING:
+            if hasattr(torch.ops.torchvision, name):
+                continue
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module("torchvision")
 

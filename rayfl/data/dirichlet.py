@@ -122,9 +122,11 @@ class DirichletClass(Scheme):
         sizes = np.zeros(num_clients, np.int64)
         for label in range(len(per_class)):
             is_open = sizes * num_clients < per_class.sum()
-            shares = np.maximum(generator.dirichlet(np.full(num_clients, self.alpha)), LEAST_SHARE) * is_open
-            if not is_open.any():
-                shares = np.ones(num_clients)
+            is_open |= ~is_open.any()
+            # A Dirichlet draw with some entries left out and the rest scaled to 1 is a Dirichlet draw of the rest. Once
+            # all clients are full, only classes without train samples are left: open to all, for the test split.
+            shares = np.zeros(num_clients)
+            shares[is_open] = generator.dirichlet(np.full(np.count_nonzero(is_open), self.alpha))
             edges[label, 1:] = np.cumsum(shares)
             edges[label] /= edges[label, -1]
             sizes += _share_sizes(edges[label], per_class[label])

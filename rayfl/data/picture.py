@@ -113,6 +113,7 @@ def _draw_sizes(axes, partition: Partition) -> None:  # noqa: ANN001
             floor += sizes
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(fontsize="small", ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("samples")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelbottom=False)

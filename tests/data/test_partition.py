@@ -1,0 +1,81 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from rayfl.data.partition import Partition, Shards
+from rayfl.seeding import generator
+
+
+def partition_of(sizes: list[int]) -> Partition:
+    train = Shards.of(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    empty = Shards.empty(len(sizes))
+    return Partition(train=train, validation=empty, heldout=empty, test=train)
+
+
+def test_shards_are_views_into_one_array():
+    shards = Shards.of([np.array([4, 2]), np.array([], np.int64), np.array([7])])
+    assert [shards[client].tolist() for client in range(len(shards))] == [[4, 2], [], [7]]
+    assert shards.sizes.tolist() == [2, 0, 1]
+    assert shards.owners.tolist() == [0, 0, 2]
+    assert np.shares_memory(shards[0], shards.indices)
+    assert (shards.indices.dtype, shards.offsets.tolist()) == (np.int64, [0, 2, 2, 3])
+
+
+def test_shards_from_owners_are_sorted_within_each_client():
+    shards = Shards.owned(np.array([9, 1, 5, 3]), np.array([2, 0, 2, 0]), num_clients=4)
+    assert [shards[client].tolist() for client in range(4)] == [[1, 3], [], [5, 9], []]
+
+
+@pytest.mark.parametrize("client", [-1, 2])
+def test_an_unknown_client_is_an_index_error(client):
+    with pytest.raises(IndexError, match=f"client {client} is not one of the 2 clients"):
+        Shards.empty(2)[client]
+
+
+def test_ten_thousand_clients_pickle_as_two_arrays():
+    shards = Shards.owned(np.arange(60_000), np.arange(60_000) % 10_000, 10_000)
+    # 60,000 + 10,001 numbers of 8 bytes, and less than a kilobyte around them.
+    assert 0 <= len(pickle.dumps(shards, protocol=5)) - 8 * 70_001 < 1024
+
+
+def test_hold_out_cuts_the_nearest_whole_number_from_each_client():
+    held = partition_of([10, 3, 14]).hold_out(0.2, 0.25, generator(0))
+    # 0.2 * (10, 3, 14) = 2, 0.6, 2.8 and 0.25 * (10, 3, 14) = 2.5, 0.75, 3.5; halves go up.
+    assert held.validation.sizes.tolist() == [2, 1, 3]
+    assert held.heldout.sizes.tolist() == [3, 1, 4]
+    assert held.train.sizes.tolist() == [5, 1, 7]
+    runs = [range(10), range(10, 13), range(13, 27)]
+    for client, run in enumerate(runs):
+        parts = [held.split(name)[client] for name in ("train", "validation", "heldout")]
+        assert sorted(np.concatenate(parts).tolist()) == list(run)
+    assert held.test is not None
+    assert np.array_equal(held.test.indices, np.arange(27))
+
+
+def test_hold_out_takes_at_least_one_sample_when_asked_and_none_otherwise():
+    held = partition_of([3, 40]).hold_out(0.01, 0.0, generator(0))
+    assert held.validation.sizes.tolist() == [1, 1]
+    assert held.heldout.sizes.tolist() == [0, 0]
+
+
+def test_hold_out_is_random_and_seeded():
+    first, again, other = (partition_of([50]).hold_out(0.5, 0.0, generator(seed)) for seed in (0, 0, 1))
+    assert np.array_equal(first.validation[0], again.validation[0])
+    assert not np.array_equal(first.validation[0], other.validation[0])
+
+
+def test_hold_out_names_the_client_that_would_keep_nothing():
+    with pytest.raises(ValueError, match="client 1 has 2 train samples and would keep none"):
+        partition_of([5, 2, 1]).hold_out(0.3, 0.3, generator(0))
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan")])
+def test_hold_out_refuses_ratios_outside_its_range(ratio):
+    with pytest.raises(ValueError, match=r"heldout_ratio=.* is outside \[0, 1\)"):
+        partition_of([5]).hold_out(0.0, ratio, generator(0))
+
+
+def test_an_unknown_split_is_named():
+    with pytest.raises(ValueError, match="split='dev' is not known: give one of train, validation, heldout, test"):
+        partition_of([5]).split("dev")
