@@ -1,0 +1,77 @@
+"""The compressors under contract: found by importing rayfl/compress/, so a new one is tested by being there."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+import torch
+
+import rayfl.compress
+from rayfl.compress.base import Compressor, Packet
+from rayfl.tree import Tree
+
+
+def compressor_classes() -> list[type[Compressor]]:
+    for module in pkgutil.iter_modules(rayfl.compress.__path__):
+        importlib.import_module(f"rayfl.compress.{module.name}")
+    pending, found = [Compressor], []
+    while pending:
+        for subclass in pending.pop().__subclasses__():
+            pending.append(subclass)
+            if subclass.__module__.startswith("rayfl.") and not inspect.isabstract(subclass):
+                found.append(subclass)
+    return sorted(found, key=lambda cls: cls.name)
+
+
+def variants() -> Iterator[Compressor]:
+    """Each class by default, with every choice of every Literal field, and around each plain compressor."""
+    wrapping = {cls for cls in compressor_classes() for field in cls.model_fields.values() if _is_compressor(field)}
+    for cls in compressor_classes():
+        yield cls()
+        for name, field in cls.model_fields.items():
+            if get_origin(field.annotation) is Literal:
+                yield from (cls(**{name: choice}) for choice in get_args(field.annotation) if choice != field.default)
+            if _is_compressor(field):
+                inner = (plain() for plain in compressor_classes() if plain not in wrapping)
+                yield from (cls(**{name: plain}) for plain in inner if plain != field.default)
+
+
+def _is_compressor(field) -> bool:
+    return inspect.isclass(field.annotation) and issubclass(field.annotation, Compressor)
+
+
+def label(compressor: Compressor) -> str:
+    return repr(compressor).replace(" ", "")
+
+
+VARIANTS = list(variants())
+every_compressor = pytest.mark.parametrize("compressor", VARIANTS, ids=label)
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def ordinary() -> Tree:
+    """Ranks 0 to 4, sizes 0 and 1 included."""
+    return {
+        "conv.weight": normal(0, 4, 3, 2, 2),
+        "conv.bias": normal(1, 4),
+        "fc.weight": normal(2, 37, 11),
+        "empty": torch.zeros(0, 3),
+        "scale": torch.tensor(-0.75),
+    }
+
+
+def encode(compressor: Compressor, x: Tree) -> tuple[Packet, Tree]:
+    return compressor.encode(x, compressor.init(x), np.random.default_rng(7))
+
+
+def assert_same(a: Tree, b: Tree) -> None:
+    assert list(a) == list(b)
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
