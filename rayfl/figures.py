@@ -50,6 +50,12 @@ class Section:
     intro: str
     figures: Sequence[Figure]
 
+    @property
+    def legend(self) -> Sequence[Key]:
+        """The legend that all figures share, to be shown once; empty if they differ."""
+        first = self.figures[0].legend
+        return first if all(figure.legend == first for figure in self.figures) else ()
+
 
 def title(name: str) -> str:
     """A metric's name in words, or as it was recorded."""

@@ -115,7 +115,7 @@ def line_plot(
     else:
         axes.set_xlim(left=min(0.0, *(float(line.x[0]) for line in lines)))
     if from_zero:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * max(float(line.y.max()) for line in lines) or 1)
     return _finish(figure, axes, x_label, y_label, percent)
 
 

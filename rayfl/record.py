@@ -29,6 +29,7 @@ from rayfl.files import sync_directory, write_json, write_text, write_whole
 from rayfl.settings import SettingsError
 from rayfl.tables import SCHEMAS, Stream, read_table, table_path, tidy, up_to
 
+# What a run may leave at the top of its directory; only this is ever deleted.
 _ENTRIES = {
     "experiment.json",
     "experiment.toml",
@@ -209,7 +210,7 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
         raise SettingsError(
             f"{path} holds something else than a run, so --overwrite does not apply: name another directory"
         )
-    strange = [name for name in found if name not in _ENTRIES]
+    strange = [name for name in found if name.removesuffix(".partial") not in _ENTRIES]
     if strange:
         raise SettingsError(f"{path} holds {strange[0]!r}, which no run wrote: move it away, or name another directory")
     for name in found:

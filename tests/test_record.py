@@ -266,6 +266,8 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     with pytest.raises(SettingsError, match=r"is not empty and is not written over unasked.*--overwrite"):
         create_run_directory(directory)
     assert (directory / "models" / "server.safetensors").exists()
+    # Left by a kill while the report was written.
+    (directory / "report.html.partial").write_text("<html>")
     assert create_run_directory(directory, overwrite=True) == directory
     assert list(directory.iterdir()) == []
     assert create_run_directory(directory) == directory

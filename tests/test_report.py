@@ -185,6 +185,8 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
     assert ranking[2] == ["fast", "3.00 MB, 8.0 s, round 1", "3.75 MB, 10.0 s, round 1.5", "4.50 MB, 12.0 s, round 2"]
     assert ranking[3] == ["slow", "4.50 MB, 12.0 s, round 2", "4.50 MB, 12.0 s, round 2", "not reached"]
     assert page.row("training.lr") == ["0.1", "0.01"]
+    # One legend a section, as all its figures have the same lines: two accuracies, clients, messages, others.
+    assert page.tags.count("ul") == 5
     # Against three costs for each of two accuracies, the clients' end, up, down, loss, correlation distance.
     assert page.tags.count("svg") == 11
 
@@ -214,7 +216,7 @@ def test_the_page_loads_nothing(tmp_path):
 
 
 def test_hostile_words_are_shown_as_words(tmp_path):
-    evil = '<img src=x onerror="alert(1)">$\\frac{'
+    evil = '<img src=x onerror="alert(1)">$\\frac{$'
     directory = create_run_directory(tmp_path / "run")
     describe_run(directory, {"name": evil, "seed": 1, evil: {evil: evil}, "method": evil}, {evil: evil}, "")
     other = create_run_directory(tmp_path / "other")
