@@ -8,6 +8,7 @@ engines compute the same up to rounding.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,7 +139,8 @@ def _size(batch: Batch | tuple[Batch, ...]) -> int:
     return sum(len(part.labels) for part in batch)
 
 
-def _padded(batches: Sequence[Batch | tuple[Batch, ...]]) -> Batch | tuple[Batch, ...]:
+# Any: all batches, or all tuples of as many batches.
+def _padded(batches: Sequence[Any]) -> Batch | tuple[Batch, ...]:
     if isinstance(batches[0], Batch):
         return pad(batches)
     return tuple(pad(parts) for parts in zip(*batches, strict=True))

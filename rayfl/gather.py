@@ -6,8 +6,8 @@ merges chunks along a binary tree that depends on the number of participants alo
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -28,13 +28,14 @@ class Handle(Protocol):
 class Aggregate:
     """What arrived under one message name.
 
-    `sum`: weighted sum of the decoded messages ({} when nothing arrived); `weight`: total weight, a tree of the
-    entries' weights for ElementwiseMean; `count`: number of messages; `items`: by sender, for Collect and Relay.
+    `sum`: weighted sum of the decoded messages ({} when nothing arrived); `weight`: total weight; `weights`: total
+    weight of every entry, for ElementwiseMean; `count`: number of messages; `items`: by sender, for Collect and Relay.
     """
 
     gather: "Gather"
     sum: Tree = field(default_factory=dict)
-    weight: float | Tree = 0.0
+    weight: float = 0.0
+    weights: Tree = field(default_factory=dict)
     count: int = 0
     items: Mapping[int, Tree | Handle] = field(default_factory=dict)
 
@@ -69,10 +70,10 @@ class WeightedMean(Gather):
     """sum_i w_i m_i / sum_i w_i."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, total.count + 1)
+        return replace(total, sum=_plus(total.sum, packet, weight), weight=total.weight + weight, count=total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return Aggregate(self, _merged(a.sum, b.sum), a.weight + b.weight, a.count + b.count)
+        return _together(a, b)
 
     def result(self, total: Aggregate) -> Tree:
         return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}
@@ -83,10 +84,10 @@ class Sum(Gather):
     """sum_i m_i, whatever the weights."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        return Aggregate(self, _plus(total.sum, packet, 1.0), total.weight + weight, total.count + 1)
+        return replace(total, sum=_plus(total.sum, packet, 1.0), weight=total.weight + weight, count=total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return Aggregate(self, _merged(a.sum, b.sum), a.weight + b.weight, a.count + b.count)
+        return _together(a, b)
 
     def result(self, total: Aggregate) -> Tree:
         return total.sum
@@ -107,19 +108,17 @@ class ElementwiseMean(Gather):
         support = packet.support() if self.counted == "sent" else tree.map(lambda t: t != 0, value)
         weights = tree.map(lambda t: t.to(torch.float32) * weight, support)
         if total.count:
-            weights = tree.add(total.weight, weights)
-        return Aggregate(self, _plus(total.sum, packet, weight), weights, total.count + 1)
+            weights = tree.add(total.weights, weights)
+        return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, weights, total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        if not (a.count and b.count):
-            return a if a.count else b
-        return Aggregate(self, _merged(a.sum, b.sum), tree.add(a.weight, b.weight), a.count + b.count)
+        return replace(_together(a, b), weights=_merged(a.weights, b.weights))
 
     def result(self, total: Aggregate) -> Tree:
         if not total.count:
             return {}
         return {
-            name: torch.where(total.weight[name] > 0, value / total.weight[name].clamp(min=1e-38), 0.0)
+            name: torch.where(total.weights[name] > 0, value / total.weights[name].clamp(min=1e-38), 0.0)
             for name, value in total.sum.items()
         }
 
@@ -129,11 +128,11 @@ class Collect(Gather):
     """Every decoded message by itself, by sender in ascending order, in `items`."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        return self.merge(total, Aggregate(self, {}, weight, 1, {sender: packet.decode()}))
+        return self.merge(total, Aggregate(self, weight=weight, count=1, items={sender: packet.decode()}))
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
         items = dict(sorted({**a.items, **b.items}.items()))
-        return Aggregate(self, {}, a.weight + b.weight, a.count + b.count, items)
+        return Aggregate(self, weight=a.weight + b.weight, count=a.count + b.count, items=items)
 
     def result(self, total: Aggregate) -> Tree:
         return {}
@@ -151,5 +150,22 @@ def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
     return total
 
 
+def _together(a: Aggregate, b: Aggregate) -> Aggregate:
+    return replace(a, sum=_merged(a.sum, b.sum), weight=a.weight + b.weight, count=a.count + b.count)
+
+
 def _merged(a: Tree, b: Tree) -> Tree:
     return tree.add(a, b) if a and b else a or b
+
+
+# Any: on the wire the same record holds numpy arrays where it holds tensors otherwise.
+def to_wire(total: Aggregate) -> Any:
+    """An aggregate with numpy arrays in place of tensors."""
+    items = {sender: tree.to_arrays(item) for sender, item in total.items.items() if isinstance(item, dict)}
+    return replace(total, sum=tree.to_arrays(total.sum), weights=tree.to_arrays(total.weights), items=items)
+
+
+def from_wire(total: Any) -> Aggregate:
+    """The inverse of `to_wire`; the tensors look at the arrays' memory."""
+    items = {sender: tree.to_tensors(item) for sender, item in total.items.items()}
+    return replace(total, sum=tree.to_tensors(total.sum), weights=tree.to_tensors(total.weights), items=items)

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar
 
 from pydantic import Field
@@ -19,7 +20,7 @@ class Architecture(Settings):
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """The network for inputs [batch, *input_shape] and logits [batch, num_classes]; ValueError if they do not fit."""
+        """The network: inputs [batch, *input_shape], logits [batch, num_classes]; ValueError if they do not fit."""
 
     def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
         """`build` with its arguments bound, which pickles."""
@@ -44,7 +45,7 @@ class MLP(Architecture):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         widths = [math.prod(input_shape), *self.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
-        for width, following in zip(widths, widths[1:], strict=False):
+        for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
 
@@ -52,8 +53,8 @@ class MLP(Architecture):
 class ConvNet2(Architecture):
     """Two 5x5 convolutions with 2x2 max pooling, then fully connected layers.
 
-    The defaults are the example network of Beutel et al. (Flower, 2020), which FedPSE uses: conv 6, pool, conv 16, pool,
-    fc 120, fc 84; 44,426 parameters at 28x28x1 and 10 classes.
+    The defaults are the example network of Beutel et al. (Flower, 2020), which FedPSE uses: conv 6, pool, conv 16,
+    pool, fc 120, fc 84; 44,426 parameters at 28x28x1 and 10 classes.
     """
 
     name: ClassVar[str] = "convnet2"
@@ -73,6 +74,6 @@ class ConvNet2(Architecture):
             *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
         ]
         widths = [second * height * width, *self.hidden]
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))

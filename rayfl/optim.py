@@ -52,9 +52,9 @@ class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba, 2015; torch.optim.Adam), weight decay added to the gradient."""
 
     name: ClassVar[str] = "adam"
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
 
     def init(self, params: Tree) -> State:
         return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "count": torch.zeros(())}

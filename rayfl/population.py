@@ -17,6 +17,8 @@ from rayfl.settings import Settings
 
 Status = Literal["delivered", "silent", "dropped_before_download", "dropped_after_training", "away"]
 
+TRAITS = ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps")
+
 
 class LogNormal(Settings):
     """Values exp(N(log(median), sigma^2))."""
@@ -58,13 +60,13 @@ class Clients(Settings):
     @model_validator(mode="after")
     def _participants_exist(self) -> "Clients":
         if self.per_round is not None and self.fraction is not None:
-            raise ValueError(f"per_round={self.per_round} and fraction={self.fraction} are both given; give one of them")
+            raise ValueError(f"per_round={self.per_round} and fraction={self.fraction} are both given; give one")
         if self.per_round is not None and self.per_round > self.count:
             raise ValueError(
                 f"per_round={self.per_round} is more than the {self.count} clients there are; "
                 "lower per_round or raise count"
             )
-        for name in ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps"):
+        for name in TRAITS:
             _check_trait(name, getattr(self, name), at_most=1.0 if name == "retention_ratio" else np.inf)
         return self
 
@@ -129,7 +131,7 @@ class Population:
 
     @cached_property
     def _drawn(self) -> dict[str, np.ndarray]:
-        return {name: self._values(name) for name in ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps")}
+        return {name: self._values(name) for name in TRAITS}
 
     def _values(self, name: str) -> np.ndarray:
         trait, count = getattr(self.settings, name), self.settings.count

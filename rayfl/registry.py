@@ -1,7 +1,7 @@
 """Finds what can be named in an experiment file: methods by file name, everything else by its class attribute `name`.
 
-There is no list to edit: a new file in `rayfl/methods/` is a new method, a new subclass of `Compressor`, `Architecture`,
-`Source`, `Scheme` or `Topology` in its room is a new compressor, model, dataset, partition or topology.
+There is no list to edit: a new file in `rayfl/methods/` is a new method; a new subclass of `Compressor`,
+`Architecture`, `Source`, `Scheme` or `Topology` in its room is a new compressor, model, dataset, partition or topology.
 """
 
 import importlib
@@ -64,7 +64,7 @@ def named(kind: type[Settings]) -> dict[str, type[Settings]]:
         for subclass in pending.pop().__subclasses__():
             pending.append(subclass)
             if "name" in vars(subclass) and subclass.__module__.startswith("rayfl."):
-                found[subclass.name] = subclass
+                found[vars(subclass)["name"]] = subclass
     return dict(sorted(found.items()))
 
 

@@ -1,4 +1,4 @@
-"""Settings: the validated, frozen values that a user writes (an experiment, a method's hyper-parameters, a compressor)."""
+"""Settings: the validated, frozen values that a user writes (an experiment, hyper-parameters, a compressor)."""
 
 import difflib
 from collections.abc import Iterable, Mapping

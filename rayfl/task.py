@@ -120,7 +120,8 @@ class Classification(Task):
         return {name: value for name, value in self.__dict__.items() if name != "module"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
+        for name, value in state.items():
+            setattr(self, name, value)
         with torch.device("meta"):
             self.module = self.build()
 
@@ -129,7 +130,8 @@ def refuse_batch_statistics(module: nn.Module) -> None:
     """ValueError for models with BatchNorm: its running statistics are neither parameters nor averaged honestly."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(f"layer {name!r} is {type(layer).__name__}, which federated averaging breaks; use GroupNorm")
+            kind = type(layer).__name__
+            raise ValueError(f"layer {name!r} is {kind}, which federated averaging breaks; use GroupNorm")
 
 
 def _leaves(params: Tree) -> Tree:

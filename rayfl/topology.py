@@ -16,6 +16,7 @@ class Topology(Settings):
     """A graph over peers, drawn from (seed, round). `receives[i, j]` is True where i receives from j; no self-loops."""
 
     name: ClassVar[str]
+    weights: Weights = Field(default="uniform", description="mixing weights: uniform or metropolis")
 
     @abstractmethod
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:

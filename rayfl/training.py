@@ -7,15 +7,15 @@ from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.compress.base import Message
-from rayfl.compress.dense import count_packet
+from rayfl.compress.scalar import count_packet
 from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Context, Hyper, Method, Plan, Stage
+from rayfl.methods.base import Carry, Context, HyperParameters, Method, Plan, Stage
 from rayfl.optim import SGD, Adam, Optimizer, OptimizerName
 from rayfl.task import Task
 from rayfl.tree import Tree
 
 
-class LocalTraining(Hyper):
+class LocalTraining(HyperParameters):
     """Hyper-parameters of local training by minibatches, shared by most methods."""
 
     lr: float = Field(0.05, gt=0, description="client learning rate, eta_l")
@@ -88,7 +88,6 @@ class GradientMethod(Method):
     def descend(self, carry: Carry, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Carry:
         """The carry after one optimizer step along `gradient`, clipped if the settings say so."""
         gradient = clip(gradient, self.hyper.clip_norm)
-        optimizer = self.hyper.make_optimizer()
         params, state = self.optimizer.update(carry["params"], gradient, carry["optimizer"], stage.lr)
         return {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss}
 
@@ -97,7 +96,7 @@ class GradientMethod(Method):
         if self.hyper.weighting == "uniform":
             return message, 1.0
         num_examples = ctx.traits.num_examples
-        return {**message, "num_examples": count_packet(num_examples)}, float(num_examples)
+        return {**message, "num_examples": count_packet("num_examples", num_examples)}, float(num_examples)
 
     def train_loss(self, carry: Carry, ctx: Context) -> dict[str, float]:
         """The mean training loss over the round's steps, as a metric."""

@@ -1,7 +1,8 @@
 """Arithmetic on parameters (`Tree`: name to tensor) and the way of states between tensors and numpy.
 
 A `State` is a nested dictionary whose leaves are tensors, e.g. `{"residual": {"fc.weight": ...}, "count": tensor(3)}`.
-Nothing here changes its arguments. (torch._foreach has no vmap rules and is no faster on CPU out of place.) One place decides how tensors become numpy arrays and back, because only numpy
+Nothing here changes its arguments (torch._foreach has no vmap rules, and out of place on a CPU it is no faster).
+One place decides how tensors become numpy arrays and back, because only numpy
 crosses process borders: booleans are packed to bits, everything else is a view on the way out.
 """
 
@@ -9,17 +10,24 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
-State = dict[str, "Tensor | State"]
-Arrays = dict[str, "np.ndarray | PackedBits | Arrays"]
+# Any: a leaf is a tensor, or a tree of tensors by name; as a union every access would need a cast.
+State = dict[str, Any]
+"""A nested dictionary of tensors, e.g. {"residual": {"fc.weight": tensor}, "count": tensor}."""
+# Any: the same nesting with numpy arrays and PackedBits as leaves.
+Arrays = dict[str, Any]
 
-# Arrays in Ray's object store are read-only; no one writes into tensors that look at them (rayfl is pure).
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+# Arrays in Ray's object store are read-only; no one writes into tensors that look at them (rayfl is pure). torch warns
+# of the first one in a process and never again: that is this one, which nobody hears.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 ALIGNMENT_BYTES = 64
 """Matrix products give other bits on buffers that are not aligned as torch's own are."""
@@ -89,8 +97,8 @@ class PackedBits:
     shape: tuple[int, ...]
 
 
-def to_arrays(state: Mapping[str, "Tensor | State"]) -> Arrays:
-    """A state as numpy: views of the tensors' memory, booleans packed."""
+def to_arrays(state: Mapping[str, Any]) -> Arrays:
+    """A state as numpy: views of the tensors' memory, booleans packed; handles of packets pass through."""
     return {name: _to_array(leaf) for name, leaf in state.items()}
 
 
@@ -102,11 +110,12 @@ def to_tensors(arrays: Arrays) -> State:
 def tensor_over(array: np.ndarray) -> Tensor:
     """A tensor that reads `array`: a view where its memory is aligned and contiguous, else a copy."""
     if array.ctypes.data % ALIGNMENT_BYTES or not array.flags.c_contiguous:
-        array = array.copy()
+        # torch aligns what it allocates; a copy made by numpy may lie 16 bytes off.
+        return torch.from_numpy(np.ascontiguousarray(array)).clone()
     return torch.from_numpy(array)
 
 
-def flatten(state: Mapping[str, "Tensor | State"], prefix: str = "") -> Tree:
+def flatten(state: Mapping[str, Any], prefix: str = "") -> Tree:
     """A state as one flat tree with keys such as "residual/fc.weight" (for files)."""
     flat: Tree = {}
     for name, leaf in state.items():
@@ -117,17 +126,19 @@ def flatten(state: Mapping[str, "Tensor | State"], prefix: str = "") -> Tree:
     return flat
 
 
-def _to_array(leaf: "Tensor | State") -> "np.ndarray | PackedBits | Arrays":
+def _to_array(leaf: Any) -> Any:
     if isinstance(leaf, Mapping):
         return to_arrays(leaf)
+    if not isinstance(leaf, Tensor):
+        return leaf
     array = leaf.detach().cpu().numpy()
     return PackedBits(np.packbits(array.reshape(-1)), array.shape) if array.dtype == np.bool_ else array
 
 
-def _to_tensor(leaf: "np.ndarray | PackedBits | Arrays") -> "Tensor | State":
-    if isinstance(leaf, Mapping):
+def _to_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, dict):
         return to_tensors(leaf)
     if isinstance(leaf, PackedBits):
         bits = np.unpackbits(leaf.bits, count=int(np.prod(leaf.shape, dtype=np.int64)))
         return torch.from_numpy(bits.view(np.bool_).reshape(leaf.shape))
-    return tensor_over(leaf)
+    return tensor_over(leaf) if isinstance(leaf, np.ndarray) else leaf

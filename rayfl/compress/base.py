@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -60,6 +61,24 @@ class Packet:
     def add_to(self, total: Tree, weight: float) -> None:
         """total += weight * self.decode(), in place."""
         self.codec.add_to(self.parts, total, weight)
+
+    def opened(self) -> "Packet":
+        """The same packet, decoded at most once however many read it."""
+        return Opened(self.parts, self.codec)
+
+
+class Opened(Packet):
+    """A packet that keeps what it decoded; made where several clients read one message, never sent."""
+
+    def decode(self) -> Tree:
+        return self._decoded
+
+    @cached_property
+    def _decoded(self) -> Tree:
+        return self.codec.decode(self.parts)
+
+    def opened(self) -> Packet:
+        return self
 
 
 Message = Mapping[str, Packet]

@@ -107,19 +107,30 @@ class Finished:
     metrics: Metrics = field(default_factory=dict)
 
 
-class Hyper(Settings):
+@dataclass(frozen=True)
+class Reply:
+    """The server's answer to one client in the same round, what it keeps of that client, and what to record."""
+
+    message: Message
+    link: State
+    metrics: Metrics = field(default_factory=dict)
+
+
+class HyperParameters(Settings):
     """Hyper-parameters of one method; a method's own `Hyper` adds to these."""
 
 
 class Method(ABC):
     """The client half. The registry name is the name of the file that holds the class."""
 
-    Hyper: ClassVar[type[Hyper]] = Hyper
+    Hyper: ClassVar[type[HyperParameters]] = HyperParameters
     paper: ClassVar[str] = ""
     personal: ClassVar[bool] = False
     """Whether a client's model differs from the server's, so that evaluation visits every client's state."""
     splits: ClassVar[Mapping[str, float]] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
+    gather: Mapping[str, Gather]
+    """By message name how what is sent is added up; packets under other names are billed, and read by nobody else."""
     own_compression: ClassVar[bool] = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
 
@@ -146,9 +157,10 @@ class Method(ABC):
     def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
         """Start a round from the state and what came down (None where nothing did)."""
 
+    # Any: a Batch, or a tuple of them, as the stage says.
     @abstractmethod
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
-        """One step; pure tensors and no randomness, because it also runs under vmap."""
+    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
+        """One step on a `Batch` (on a tuple of them where `stage.batches_per_step` is above 1); pure tensors and no randomness, because it also runs under vmap."""
 
     def turn(self, carry: Carry, *, stage: Stage) -> Carry:
         """After the last step of a stage (prune, rewind, warm start)."""
@@ -183,11 +195,13 @@ class Method(ABC):
         assert params is not None, f"{type(self).__name__} must say which model it is judged by"
         return {"params": params}
 
+    def outcome(self, state: State) -> Tree:
+        """The personal model that a client ends a run with; asked of methods with `personal = True`."""
+        return state["params"]
+
 
 class ServerHalf(ABC):
     """What the server does. A `link` is its memory of one client: an object of its own, like a client's state."""
-
-    gather: Mapping[str, Gather]
 
     @abstractmethod
     def init_server(self, params: Tree) -> State:
@@ -219,15 +233,14 @@ class ServerHalf(ABC):
     ) -> tuple[State, Metrics]:
         """The new server state; called every round, even if nothing arrived. `delivered`: ids, ascending."""
 
-    def reply(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+    def reply(self, server: State, link: State, ctx: Context) -> Reply:
         """What a client that delivered gets back in the same round, after the update; runs on the actors."""
-        return {}, link
+        return Reply({}, link)
 
 
 class PeerHalf(ABC):
     """What peers do with the messages of their neighbours."""
 
-    gather: Mapping[str, Gather]
     include_self: ClassVar[bool] = True
     """Whether a peer's own message is part of what it gathers."""
 

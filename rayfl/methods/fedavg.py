@@ -5,10 +5,11 @@ Clients send the model difference instead of the model, which is the same averag
 """
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from rayfl import tree
 from rayfl.compress.base import Message
-from rayfl.gather import Aggregate, WeightedMean
+from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, ServerHalf
 from rayfl.training import GradientMethod
 from rayfl.tree import State, Tree
@@ -17,8 +18,8 @@ from rayfl.tree import State, Tree
 class FedAvg(GradientMethod, ServerHalf):
     """Server: x <- x - sum_i p_i delta_i with p_i by samples or uniform."""
 
-    paper = "McMahan et al., AISTATS 2017"
-    gather = {"delta": WeightedMean()}
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
     def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
         assert received is not None, "FedAvg sends its model down every round"

@@ -1,6 +1,7 @@
 """Local training without communication, the lower line that personal methods are measured against."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather
@@ -12,9 +13,9 @@ from rayfl.tree import State, Tree
 class Local(GradientMethod, PeerHalf):
     """Every client trains its own model from the common start; the optimizer starts afresh every round."""
 
-    paper = "no communication; the lower line of personalized methods"
-    personal = True
-    own_compression = True
+    paper: ClassVar[str] = "no communication; the lower line of personalized methods"
+    personal: ClassVar[bool] = True
+    own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {}
 
     def init_client(self, client: Traits, params: Tree) -> State:

@@ -1,0 +1,300 @@
+"""The rounds of an experiment over an `Executor`: who works, in which order messages are added, what is recorded.
+
+No method's name appears here. Randomness is keyed by (seed, round, client, purpose) and additions follow
+`summation.py`, so a round's result does not depend on where its jobs ran.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rayfl import evaluation, gather, tree
+from rayfl.executor import Done, Executor, Job, Ref
+from rayfl.gather import Aggregate, Relay
+from rayfl.ledger import Ledger, RoundRecord, record
+from rayfl.methods.base import Plan, ServerHalf
+from rayfl.population import Participation, Status
+from rayfl.seeding import NOBODY
+from rayfl.setup import Setup
+from rayfl.summation import chunks, cut, total
+from rayfl.topology import mixing_weights
+from rayfl.tree import State
+from rayfl.work import ClientJob, MixJob, PooledJob, Report, Role, Shared, Trained, TrainJob
+from rayfl.worker import merged
+
+CALLS_PER_WORKER = 2
+"""Calls a worker and wave: enough to even out unequal clients, few enough to keep partial sums few."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What outlives a round: the next round's number, the server's state, and references to states and links."""
+
+    round: int = 0
+    server: State = field(default_factory=dict)
+    states: Mapping[int, Ref] = field(default_factory=dict)
+    links: Mapping[int, Ref] = field(default_factory=dict)
+
+
+def first_world(setup: Setup) -> World:
+    """The world before round 0."""
+    return World(server={} if setup.is_peer else setup.server_half.init_server(setup.initial))
+
+
+def simulate(
+    setup: Setup,
+    executor: Executor,
+    on_round: Callable[[RoundRecord, World], None],
+    world: World | None = None,
+    rounds: int | None = None,
+) -> World:
+    """Run from `world` (None: from the start) to `rounds` (None: the experiment's); `on_round` after each round."""
+    world = world or first_world(setup)
+    play = peer_round if setup.is_peer else server_round
+    while world.round < (setup.rounds if rounds is None else rounds):
+        begun = time.perf_counter()
+        world, record = play(setup, executor, world)
+        record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
+        on_round(record, world)
+    return world
+
+
+def server_round(setup: Setup, executor: Executor, world: World) -> tuple[World, RoundRecord]:
+    """One round of a server method: download, local work, upload, server update, replies, judging."""
+    half, round, plan = setup.server_half, world.round, setup.plan(world.round)
+    participation = setup.population.draw(round)
+    ledger = Ledger(participation)
+    server, context = world.server, setup.context(round, plan, NOBODY, "server")
+    shared = Shared(
+        round=round,
+        plan=plan,
+        message=half.broadcast(server, context) if plan.down else {},
+        server=tree.to_arrays(server) if overrides(half, "personal") else None,
+        judged=setup.judged(round),
+    )
+    roles = server_roles(setup, plan, participation)
+    world, sums = train(setup, executor, world, shared, roles, ledger)
+    delivered = sorted(client for client, report in ledger.reports.items() if report.sent)
+    server, metrics = half.server_update(server, sums, delivered, context)
+    ledger.metrics |= metrics
+    world = replace(world, server=server, round=round + 1)
+    if overrides(half, "reply") and plan.down:
+        world = reply(setup, executor, world, shared, delivered, ledger)
+    judge(setup, executor, world, shared, ledger)
+    return world, record(setup, round, ledger)
+
+
+def peer_round(setup: Setup, executor: Executor, world: World) -> tuple[World, RoundRecord]:
+    """One round of a peer method: local work, every message an object, mixing by the receivers, judging."""
+    round, plan = world.round, setup.plan(world.round)
+    participation = setup.population.draw(round, everyone=True)
+    ledger = Ledger(participation)
+    shared = Shared(round=round, plan=plan, judged=setup.judged(round))
+    as_role: Mapping[Status, Role] = {"delivered": "upload", "dropped_before_download": "keep"}
+    roles: dict[int, Role] = {c: as_role[participation.status[c]] for c in participation.among(*as_role)}
+    messages: dict[int, Ref] = {}
+    world, _ = train(setup, executor, world, shared, roles, ledger, messages)
+    if setup.topology is not None and plan.up:
+        senders = [client for client in messages if ledger.reports[client].sent]
+        world = mix(setup, executor, world, shared, {client: messages[client] for client in senders}, ledger)
+    world = replace(world, round=round + 1)
+    judge(setup, executor, world, shared, ledger)
+    return world, record(setup, round, ledger)
+
+
+def server_roles(setup: Setup, plan: Plan, participation: Participation) -> dict[int, Role]:
+    """Who takes part in a server round, by client in ascending order."""
+    roles: dict[int, Role] = dict.fromkeys(participation.among("delivered"), "upload")
+    roles |= dict.fromkeys(participation.among("dropped_after_training"), "lost")
+    if plan.trainers == "all":
+        away = set(participation.among("dropped_before_download"))
+        roles |= {client: "keep" for client in range(setup.num_clients) if client not in roles and client not in away}
+    return dict(sorted(roles.items()))
+
+
+def train(
+    setup: Setup,
+    executor: Executor,
+    world: World,
+    shared: Shared,
+    roles: Mapping[int, Role],
+    ledger: Ledger,
+    messages: dict[int, Ref] | None = None,
+) -> tuple[World, dict[str, Aggregate]]:
+    """Local work of all clients with a role: the new world, and what arrived by message name.
+
+    `messages` collects the peers' messages by sender.
+    """
+    pieces = chunks(list(roles), setup.chunk(len(roles)))
+    nodes = cut(len(pieces), CALLS_PER_WORKER * executor.num_workers)
+    works = [
+        TrainJob(node, {index: tuple((c, roles[c]) for c in pieces[index]) for index in range(*node)}) for node in nodes
+    ]
+    rules = setup.method.gather
+    relayed = [] if setup.is_peer else [name for name, rule in rules.items() if isinstance(rule, Relay)]
+    per_client = setup.stateful + setup.linked + setup.is_peer + len(relayed)
+    jobs = []
+    for work in works:
+        present = [client for client, role in work.clients if role != "lost"]
+        inputs = memories(setup, world, [client for client, _ in work.clients])
+        jobs.append(Job(work, inputs, per_client * len(present)))
+    done = executor.run("train", executor.put(shared), jobs)
+    states, links = dict(world.states), dict(world.links)
+    packets: dict[str, dict[int, Ref]] = {name: {} for name in relayed}
+    for work, answer in zip(works, done, strict=True):
+        outputs = iter(answer.outputs)
+        by_client = {report.client: report for report in answer.result.reports}
+        for client in (client for client, role in work.clients if role != "lost"):
+            keep(setup, client, outputs, states, links)
+            if setup.is_peer and messages is not None:
+                messages[client] = next(outputs)
+            for name in relayed:
+                packets[name][client] = next(outputs)
+        for client, _ in work.clients:
+            ledger.add(by_client[client])
+    sums = sum_up(setup, done, len(pieces))
+    for name in relayed:
+        sent = {c: executor.handle(ref) for c, ref in packets[name].items() if ledger.reports[c].sent}
+        sums[name] = Aggregate(rules[name], count=len(sent), items=sent)
+    return replace(world, states=states, links=links), sums
+
+
+def sum_up(setup: Setup, done: Sequence[Done], num_chunks: int) -> dict[str, Aggregate]:
+    """The partial sums of all calls, merged along the rest of the summation tree."""
+    if setup.is_peer or not num_chunks:
+        return {name: rule.empty() for name, rule in setup.method.gather.items()}
+    answers: list[Trained] = [answer.result for answer in done]
+    known = {answer.node: {name: gather.from_wire(value) for name, value in answer.sums.items()} for answer in answers}
+    return total((0, num_chunks), known.get, merged)
+
+
+def reply(
+    setup: Setup, executor: Executor, world: World, shared: Shared, delivered: Sequence[int], ledger: Ledger
+) -> World:
+    """The server's answers to those who delivered, taken in at once."""
+    shared = replace(shared, message={}, server=tree.to_arrays(world.server))
+    works = [ClientJob(part) for part in parts(delivered, CALLS_PER_WORKER * executor.num_workers)]
+    per_client = setup.stateful + setup.linked
+    jobs = [Job(work, memories(setup, world, work.clients), per_client * len(work.clients)) for work in works]
+    states, links = dict(world.states), dict(world.links)
+    for work, answer in zip(works, executor.run("reply", executor.put(shared), jobs), strict=True):
+        outputs = iter(answer.outputs)
+        for client, report in zip(work.clients, answer.result, strict=True):
+            keep(setup, client, outputs, states, links)
+            ledger.add(report)
+    return replace(world, states=states, links=links)
+
+
+def mix(
+    setup: Setup, executor: Executor, world: World, shared: Shared, messages: Mapping[int, Ref], ledger: Ledger
+) -> World:
+    """The exchange among peers: everyone present reads its neighbours' messages; links are billed on both ends."""
+    assert setup.topology is not None
+    graph = setup.topology.receives(setup.num_clients, setup.seed, shared.round)
+    present = np.zeros(setup.num_clients, dtype=bool)
+    present[list(messages)] = True
+    graph = graph & present[:, None] & present[None, :]
+    weights = mixing_weights(graph, setup.topology.weights)
+    if not setup.peer_half.include_self:
+        np.fill_diagonal(weights, 0.0)
+    sizes = {client: ledger.reports[client].uplink_bits for client in messages}
+    for client in messages:
+        heard = np.flatnonzero(graph[client])
+        ledger.reports[client] = replace(
+            ledger.reports[client],
+            uplink_bits=sizes[client] * int(graph[:, client].sum()),
+            downlink_bits=sum(sizes[sender] for sender in heard.tolist()),
+        )
+    receivers = [client for client in ledger.reports if client in world.states or not setup.stateful]
+    works = [mix_job(part, weights, present) for part in parts(receivers, executor.num_workers)]
+    jobs = [
+        Job(
+            work,
+            (*memories(setup, world, tuple(work.rows)), *(messages[sender] for sender in work.senders)),
+            setup.stateful * len(work.rows),
+        )
+        for work in works
+    ]
+    states = dict(world.states)
+    for work, answer in zip(works, executor.run("mix", executor.put(shared), jobs), strict=True):
+        outputs = iter(answer.outputs)
+        for client in work.rows:
+            keep(setup, client, outputs, states, {})
+    return replace(world, states=states)
+
+
+def mix_job(receivers: Sequence[int], weights: np.ndarray, present: np.ndarray) -> MixJob:
+    """The rows of the mixing matrix [n, n] that these receivers need; an absent peer's row is empty."""
+    rows = {
+        client: {int(sender): float(weights[client, sender]) for sender in np.flatnonzero(weights[client])}
+        if present[client]
+        else {}
+        for client in receivers
+    }
+    return MixJob(rows, tuple(sorted({sender for row in rows.values() for sender in row})))
+
+
+def judge(setup: Setup, executor: Executor, world: World, shared: Shared, ledger: Ledger) -> None:
+    """Evaluate the global model and every client's model, if this round is judged."""
+    if not shared.judged:
+        return
+    model = {} if setup.is_peer else setup.server_half.model(world.server)
+    shared = replace(shared, message={}, server=None, model=tree.to_arrays(model) if model else None)
+    settings, personal = setup.evaluation, setup.method.personal or bool(setup.method.eval_stages(shared.round))
+    if model and (settings.pooled or (settings.own and not personal)):
+        pooled = judge_pooled(setup, executor, shared)
+        if settings.pooled:
+            ledger.metrics |= {f"pooled/{name}": float(values.mean()) for name, values in pooled.items()}
+        if settings.own and not personal:
+            for client, metrics in evaluation.own_splits(setup, pooled).items():
+                ledger.add(Report(client, metrics=metrics))
+    if personal and (settings.own or settings.personal_on_pooled):
+        judge_clients(setup, executor, world, shared, ledger)
+
+
+def judge_pooled(setup: Setup, executor: Executor, shared: Shared) -> dict[str, np.ndarray]:
+    """Every metric of the global model for each example of the pooled test set."""
+    size, batch = len(setup.dataset.test), evaluation.BATCH
+    jobs = [Job(PooledJob(first, min(first + batch, size))) for first in range(0, size, batch)]
+    results = [done.result for done in executor.run("judge_pooled", executor.put(shared), jobs)]
+    return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
+
+
+def judge_clients(setup: Setup, executor: Executor, world: World, shared: Shared, ledger: Ledger) -> None:
+    """Every client's own model."""
+    everyone = parts(range(setup.num_clients), CALLS_PER_WORKER * executor.num_workers)
+    jobs = [Job(ClientJob(part), memories(setup, world, part, linked=False)) for part in everyone]
+    for done in executor.run("judge", executor.put(shared), jobs):
+        for report in done.result:
+            ledger.add(report)
+
+
+def memories(setup: Setup, world: World, clients: Sequence[int], linked: bool = True) -> tuple[Ref, ...]:
+    """For each client its state and its link, where the setup has such; None before the first round."""
+    refs: list[Ref] = []
+    for client in clients:
+        refs += [world.states.get(client)] if setup.stateful else []
+        refs += [world.links.get(client)] if setup.linked and linked else []
+    return tuple(refs)
+
+
+def keep(setup: Setup, client: int, outputs: Iterator[Ref], states: dict[int, Ref], links: dict[int, Ref]) -> None:
+    """Take a client's new state and link from a call's outputs."""
+    if setup.stateful:
+        states[client] = next(outputs)
+    if setup.linked:
+        links[client] = next(outputs)
+
+
+def parts(clients: Sequence[int], wanted: int) -> list[tuple[int, ...]]:
+    """The clients in order, cut into at most `wanted` runs of nearly equal length."""
+    if not len(clients):
+        return []
+    return [tuple(part.tolist()) for part in np.array_split(np.asarray(clients), min(wanted, len(clients)))]
+
+
+def overrides(half: ServerHalf, name: str) -> bool:
+    """Whether a method says more than the seam's default, so that the wave is worth its calls."""
+    return getattr(type(half), name) is not getattr(ServerHalf, name)

@@ -1,0 +1,147 @@
+"""Setup: everything of an experiment that stays the same through all rounds, shared with every worker."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from rayfl import engine, seeding, tree
+from rayfl.compress.base import Compressor
+from rayfl.data.batches import ClientData
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition
+from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
+from rayfl.population import Population
+from rayfl.settings import Settings, SettingsError
+from rayfl.topology import Topology
+from rayfl.tree import Arrays, Tree
+
+
+class Evaluation(Settings):
+    """The `[evaluation]` table: how often models are judged, and on what."""
+
+    every: int = 1
+    """Every how many rounds; the last round is always judged. 0: only the last."""
+    pooled: bool = True
+    """The global model on the pooled test set."""
+    own: bool = True
+    """Every client's model on the client's own test split, after the exchange and after local training."""
+    personal_on_pooled: bool = False
+    """Every client's personal model on the pooled test set too (one pass a client)."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to do any client's work. Pickles with its large arrays out of band."""
+
+    seed: int
+    rounds: int
+    method: Method
+    dataset: Dataset
+    partition: Partition
+    population: Population
+    initial_arrays: Arrays
+    uplink: Compressor
+    downlink: Compressor
+    topology: Topology | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    chunk_size: int | None = None
+    engine_name: str = "auto"
+    device_name: str = "cpu"
+    threads: int = 1
+
+    @cached_property
+    def initial(self) -> Tree:
+        """The parameters of round 0."""
+        return tree.to_tensors(self.initial_arrays)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, N."""
+        return len(self.population)
+
+    @property
+    def device(self) -> torch.device:
+        """Where local work runs."""
+        return torch.device(self.device_name)
+
+    @property
+    def server_half(self) -> ServerHalf:
+        """The method as a server method."""
+        assert isinstance(self.method, ServerHalf)
+        return self.method
+
+    @property
+    def peer_half(self) -> PeerHalf:
+        """The method as a peer method."""
+        assert isinstance(self.method, PeerHalf)
+        return self.method
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether clients talk to each other and there is no server."""
+        return isinstance(self.method, PeerHalf)
+
+    @cached_property
+    def stateful(self) -> bool:
+        """Whether clients remember anything between rounds (their compressor's memory included)."""
+        state = self.method.init_client(self.population.traits(0), self.initial)
+        return bool(state) or bool(self.uplink.init(self.initial))
+
+    @cached_property
+    def linked(self) -> bool:
+        """Whether the server remembers anything of single clients."""
+        return not self.is_peer and bool(self.server_half.init_link(self.population.traits(0), self.initial))
+
+    @cached_property
+    def engine(self) -> engine.Engine:
+        """The engine that runs local work."""
+        return engine.choose(self.engine_name, self.method, self.device)
+
+    def chunk(self, num_participants: int) -> int:
+        """Participants a chunk: the experiment's, or so many that there are at most 16 chunks."""
+        return self.chunk_size or max(1, -(-num_participants // 16))
+
+    def data(self, client: int) -> ClientData:
+        """The client's examples."""
+        return ClientData(self.dataset, self.partition, client)
+
+    def context(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
+        """What a method may know in this round about this client (`seeding.NOBODY`: the server)."""
+        traits: Traits | None = None if client == seeding.NOBODY else self.population.traits(client)
+        return Context(
+            round=round,
+            plan=plan,
+            client=traits,
+            num_clients=self.num_clients,
+            initial=self.initial,
+            uplink=self.uplink,
+            downlink=self.downlink,
+            generator=seeding.generator(self.seed, round, client, purpose),
+        )
+
+    def plan(self, round: int) -> Plan:
+        """The method's plan of a round, with the round's shared coin."""
+        return self.method.plan(round, seeding.coin(self.seed, round))
+
+    def judged(self, round: int) -> bool:
+        """Whether models are evaluated at the end of this round."""
+        every = self.evaluation.every
+        return round == self.rounds - 1 or (every > 0 and (round + 1) % every == 0)
+
+    def check(self) -> None:
+        """SettingsError where the method and the rest of the experiment do not go together."""
+        check_splits(self.method, self.partition)
+        if self.is_peer and self.method.gather and self.topology is None:
+            raise SettingsError(f"{type(self.method).__name__} exchanges among peers; add a [topology] table")
+        if not self.is_peer and self.topology is not None:
+            raise SettingsError(f"{type(self.method).__name__} has a server; remove the [topology] table")
+
+
+def check_splits(method: Method, partition: Partition) -> None:
+    """SettingsError if the method needs a split that the partition left empty."""
+    for split, share in method.splits.items():
+        if not len(partition.split(split).indices):
+            raise SettingsError(
+                f"{type(method).__name__} needs {split} examples; set splits.{split}_ratio (for example {share})"
+            )

@@ -1,0 +1,271 @@
+"""Worker: the work on clients, as pure functions of a job. A Ray actor holds one; so does InlineExecutor.
+
+A job names clients and comes with their states; it returns one small result and one object for each thing that must
+outlive the call (a client's state, the server's link to it, a message that others will read). A worker keeps nothing
+between calls but the setup.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rayfl import evaluation, gather, tree
+from rayfl.compress.base import Message, message_bits
+from rayfl.engine import Start
+from rayfl.gather import Aggregate, Relay
+from rayfl.methods.base import Carry, Work
+from rayfl.setup import Setup
+from rayfl.summation import Node, total
+from rayfl.tree import Arrays, State, Tree
+from rayfl.work import ClientError, ClientJob, MixJob, PooledJob, Report, Role, Shared, Trained, TrainJob
+
+
+class Worker:
+    """Does jobs on clients. `setup` is the same for all workers of a run."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.method = setup.method
+        self.relayed = tuple(name for name, rule in self.method.gather.items() if isinstance(rule, Relay))
+
+    # Any: inputs and outputs are states, links or messages; each kind of job says which.
+    def do(self, kind: str, shared: Shared, job: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Do one job of the kind "train", "reply", "mix", "judge" or "judge_pooled": its result and its outputs."""
+        return getattr(self, kind)(shared, job, inputs)
+
+    def train(self, shared: Shared, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+        """Download, local work, upload, for every client of the job."""
+        clients = [client for client, _ in job.clients]
+        states, links = self._memories(clients, inputs)
+        message = opened(shared.message)
+        server = None if shared.server is None else tree.to_tensors(shared.server)
+        reports: list[Report] = []
+        outputs: list[Any] = []
+
+        def leaf(node: Node) -> dict[str, Aggregate] | None:
+            if node[1] - node[0] > 1:
+                return None
+            trainees = [
+                Trainee(self, shared, message, server, client, role, states[client], links[client])
+                for client, role in job.chunks[node[0]]
+            ]
+            return self._chunk(shared, trainees, reports, outputs)
+
+        sums = total(job.node, leaf, merged) if job.chunks else {}
+        return Trained(job.node, {name: gather.to_wire(value) for name, value in sums.items()}, tuple(reports)), outputs
+
+    def _chunk(
+        self, shared: Shared, trainees: Sequence["Trainee"], reports: list[Report], outputs: list[Any]
+    ) -> dict[str, Aggregate]:
+        """Train one chunk and add up what it sends, in order."""
+        sums: dict[str, Aggregate] = {name: rule.empty() for name, rule in self.method.gather.items()}
+        present = [trainee for trainee in trainees if trainee.role != "lost"]
+        reports.extend(trainee.lost_report() for trainee in trainees if trainee.role == "lost")
+        starts = [trainee.start() for trainee in present]
+        if not starts:
+            return sums
+        results = self.setup.engine(self.method, starts)
+        for trainee in present:
+            with told(shared.round, trainee.client):
+                carry, work = next(results)
+                report, message, weight = trainee.finish(carry, work, outputs)
+            reports.append(report)
+            for name in sums:
+                if report.sent and not self.setup.is_peer and name in message and name not in self.relayed:
+                    rule = self.method.gather[name]
+                    sums[name] = rule.add(sums[name], message[name], weight, trainee.client)
+        return sums
+
+    def reply(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[tuple[Report, ...], list[Any]]:
+        """The server's answers after its update, taken in by the clients; outputs: states, then links, by client."""
+        states, links = self._memories(job.clients, inputs)
+        assert shared.server is not None
+        server, half = tree.to_tensors(shared.server), self.setup.server_half
+        reports: list[Report] = []
+        outputs: list[Any] = []
+        for client in job.clients:
+            with told(shared.round, client):
+                ctx = self.setup.context(shared.round, shared.plan, client, "reply")
+                answer = half.reply(server, links[client], ctx)
+                state = self.method.absorb(states[client], answer.message, ctx)
+            bits = message_bits(answer.message)
+            reports.append(Report(client, downlink_bits=bits, metrics=answer.metrics))
+            outputs += self._kept(state, answer.link)
+        return tuple(reports), outputs
+
+    def mix(self, shared: Shared, job: MixJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+        """Every receiver gathers its neighbours' messages; outputs: the receivers' new states."""
+        receivers = tuple(job.rows)
+        count = len(receivers) if self.setup.stateful else 0
+        states, _ = self._memories(receivers, inputs[:count])
+        gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[count:], strict=True)))
+        outputs: list[Any] = []
+        for client in receivers:
+            with told(shared.round, client):
+                ctx = self.setup.context(shared.round, shared.plan, client, "mix")
+                state = self.setup.peer_half.mix(states[client], gathered[client], ctx)
+            outputs += self._kept(state, {})
+        return None, outputs
+
+    def judge(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[tuple[Report, ...], list[Any]]:
+        """Every client's model after the exchange."""
+        states, _ = self._memories(job.clients, inputs, linked=False)
+        model = None if shared.model is None else tree.to_tensors(shared.model)
+        reports: list[Report] = []
+        for client in job.clients:
+            with told(shared.round, client):
+                ctx = self.setup.context(shared.round, shared.plan, client, "judge")
+                metrics = evaluation.judge_client(self.setup, states[client], model, None, ctx)
+            reports.append(Report(client, metrics=metrics))
+        return tuple(reports), []
+
+    def judge_pooled(
+        self, shared: Shared, job: PooledJob, inputs: Sequence[Any]
+    ) -> tuple[dict[str, np.ndarray], list[Any]]:
+        """The global model on a run of the pooled test set: every metric for each example."""
+        assert shared.model is not None
+        rows = np.arange(job.first, job.last)
+        return evaluation.per_example(self.setup, tree.to_tensors(shared.model), self.setup.dataset.test, rows), []
+
+    def _memories(
+        self, clients: Sequence[int], inputs: Sequence[Any], linked: bool = True
+    ) -> tuple[dict[int, State], dict[int, State]]:
+        """States and links by client; a client that comes for the first time gets its first ones."""
+        values, states, links = iter(inputs), {}, {}
+        for client in clients:
+            traits = self.setup.population.traits(client)
+            stored = next(values) if self.setup.stateful else None
+            states[client] = (
+                self.method.init_client(traits, self.setup.initial) if stored is None else tree.to_tensors(stored)
+            )
+            links[client] = {}
+            if self.setup.linked and linked:
+                stored = next(values)
+                links[client] = (
+                    self.setup.server_half.init_link(traits, self.setup.initial)
+                    if stored is None
+                    else tree.to_tensors(stored)
+                )
+        return states, links
+
+    def _kept(self, state: State, link: State) -> list[Arrays]:
+        """What outlives the call, in the order that every job's outputs have."""
+        assert self.setup.stateful or not state, f"{type(self.method).__name__}.init_client must say what clients keep"
+        assert self.setup.linked or not link, f"{type(self.method).__name__}.init_link must say what the server keeps"
+        kept = [tree.to_arrays(state)] if self.setup.stateful else []
+        return kept + ([tree.to_arrays(link)] if self.setup.linked else [])
+
+
+class Trainee:
+    """One client in one training job."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        shared: Shared,
+        message: Message,
+        server: State | None,
+        client: int,
+        role: Role,
+        state: State,
+        link: State,
+    ) -> None:
+        self.worker, self.setup, self.method = worker, worker.setup, worker.method
+        self.shared, self.client, self.role, self.state = shared, client, role, state
+        with told(shared.round, client):
+            personal: Message = {}
+            if server is not None and shared.plan.down:
+                ctx = self.setup.context(shared.round, shared.plan, client, "personal")
+                personal, link = self.setup.server_half.personal(server, link, ctx)
+        self.link = link
+        self.received = {**message, **personal} if shared.plan.down and not self.setup.is_peer else None
+        self.downlink_bits = message_bits(self.received or {})
+        self.ctx = self.setup.context(shared.round, shared.plan, client, "client")
+
+    def lost_report(self) -> Report:
+        """The client vanished after its download."""
+        return Report(self.client, downlink_bits=self.downlink_bits)
+
+    def start(self) -> Start:
+        """The client's local work, for the engine."""
+        return Start(
+            client=self.client,
+            round=self.shared.round,
+            seed=self.setup.seed,
+            begin=self.begin,
+            data=self.setup.data(self.client),
+            stages=self.shared.plan.stages,
+            device=self.setup.device,
+        )
+
+    def begin(self) -> Carry:
+        """What the client holds before its first step."""
+        with told(self.shared.round, self.client):
+            return self.method.begin(self.state, self.received, self.ctx)
+
+    def finish(self, carry: Carry, work: Mapping[str, Work], outputs: list[Any]) -> tuple[Report, Message, float]:
+        """End the client's round; appends its outputs and returns its report, its message and the message's weight."""
+        ctx = replace(self.ctx, work=work)
+        finished = self.method.finish(self.state, carry, ctx)
+        sent = self.role == "upload" and finished.message is not None and self.shared.plan.up
+        message = (finished.message or {}) if sent else {}
+        link = self.link
+        if sent and not self.setup.is_peer:
+            link = self.setup.server_half.remember(link, message, ctx)
+        outputs += self.worker._kept(finished.state, link)
+        if self.setup.is_peer:
+            outputs.append(message)
+        outputs += [message.get(name) for name in self.worker.relayed if not self.setup.is_peer]
+        metrics = dict(finished.metrics)
+        if self.shared.judged:
+            metrics |= self._judged(finished.state, carry)
+        bits = message_bits(message)
+        return Report(self.client, sent, bits, self.downlink_bits, work, metrics), message, finished.weight
+
+    def _judged(self, state: State, carry: Carry) -> dict[str, float]:
+        ctx = self.setup.context(self.shared.round, self.shared.plan, self.client, "judge after training")
+        model: Tree | None = None
+        return evaluation.judge_client(self.setup, state, model, carry, ctx)
+
+
+def gather_rows(
+    rules: Mapping[str, gather.Gather], job: MixJob, messages: Mapping[int, Message]
+) -> dict[int, dict[str, Aggregate]]:
+    """Per receiver what it gathered. Each sender is opened once; receivers with equal rows share one result."""
+    shares: dict[tuple[tuple[int, float], ...], dict[str, Aggregate]] = {}
+    keys = {client: tuple(sorted(row.items())) for client, row in job.rows.items()}
+    for key in keys.values():
+        shares.setdefault(key, {name: rule.empty() for name, rule in rules.items()} if key else {})
+    for sender in sorted(job.senders):
+        message = opened(messages[sender])
+        for key, sums in shares.items():
+            weight = dict(key).get(sender)
+            if weight is not None:
+                for name, packet in message.items():
+                    if name in rules:
+                        sums[name] = rules[name].add(sums[name], packet, weight, sender)
+    return {client: shares[key] for client, key in keys.items()}
+
+
+def opened(message: Message) -> Message:
+    """A message whose packets are decoded at most once, however many read them."""
+    return {name: packet.opened() for name, packet in message.items()}
+
+
+def merged(a: Mapping[str, Aggregate], b: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
+    """Two nodes' sums by message name."""
+    return {name: a[name].gather.merge(a[name], b[name]) for name in a}
+
+
+@contextmanager
+def told(round: int, client: int) -> Iterator[None]:
+    """An error inside names the round and the client, and pickles."""
+    try:
+        yield
+    except ClientError:
+        raise
+    except Exception as error:
+        raise ClientError(f"round {round}, client {client}: {type(error).__name__}: {error}") from error
