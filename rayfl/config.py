@@ -1,0 +1,204 @@
+"""Experiment: the whole description of a run, read from TOML, validated once, written back as it was resolved."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from rayfl import registry
+from rayfl.compress.base import Compressor
+from rayfl.compress.dense import Dense
+from rayfl.data.datasets import Source
+from rayfl.data.partition import Scheme
+from rayfl.methods.base import HyperParameters, Method
+from rayfl.models import Architecture
+from rayfl.population import Clients
+from rayfl.settings import Settings, SettingsError, nearest
+from rayfl.setup import Evaluation
+from rayfl.task import Task
+from rayfl.topology import Topology
+
+
+class MethodChoice(Settings):
+    """The `[method]` table: a method's name and its hyper-parameters."""
+
+    name: str
+    hyper: HyperParameters
+
+    def make(self, task: Task) -> Method:
+        """The method on a task."""
+        return registry.method(self.name)(task, **self.hyper.model_dump())
+
+
+# Any: tables come from a file, and their values get their types here.
+def _choice(table: Any) -> MethodChoice:
+    if isinstance(table, MethodChoice):
+        return table
+    table = _table("method", table)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"a method needs a name; known are: {', '.join(sorted(registry.methods()))}")
+    kind = registry.method(name)
+    try:
+        return MethodChoice(name=name, hyper=kind.Hyper(**table))
+    except SettingsError as error:
+        raise ValueError(f"method {name!r}: {error}") from None
+
+
+def _made(kind: type[Settings], value: Any) -> Any:
+    return value if isinstance(value, kind) else registry.make(kind, _table(registry.ROOMS[kind][1], value))
+
+
+def _table(where: str, value: Any) -> dict[str, Any]:
+    """A table, or a bare name as short for a table with nothing but that name."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a {where} is a table with a name, not {value!r}")
+    return dict(value)
+
+
+def _named(value: Any) -> dict[str, Any]:
+    fields = value.model_dump()
+    if isinstance(value, MethodChoice):
+        return {"name": value.name, **value.hyper.model_dump()}
+    inner = {key: _named(part) for key in fields if isinstance(part := getattr(value, key), Compressor)}
+    return {"name": value.name, **fields, **inner}
+
+
+def _field(kind: type[Settings]) -> tuple[BeforeValidator, PlainSerializer]:
+    return BeforeValidator(partial(_made, kind)), PlainSerializer(_named)
+
+
+class Splits(Settings):
+    """The `[splits]` table: shares of every client's train split that are set aside before round 0.
+
+    None: what the method needs by default, which is nothing for most.
+    """
+
+    validation_ratio: float | None = Field(default=None, ge=0, lt=1, description="for methods that choose by it")
+    heldout_ratio: float | None = Field(default=None, ge=0, lt=1, description="unlabelled, for Elastic's sensitivity")
+
+
+class Runtime(Settings):
+    """The `[runtime]` table: where and how a run executes. chunk_size, threads, engine and device are part of its bits."""
+
+    executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
+    actors: int | None = Field(default=None, ge=1, description="client actors; by default one a core")
+    num_cpus: float | None = Field(default=None, gt=0, description="cores an actor asks Ray for; default: cores/actors")
+    num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU an actor asks Ray for, e.g. 0.25")
+    threads: int = Field(default=1, ge=1, description="torch threads an actor")
+    chunk_size: int | None = Field(default=None, ge=1, description="clients a chunk; default: at most 16 chunks")
+    engine: Literal["auto", "loop", "vmap"] = Field(default="auto", description="loop: one by one; vmap: stacked")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where num_gpus > 0")
+    address: str | None = Field(default=None, description="Ray cluster to join; default: RAY_ADDRESS, or a local one")
+    object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")
+    start_timeout_s: float = Field(default=120.0, gt=0, description="seconds that actors may take to start")
+
+    @property
+    def device_name(self) -> str:
+        """The device of local work."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if self.num_gpus > 0 else "cpu"
+
+
+class Output(Settings):
+    """The `[output]` table: where the run directory goes."""
+
+    directory: str = Field(default="runs", description="folder in which run directories are made")
+    report: bool = Field(default=True, description="write report.html at the end")
+    save_models: bool = Field(default=True, description="save the final models")
+
+
+class Experiment(Settings):
+    """The whole description of a run; every table of the TOML file is a field."""
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run")
+    seed: int = Field(default=1, ge=0, description="the only source of randomness")
+    rounds: int = Field(ge=1, description="communication rounds, T")
+    data: Annotated[Source, *_field(Source)]
+    partition: Annotated[Scheme, *_field(Scheme)]
+    clients: Clients
+    model: Annotated[Architecture, *_field(Architecture)]
+    method: Annotated[MethodChoice, BeforeValidator(_choice), PlainSerializer(_named)]
+    uplink: Annotated[Compressor, *_field(Compressor)] = Field(default_factory=Dense)
+    downlink: Annotated[Compressor, *_field(Compressor)] = Field(default_factory=Dense)
+    topology: Annotated[Topology, *_field(Topology)] | None = None
+    splits: Splits = Field(default_factory=Splits)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    runtime: Runtime = Field(default_factory=Runtime)
+    output: Output = Field(default_factory=Output)
+
+    @model_validator(mode="after")
+    def _compression_is_free(self) -> "Experiment":
+        if registry.method(self.method.name).own_compression:
+            for name in ("uplink", "downlink"):
+                if getattr(self, name) != Dense():
+                    raise ValueError(f"{self.method.name} fixes what it sends; remove the [{name}] table")
+        if self.downlink.name == "feedback":
+            raise ValueError("downlink 'feedback' has no memory to feed back; give its inner compressor by itself")
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them; `Experiment(**as_dict())` is the same experiment."""
+        return self.model_dump(mode="json")
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings)."""
+    return Experiment(**read_table(path, overrides))
+
+
+def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A TOML file as a table, overrides put in. SettingsError for what cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"there is no file {path}; {_others(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+    table.setdefault("name", path.stem)
+    for override in overrides:
+        _override(table, override)
+    return table
+
+
+def _others(path: Path) -> str:
+    known = [str(other) for other in sorted(path.parent.glob("*.toml"))] if path.parent.is_dir() else []
+    return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
+
+
+def _override(table: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise SettingsError(f"{override!r} is not an override; write key=value, for example method.lr=0.1")
+    *path, last = key.strip().split(".")
+    for part in path:
+        inner = table.setdefault(part, {})
+        if isinstance(inner, str):
+            inner = table[part] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise SettingsError(f"{key}={text}: {part} is {inner!r}, which has no keys")
+        table = inner
+    table[last] = _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def to_json(experiment: Experiment) -> str:
+    """The resolved experiment as JSON text."""
+    return json.dumps(experiment.as_dict(), indent=2) + "\n"

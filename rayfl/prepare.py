@@ -1,0 +1,52 @@
+"""From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
+
+from rayfl import seeding, tree
+from rayfl.config import Experiment
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition
+from rayfl.population import Population
+from rayfl.registry import method
+from rayfl.setup import Setup
+from rayfl.task import Classification
+
+
+def prepare(experiment: Experiment) -> Setup:
+    """Everything that stays the same through all rounds. SettingsError or ValueError, in one sentence, where parts
+    do not fit, before anything starts."""
+    dataset = experiment.data.load()
+    task = Classification(experiment.model.builder(dataset.input_shape, dataset.num_classes))
+    chosen = experiment.method.make(task)
+    partition = deal(experiment, dataset)
+    runtime = experiment.runtime
+    setup = Setup(
+        seed=experiment.seed,
+        rounds=experiment.rounds,
+        method=chosen,
+        dataset=dataset,
+        partition=partition,
+        population=Population(experiment.clients, experiment.seed, partition.train.sizes),
+        initial_arrays=tree.to_arrays(task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))),
+        uplink=experiment.uplink,
+        downlink=experiment.downlink,
+        topology=experiment.topology,
+        evaluation=experiment.evaluation,
+        chunk_size=runtime.chunk_size,
+        engine_name=runtime.engine,
+        device_name=runtime.device_name,
+        threads=runtime.threads,
+    )
+    setup.check()
+    return setup
+
+
+def deal(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Who holds what, with the splits that the experiment or the method asks for set aside."""
+    generator = seeding.generator(experiment.seed, purpose="partition")
+    partition = experiment.partition.split(dataset, experiment.clients.count, generator)
+    defaults = method(experiment.method.name).splits
+    ratios = {
+        "validation": experiment.splits.validation_ratio,
+        "heldout": experiment.splits.heldout_ratio,
+    }
+    validation, heldout = (defaults.get(name, 0.0) if ratio is None else ratio for name, ratio in ratios.items())
+    return partition.hold_out(validation, heldout, seeding.generator(experiment.seed, purpose="splits"))
