@@ -37,6 +37,8 @@ def test_white_is_the_value_that_counts_as_one():
 def test_vectors_stay_as_they_are_and_tokens_become_integers():
     vectors = np.array([[0.5, -1.5]], np.float32)
     assert dataset_of(vectors, "vector").prepare(vectors).tolist() == vectors.tolist()
+    raw = torch.from_numpy(vectors)
+    assert dataset_of(vectors, "vector").normalise(raw).data_ptr() != raw.data_ptr()
     tokens = np.array([[1, 60_000]], np.uint16)
     prepared = dataset_of(tokens, "text").prepare(tokens)
     assert (prepared.dtype, prepared.tolist()) == (torch.int64, [[1, 60_000]])

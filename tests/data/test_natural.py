@@ -22,9 +22,13 @@ def test_each_writer_is_a_client_in_the_order_of_their_numbers():
 
 def test_writers_with_fewer_than_two_samples_are_dropped():
     # Writer 1 has one sample, writer 4 has one of each, writer 9 only a test sample.
-    partition = Natural().split(written_by([1, 4, 5, 5], [4, 9]), 2, generator(0))
+    letters = written_by([1, 4, 5, 5], [4, 9])
+    partition = Natural().split(letters, 2, generator(0))
     assert [partition.train[client].tolist() for client in range(2)] == [[1], [2, 3]]
     assert [partition.test[client].tolist() for client in range(2)] == [[0], []]
+    with pytest.raises(ValueError, match="has 2 groups with at least min_samples=2 samples"):
+        Natural().split(letters, 3, generator(0))
+    assert len(Natural(min_samples=1).split(letters, 3, generator(0)).train) == 3
 
 
 def test_fewer_clients_are_a_random_choice_of_writers():
