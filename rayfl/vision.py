@@ -13,7 +13,8 @@ from types import ModuleType
 
 import torch
 
-MISSING = ("nms", "qnms")
+OPERATORS = ("nms", "qnms")
+"""What torchvision's Python side expects to be defined at import."""
 
 
 @functools.cache
@@ -23,9 +24,8 @@ def torchvision() -> ModuleType:
     if found is None or found.origin is None:
         raise ImportError("torchvision is not installed: run `pip install torchvision`")
     if not _operators_load(Path(found.origin).parent):
-        for name in MISSING:
-            if hasattr(torch.ops.torchvision, name):
-                continue
+        # Defining an operator twice is an error, and somebody else may have cured this process already.
+        for name in [name for name in OPERATORS if not hasattr(torch.ops.torchvision, name)]:
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module("torchvision")
 

@@ -50,7 +50,7 @@ class _FourFiles(Source):
         try:
             getattr(torchvision().datasets, kind)(cache, download=True)
         except (OSError, RuntimeError, ImportError) as error:
-            reason = str(error).splitlines()[0].rstrip(":")
+            reason = str(error).partition("\n")[0].rstrip(":")
             raise SettingsError(
                 f"{self.name} is not on this machine and cannot be downloaded ({reason}): {advice}"
             ) from None
