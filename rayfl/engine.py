@@ -84,11 +84,12 @@ def _stage(method: Method, stacked: Carry, starts: Sequence[Start], stage: Stage
     """All steps of one stage on stacked carries [num_clients, ...]."""
     schedules = [list(start.batches(stage)) for start in starts]
     num_steps = max(len(schedule) for schedule in schedules)
-    step = torch.vmap(lambda carry, batch: method.step(carry, batch, stage=stage))
     for index in range(num_steps):
         active = torch.tensor([index < len(schedule) for schedule in schedules], device=starts[0].device)
         batches = [schedule[min(index, len(schedule) - 1)] for schedule in schedules]
-        advanced = step(stacked, _padded(batches))
+        batch = _padded(batches)
+        step = torch.vmap(lambda carry, batch: method.step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
+        advanced = step(stacked, batch)
         stacked = advanced if bool(active.all()) else _where(active, advanced, stacked)
     return stacked, [Work(len(batches), sum(_size(batch) for batch in batches)) for batches in schedules]
 
@@ -137,6 +138,13 @@ def _size(batch: Batch | tuple[Batch, ...]) -> int:
     if isinstance(batch, Batch):
         return len(batch.labels)
     return sum(len(part.labels) for part in batch)
+
+
+def _stacked(batch: Batch | tuple[Batch, ...]) -> Any:
+    """Along which dimension vmap maps each field: the first, but for absent weights."""
+    if isinstance(batch, Batch):
+        return Batch(0, 0, None if batch.weights is None else 0)  # type: ignore[arg-type]
+    return tuple(_stacked(part) for part in batch)
 
 
 # Any: all batches, or all tuples of as many batches.

@@ -30,7 +30,7 @@ def judge_client(setup: Setup, state: State, model: Tree | None, carry: Carry | 
     own = setup.partition.test[ctx.traits.id]
     if setup.evaluation.own and len(own):
         metrics |= _named(f"own{suffix}", means(setup, params, test, own))
-    if setup.evaluation.personal_on_pooled and setup.method.personal:
+    if setup.evaluation.personal_on_pooled and setup.method.personalized:
         metrics |= _named(f"personal_pooled{suffix}", means(setup, params, test, np.arange(len(test))))
     return metrics
 

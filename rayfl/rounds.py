@@ -242,7 +242,7 @@ def judge(setup: Setup, executor: Executor, world: World, shared: Shared, ledger
         return
     model = {} if setup.is_peer else setup.server_half.model(world.server)
     shared = replace(shared, message={}, server=None, model=tree.to_arrays(model) if model else None)
-    settings, personal = setup.evaluation, setup.method.personal or bool(setup.method.eval_stages(shared.round))
+    settings, personal = setup.evaluation, setup.method.personalized or bool(setup.method.eval_stages(shared.round))
     if model and (settings.pooled or (settings.own and not personal)):
         pooled = judge_pooled(setup, executor, shared)
         if settings.pooled:

@@ -125,7 +125,7 @@ class Method(ABC):
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
     paper: ClassVar[str] = ""
-    personal: ClassVar[bool] = False
+    personalized: ClassVar[bool] = False
     """Whether a client's model differs from the server's, so that evaluation visits every client's state."""
     splits: ClassVar[Mapping[str, float]] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
@@ -196,7 +196,7 @@ class Method(ABC):
         return {"params": params}
 
     def outcome(self, state: State) -> Tree:
-        """The personal model that a client ends a run with; asked of methods with `personal = True`."""
+        """The personal model that a client ends a run with; asked of methods with `personalized = True`."""
         return state["params"]
 
 

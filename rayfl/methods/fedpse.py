@@ -48,7 +48,7 @@ class FedPSE(GradientMethod, ServerHalf):
     Hyper: ClassVar[type[FedPSEHyper]] = FedPSEHyper
     hyper: FedPSEHyper
     paper: ClassVar[str] = "FedPSE (personalized sparsification, element-wise aggregation)"
-    personal: ClassVar[bool] = True
+    personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
 
     # Any: hyper-parameters are whatever Hyper declares and validates.

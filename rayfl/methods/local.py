@@ -14,7 +14,7 @@ class Local(GradientMethod, PeerHalf):
     """Every client trains its own model from the common start; the optimizer starts afresh every round."""
 
     paper: ClassVar[str] = "no communication; the lower line of personalized methods"
-    personal: ClassVar[bool] = True
+    personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {}
 
