@@ -119,6 +119,8 @@ def _forked(method: Method, start: Start) -> Iterator[None]:
 
 
 def _to(carry: Carry, device: torch.device) -> Carry:
+    if device.type == "cpu" and not torch.cuda.is_available():
+        return carry
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, carry)
 
 

@@ -97,7 +97,7 @@ class Classification(Task):
         return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
-        return torch.func.functional_call(self.module, params, (batch.inputs,))
+        return torch.func.functional_call(self.module, params, (batch.inputs,), tie_weights=False)
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         logits = self.outputs(params, batch)

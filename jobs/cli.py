@@ -1,0 +1,167 @@
+"""The command `rayfl`: run, report, data, methods, datasets, bench."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from rayfl import __version__
+
+EXISTING = click.Path(path_type=Path)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """A user's mistake ends in one sentence and exit code 2; a client's own error in its message and exit code 1."""
+    from rayfl.work import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        print(f"rayfl: the run failed: {error}", file=sys.stderr)
+        sys.exit(1)
+    except ValueError as error:
+        print(f"rayfl: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__)
+def main() -> None:
+    """rayfl runs federated-learning experiments on Ray: the same file on a laptop, a cluster or Kubernetes."""
+
+
+@main.command()
+@click.argument("file", type=EXISTING)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
+@click.option("--actors", type=int, help="Number of client actors; changes the time and nothing else.")
+@click.option("--output", type=EXISTING, help="Run directory; by default the next free runs/NAME.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
+@click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
+def run(
+    file: Path,
+    overrides: Sequence[str],
+    rounds: int | None,
+    actors: int | None,
+    output: Path | None,
+    overwrite: bool,
+    inline: bool,
+) -> None:
+    """Run the experiment in FILE; KEY=VALUE replaces single settings, as in method.lr=0.1."""
+    extra = [f"rounds={rounds}"] * (rounds is not None)
+    extra += [f"runtime.actors={actors}"] * (actors is not None)
+    extra += ["runtime.executor=inline"] * inline
+    with sentences():
+        from jobs.run import run_file
+
+        run_file(file, [*overrides, *extra], output, overwrite)
+
+
+@main.command()
+@click.argument("directories", nargs=-1, required=True, type=EXISTING)
+@click.option("--output", type=EXISTING, help="The page; by default report.html in the one run directory, or here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
+def report(directories: Sequence[Path], output: Path | None, as_json: bool) -> None:
+    """Write one page about one run directory, or comparing several."""
+    with sentences():
+        from rayfl.record import read_run
+        from rayfl.report import report as write
+        from rayfl.report import summary
+
+        if as_json:
+            print(json.dumps([summary(read_run(directory)) for directory in directories], indent=2))
+            return
+        default = directories[0] / "report.html" if len(directories) == 1 else Path("comparison.html")
+        print(f"report: {write(directories, output or default)}")
+
+
+@main.command()
+@click.argument("file", type=EXISTING)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--picture", type=EXISTING, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")
+def data(file: Path, overrides: Sequence[str], picture: Path | None) -> None:
+    """Show who holds what in the experiment in FILE: a table, and a picture."""
+    with sentences():
+        from rayfl.config import read
+        from rayfl.data import picture as drawing
+        from rayfl.prepare import deal
+
+        experiment = read(file, overrides)
+        path = picture or Path(f"{experiment.name}-data.png")
+        if path.suffix not in (".png", ".svg"):
+            raise ValueError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")
+        dataset = experiment.data.load()
+        partition = deal(experiment, dataset)
+        Console(width=None if sys.stdout.isatty() else 140).print(drawing.table(dataset, partition))
+        path.write_bytes(drawing.picture(dataset, partition, path.suffix[1:]))
+        print(f"picture: {path}")
+
+
+@main.command()
+@click.argument("name", required=False)
+def methods(name: str | None) -> None:
+    """List the methods with their papers, or the hyper-parameters of one (NAME)."""
+    with sentences():
+        from rayfl import registry
+        from rayfl.methods.base import ServerHalf
+
+        if name is not None:
+            kind = registry.method(name)
+            print(f"{name}: {kind.paper}\n")
+            Console().print(_fields(kind.Hyper))
+            return
+        table = Table("method", "where", "paper", "hyper-parameters of its own")
+        for each, kind in sorted(registry.methods().items()):
+            own = [field for field in kind.Hyper.__annotations__ if kind.Hyper.__name__ != "LocalTraining"]
+            where = "server" if issubclass(kind, ServerHalf) else "peers"
+            table.add_row(each, where, kind.paper, ", ".join(own))
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+        print("rayfl methods NAME lists all hyper-parameters of one.")
+
+
+@main.command()
+def datasets() -> None:
+    """List the datasets and partitions with their options."""
+    with sentences():
+        from rayfl import registry
+        from rayfl.data.datasets import Source
+        from rayfl.data.partition import Scheme
+
+        for title, kind in (("dataset", Source), ("partition", Scheme)):
+            table = Table(title, "what it is", "options")
+            for name, each in registry.named(kind).items():
+                table.add_row(name, _first_sentence(each), "\n".join(_options(each)))
+            Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _first_sentence(kind: type) -> str:
+    text = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+    return text.split(". ")[0].rstrip(".") + "."
+
+
+def _options(kind: type[BaseModel]) -> list[str]:
+    return [
+        name if field.is_required() else f"{name} = {_shown(field.default)}" for name, field in kind.model_fields.items()
+    ]
+
+
+def _fields(kind: type[BaseModel]) -> Table:
+    table = Table("hyper-parameter", "default", "what it is")
+    for name, field in kind.model_fields.items():
+        table.add_row(name, "required" if field.is_required() else _shown(field.default), field.description or "")
+    return table
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What a run says while it goes on: a live bar on a terminal, a line a round in a log; a table at the end."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rayfl.record import RoundRow
+from rayfl.report import Summary
+
+HEADLINES = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy", "train/loss")
+
+
+class Listener(Protocol):
+    """Told of every round as it ends."""
+
+    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        """`means` are the round's values by name."""
+        ...
+
+
+@contextmanager
+def following(rounds: int, title: str) -> Iterator[Listener]:
+    """A listener that shows progress: a bar with accuracy, bytes and time left, or lines where there is no terminal."""
+    console = Console()
+    if not console.is_terminal:
+        yield lambda row, means: print(line(row, means, rounds), flush=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(title, total=rounds, state="starting")
+        sent = [0]
+
+        def update(row: RoundRow, means: Mapping[str, float]) -> None:
+            sent[0] += row.uplink_bits + row.downlink_bits
+            state = f"{headline(means)}  {megabytes(sent[0])}"
+            progress.update(task, completed=row.round + 1, state=state)
+
+        yield update
+
+
+def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:
+    """One round as one line of a log."""
+    return (
+        f"round {row.round + 1}/{rounds}  {headline(means)}  "
+        f"delivered {row.delivered}/{row.selected}  up {megabytes(row.uplink_bits)}  "
+        f"down {megabytes(row.downlink_bits)}  {row.wall_s:.2f} s"
+    )
+
+
+def headline(means: Mapping[str, float]) -> str:
+    """The one or two values that tell how a run is doing."""
+    accuracies = [name for name in HEADLINES if name in means and name.endswith("accuracy")][:2]
+    names = accuracies or [name for name in HEADLINES if name in means][:1]
+    return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not judged"
+
+
+def megabytes(bits: float) -> str:
+    """Bits as megabytes of 1e6 bytes."""
+    return f"{bits / 8e6:.3f} MB"
+
+
+def result(summary: Summary, report: Path | None) -> None:
+    """The table that ends a run, and where everything lies."""
+    table = Table(title=f"{summary['name']}: {summary['rounds']} rounds", title_justify="left")
+    table.add_column("result")
+    table.add_column("value", justify="right")
+    for name, value in summary["final"].items():
+        best = summary["best"][name]
+        table.add_row(f"final {name}", f"{100 * value:.2f} %")
+        table.add_row(f"best {name} (round {best['round'] + 1})", f"{100 * best['value']:.2f} %")
+    table.add_row("uplink, all clients", f"{summary['uplink_megabytes']:.3f} MB")
+    table.add_row("downlink, all clients", f"{summary['downlink_megabytes']:.3f} MB")
+    table.add_row("uplink a client and round", f"{summary['uplink_kilobytes_per_client_round']:.2f} kB")
+    table.add_row("downlink a client and round", f"{summary['downlink_kilobytes_per_client_round']:.2f} kB")
+    table.add_row("updates delivered", f"{summary['delivered']} of {summary['selected']}")
+    table.add_row("simulated time", f"{summary['simulated_s']:.1f} s")
+    table.add_row("real time", f"{summary['wall_s']:.1f} s")
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table)
+    print(f"run directory: {summary['directory']}")
+    if report is not None:
+        print(f"report:        {report}")

@@ -1,0 +1,27 @@
+"""What the numbers of a run depend on besides the experiment: builds, CPU, GPU. Recorded in platform.json."""
+
+import os
+import platform
+from importlib.metadata import version
+
+import numpy as np
+import torch
+
+import rayfl
+
+
+def describe(threads: int) -> dict[str, object]:
+    """Builds and hardware of this process, as plain values for JSON."""
+    return {
+        "rayfl": rayfl.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "ray": version("ray"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "threads_per_actor": threads,
+    }
