@@ -1,0 +1,1 @@
+"""`rayfl bench`: round times and memory beside a bare PyTorch loop, in the same call."""

@@ -1,0 +1,47 @@
+"""Peak memory of a process and all its descendants, shared pages counted once (proportional set size)."""
+
+import subprocess
+import threading
+from pathlib import Path
+
+
+def descendants(pid: int) -> list[int]:
+    """`pid` and every process below it."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for parent in found:
+        found.extend(children.get(parent, ()))
+    return found
+
+
+def proportional_bytes(pid: int) -> int:
+    """Proportional set size of all processes at and below `pid`."""
+    total = 0
+    for each in descendants(pid):
+        try:
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
+
+
+class Peak:
+    """Samples a running process every `interval_s` until it ends; `bytes` is the largest sum seen."""
+
+    def __init__(self, process: "subprocess.Popen[str]", interval_s: float = 0.5) -> None:
+        self.process, self.interval_s, self.bytes = process, interval_s, 0
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        done = threading.Event()
+        while self.process.poll() is None:
+            self.bytes = max(self.bytes, proportional_bytes(self.process.pid))
+            done.wait(self.interval_s)
