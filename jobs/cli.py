@@ -141,6 +141,21 @@ def datasets() -> None:
             Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
+@main.command()
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+def bench(workloads: Sequence[str]) -> None:
+    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop."""
+    with sentences():
+        from jobs.bench.command import bench as measure
+        from jobs.bench.workloads import WORKLOADS
+        from rayfl.settings import nearest
+
+        for name in workloads:
+            if name not in WORKLOADS:
+                raise ValueError(f"unknown workload {name!r}: {nearest(name, WORKLOADS)}")
+        measure(workloads or tuple(WORKLOADS))
+
+
 def _first_sentence(kind: type) -> str:
     text = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
     return text.split(". ")[0].rstrip(".") + "."

@@ -1,19 +1,62 @@
-"""Run one experiment: from Python (`run(Experiment(...))`), or as `python -m jobs.run FILE [key=value ...]`."""
+"""Run one experiment: from Python (`run(Experiment(...))`), or as `python -m jobs.run FILE [KEY=VALUE ...]`."""
 
-from rayfl.process import settle
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
-settle()
+from actors import session
+from jobs import console
+from rayfl import machine
+from rayfl.config import Experiment, read, to_toml
+from rayfl.executor import InlineExecutor
+from rayfl.play import play
+from rayfl.prepare import prepare
+from rayfl.record import create_run_directory, describe_run, read_run
+from rayfl.report import report, summary
 
-import shutil  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
 
-from actors import session  # noqa: E402
-from jobs import console  # noqa: E402
-from rayfl import machine  # noqa: E402
-from rayfl.config import Experiment, to_toml  # noqa: E402
-from rayfl.executor import InlineExecutor  # noqa: E402
-from rayfl.play import play  # noqa: E402
-from rayfl.prepare import prepare  # noqa: E402
-from rayfl.record import create_run_directory, describe_run, read_run  # noqa: E402
-from rayfl.report import report, summary  # noqa: E402
+def run(experiment: Experiment, output: Path | None = None, overwrite: bool = False) -> Path:
+    """Run an experiment into a run directory and return it.
+
+    `output`: the run directory; None: the next free one of the name under `experiment.output.directory`. ValueError,
+    before anything starts, where parts of the experiment do not fit each other or the cluster.
+    """
+    setup = prepare(experiment)
+    inline = experiment.runtime.executor == "inline"
+    with nullcontext() if inline else session.opened(experiment.runtime) as ray:
+        directory = create_run_directory(output or free_directory(experiment), overwrite)
+        describe_run(directory, experiment.as_dict(), machine.describe(setup.threads), to_toml(experiment))
+        with console.following(experiment.rounds, experiment.name) as listener:
+            if ray is None:
+                save = experiment.output.save_models
+                executor = InlineExecutor(setup)
+                play(setup, executor, directory, lambda record: listener(record.row, record.means), save)
+            else:
+                ray.play(setup, directory, listener, experiment.output.save_models)
+    if experiment.output.report:
+        report([directory], directory / "report.html")
+    return directory
+
+
+def free_directory(experiment: Experiment) -> Path:
+    """runs/NAME, or runs/NAME-2, ... where there is a run already."""
+    base = Path(experiment.output.directory) / experiment.name
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def run_file(file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool) -> None:
+    """Run the experiment in a file and print its result."""
+    experiment = read(file, overrides)
+    directory = run(experiment, output, overwrite)
+    page = directory / "report.html"
+    console.result(summary(read_run(directory)), page if page.exists() else None)
+
+
+if __name__ == "__main__":
+    from jobs.cli import run as command
+
+    command()

@@ -13,7 +13,7 @@ LARGE_MLP = {"name": "mlp", "hidden": [2600, 3400]}
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of the benchmark. `warmup` rounds are not counted."""
+    """One line of the benchmark. `warmup` rounds are not counted; every client is registered `copies` times."""
 
     name: str
     about: str
@@ -22,6 +22,7 @@ class Workload:
     method: dict[str, object]
     rounds: int
     warmup: int = 2
+    copies: int = 1
 
     def experiment(self, **runtime: object) -> Experiment:
         """The workload as an experiment that judges nothing."""
@@ -69,11 +70,12 @@ WORKLOADS = {
         ),
         Workload(
             "W1x10",
-            "W1 with 10,000 registered clients of 6 samples, 50 a round, 10 epochs: the same work a round",
-            {"count": 10000, "per_round": 50},
+            "W1 with 10,000 registered clients of 60 samples (every client of W1 ten times), 50 a round",
+            {"count": 1000, "per_round": 50},
             SMALL_CNN,
-            {"steps": 2, "batch_size": 32},
+            {"epochs": 1, "batch_size": 32},
             rounds=30,
+            copies=10,
         ),
     )
 }

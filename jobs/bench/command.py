@@ -1,0 +1,55 @@
+"""Runs the workloads and their bare loops as processes of their own, one after another, and prints ratios."""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs.bench.memory import Peak
+from jobs.bench.workloads import WORKLOADS
+
+ACTORS = 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One program's round times and its peak memory, all processes together."""
+
+    seconds: tuple[float, ...]
+    peak_bytes: int
+
+    @property
+    def median(self) -> float:
+        """Median seconds a round."""
+        return statistics.median(self.seconds)
+
+
+def measure(module: str, *arguments: str) -> Measured:
+    """Run a module that prints its round times as JSON on its last line."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak = Peak(process)
+        output, _ = process.communicate()
+        peak.thread.join()
+    if process.returncode:
+        raise ValueError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
+    return Measured(tuple(json.loads(output.strip().splitlines()[-1])), peak.bytes)
+
+
+def bench(names: Sequence[str]) -> None:
+    """Measure the named workloads and print a row each."""
+    table = Table("workload", "bare, 1 process", "bare, 2 processes", "rayfl", "ratio to the better", "peak memory")
+    for name in names:
+        print(f"{name}: {WORKLOADS[name].about}", flush=True)
+        single, double = measure("jobs.bench.bare", name, "1"), measure("jobs.bench.bare", name, "2")
+        ours = measure("jobs.bench.ours", name, str(ACTORS))
+        ratio = ours.median / min(single.median, double.median)
+        seconds = [f"{each.median:.3f} s" for each in (single, double, ours)]
+        table.add_row(name, *seconds, f"{ratio:.2f}", f"{ours.peak_bytes / 1e9:.2f} GB")
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    print("Median seconds a round; peak memory is the sum over all of rayfl's processes, shared pages counted once.")

@@ -1,0 +1,56 @@
+"""rayfl's side of the benchmark: `python -m jobs.bench.ours W1 2` runs a workload on two actors of one thread each.
+
+Prints the round times as JSON. `W1x10` registers every client ten times, so that only their number changes.
+"""
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from actors import session
+from jobs.bench.workloads import WORKLOADS
+from rayfl.config import Experiment
+from rayfl.data.partition import Partition, Shards
+from rayfl.machine import describe
+from rayfl.population import Population
+from rayfl.prepare import prepare
+from rayfl.record import create_run_directory, describe_run
+from rayfl.setup import Setup
+
+
+def main(name: str, actors: int) -> None:
+    """Run the workload and print its round times."""
+    workload = WORKLOADS[name]
+    experiment = workload.experiment(actors=actors, num_cpus=1)
+    setup = registered(experiment, prepare(experiment), workload.copies)
+    times: list[float] = []
+    with session.opened(experiment.runtime) as ray, tempfile.TemporaryDirectory() as scratch:
+        directory = create_run_directory(Path(scratch) / name)
+        describe_run(directory, experiment.as_dict(), describe(1), "")
+        ray.play(setup, directory, lambda row, means: times.append(row.wall_s), False)
+    print(json.dumps(times[workload.warmup :]), flush=True)
+
+
+def registered(experiment: Experiment, setup: Setup, copies: int) -> Setup:
+    """The setup with every client registered `copies` times."""
+    if copies == 1:
+        return setup
+    clients = experiment.clients.model_copy(update={"count": experiment.clients.count * copies})
+    train, test = repeated(setup.partition.train, copies), repeated(setup.partition.test, copies)
+    none = Shards.empty(clients.count)
+    population = Population(clients, experiment.seed, train.sizes)
+    return replace(setup, partition=Partition(train, none, none, test), population=population)
+
+
+def repeated(shards: Shards, copies: int) -> Shards:
+    """The same holdings, one after another."""
+    sizes = np.tile(np.diff(shards.offsets), copies)
+    return Shards(np.tile(shards.indices, copies), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
