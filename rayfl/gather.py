@@ -44,6 +44,16 @@ class Aggregate:
         """The mean or the sum, by the gather's rule; {} when nothing arrived."""
         return self.gather.result(self)
 
+    def scaled(self, factors: Tree) -> "Aggregate":
+        """What had arrived if every message had been multiplied by `factors`, entry by entry.
+
+        ValueError for packets that nobody opened (Relay).
+        """
+        if any(not isinstance(item, dict) for item in self.items.values()):
+            raise ValueError("packets that the server relays unopened cannot be rescaled; gather them with Collect")
+        items = {sender: tree.mul(item, factors) for sender, item in self.items.items() if isinstance(item, dict)}
+        return replace(self, sum=tree.mul(self.sum, factors), items=items)
+
 
 class Gather(ABC):
     """A rule for adding messages up."""

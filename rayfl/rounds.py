@@ -14,7 +14,7 @@ from rayfl import evaluation, gather, tree
 from rayfl.executor import Done, Executor, Job, Ref
 from rayfl.gather import Aggregate, Relay
 from rayfl.ledger import Ledger, RoundRecord, record
-from rayfl.methods.base import Plan, ServerHalf
+from rayfl.methods.base import Plan
 from rayfl.population import Participation, Status
 from rayfl.seeding import NOBODY
 from rayfl.setup import Setup
@@ -71,7 +71,7 @@ def server_round(setup: Setup, executor: Executor, world: World) -> tuple[World,
         round=round,
         plan=plan,
         message=half.broadcast(server, context) if plan.down else {},
-        server=tree.to_arrays(server) if overrides(half, "personal") else None,
+        server=tree.to_arrays(server) if half.gives("personal") else None,
         judged=setup.judged(round),
     )
     roles = server_roles(setup, plan, participation)
@@ -80,7 +80,7 @@ def server_round(setup: Setup, executor: Executor, world: World) -> tuple[World,
     server, metrics = half.server_update(server, sums, delivered, context)
     ledger.metrics |= metrics
     world = replace(world, server=server, round=round + 1)
-    if overrides(half, "reply") and plan.down:
+    if half.gives("reply") and plan.down:
         world = reply(setup, executor, world, shared, delivered, ledger)
     judge(setup, executor, world, shared, ledger)
     return world, record(setup, round, ledger)
@@ -293,8 +293,3 @@ def parts(clients: Sequence[int], wanted: int) -> list[tuple[int, ...]]:
     if not len(clients):
         return []
     return [tuple(part.tolist()) for part in np.array_split(np.asarray(clients), min(wanted, len(clients)))]
-
-
-def overrides(half: ServerHalf, name: str) -> bool:
-    """Whether a method says more than the seam's default, so that the wave is worth its calls."""
-    return getattr(type(half), name) is not getattr(ServerHalf, name)

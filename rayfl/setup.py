@@ -14,7 +14,7 @@ from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Trai
 from rayfl.population import Population
 from rayfl.settings import Settings, SettingsError
 from rayfl.topology import Topology
-from rayfl.tree import Arrays, Tree
+from rayfl.tree import Arrays, State, Tree
 
 
 class Evaluation(Settings):
@@ -85,13 +85,12 @@ class Setup:
     @cached_property
     def stateful(self) -> bool:
         """Whether clients remember anything between rounds (their compressor's memory included)."""
-        state = self.method.init_client(self.population.traits(0), self.initial)
-        return bool(state) or bool(self.uplink.init(self.initial))
+        return bool(self.first_state(0)) or bool(self.uplink.init(self.initial))
 
     @cached_property
     def linked(self) -> bool:
         """Whether the server remembers anything of single clients."""
-        return not self.is_peer and bool(self.server_half.init_link(self.population.traits(0), self.initial))
+        return not self.is_peer and bool(self.first_link(0))
 
     @cached_property
     def engine(self) -> engine.Engine:
@@ -101,6 +100,15 @@ class Setup:
     def chunk(self, num_participants: int) -> int:
         """Participants a chunk: the experiment's, or so many that there are at most 16 chunks."""
         return self.chunk_size or max(1, -(-num_participants // 16))
+
+    def first_state(self, client: int) -> State:
+        """What a client remembers before its first round."""
+        generator = seeding.generator(self.seed, client=client, purpose="first state")
+        return self.method.init_client(self.population.traits(client), self.initial, generator)
+
+    def first_link(self, client: int) -> State:
+        """What the server remembers of a client before the client's first round."""
+        return self.server_half.init_link(self.population.traits(client), self.initial)
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
@@ -114,6 +122,7 @@ class Setup:
             plan=plan,
             client=traits,
             num_clients=self.num_clients,
+            num_rounds=self.rounds,
             initial=self.initial,
             uplink=self.uplink,
             downlink=self.downlink,

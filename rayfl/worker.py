@@ -136,19 +136,12 @@ class Worker:
         """States and links by client; a client that comes for the first time gets its first ones."""
         values, states, links = iter(inputs), {}, {}
         for client in clients:
-            traits = self.setup.population.traits(client)
             stored = next(values) if self.setup.stateful else None
-            states[client] = (
-                self.method.init_client(traits, self.setup.initial) if stored is None else tree.to_tensors(stored)
-            )
+            states[client] = self.setup.first_state(client) if stored is None else tree.to_tensors(stored)
             links[client] = {}
             if self.setup.linked and linked:
                 stored = next(values)
-                links[client] = (
-                    self.setup.server_half.init_link(traits, self.setup.initial)
-                    if stored is None
-                    else tree.to_tensors(stored)
-                )
+                links[client] = self.setup.first_link(client) if stored is None else tree.to_tensors(stored)
         return states, links
 
     def _kept(self, state: State, link: State) -> list[Arrays]:

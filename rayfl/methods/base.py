@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from rayfl.compress.base import Compressor, Message, Packet
-from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather
 from rayfl.settings import Settings
 from rayfl.task import Task
@@ -76,14 +75,16 @@ class Work:
 class Context:
     """What a method may know beside its own states.
 
-    `client` is None on the server. `initial` are the parameters of round 0. `work` is filled, by stage name, when
-    `finish` is called. `generator` belongs to this (seed, round, client, call) and to nothing else.
+    `client` is None on the server. `num_rounds`, T, is the length of the experiment, for schedules over all of it.
+    `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
+    `generator` belongs to this (seed, round, client, call) and to nothing else.
     """
 
     round: int
     plan: Plan
     client: Traits | None
     num_clients: int
+    num_rounds: int
     initial: Tree
     uplink: Compressor
     downlink: Compressor
@@ -149,8 +150,11 @@ class Method(ABC):
     def plan(self, round: int, coin: float) -> Plan:
         """What happens in round `round`; `coin` in [0, 1) is the shared coin of that round."""
 
-    def init_client(self, client: Traits, params: Tree) -> State:
-        """A client's state before its first round; {} for methods whose clients remember nothing."""
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        """A client's state before its first round; {} for methods whose clients remember nothing.
+
+        `generator` belongs to this (seed, client) alone, for what differs at random between clients (masks).
+        """
         return {}
 
     @abstractmethod
@@ -160,7 +164,10 @@ class Method(ABC):
     # Any: a Batch, or a tuple of them, as the stage says.
     @abstractmethod
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
-        """One step on a `Batch` (on a tuple of them where `stage.batches_per_step` is above 1); pure tensors and no randomness, because it also runs under vmap."""
+        """One step on a `Batch`, or on a tuple of them where `stage.batches_per_step` is above 1.
+
+        Pure tensors and no randomness, because it also runs under vmap.
+        """
 
     def turn(self, carry: Carry, *, stage: Stage) -> Carry:
         """After the last step of a stage (prune, rewind, warm start)."""
@@ -236,6 +243,10 @@ class ServerHalf(ABC):
     def reply(self, server: State, link: State, ctx: Context) -> Reply:
         """What a client that delivered gets back in the same round, after the update; runs on the actors."""
         return Reply({}, link)
+
+    def gives(self, hook: Literal["personal", "reply"]) -> bool:
+        """Whether this method says more than the default above, so that the calls to the clients are worth it."""
+        return getattr(type(self), hook) is not getattr(ServerHalf, hook)
 
 
 class PeerHalf(ABC):

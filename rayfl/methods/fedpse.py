@@ -58,7 +58,7 @@ class FedPSE(GradientMethod, ServerHalf):
         rule: Gather = ElementwiseMean("nonzero") if self.hyper.aggregation == "ewa" else WeightedMean()
         self.gather = {"update": rule}
 
-    def init_client(self, client: Traits, params: Tree) -> State:
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"base": params, "residual": tree.zeros_like(params), "trained": params}
 
     def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
+
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
@@ -18,7 +20,7 @@ class Local(GradientMethod, PeerHalf):
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {}
 
-    def init_client(self, client: Traits, params: Tree) -> State:
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"params": params}
 
     def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
