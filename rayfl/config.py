@@ -1,15 +1,16 @@
 """Experiment: the whole description of a run, read from TOML, validated once, written back as it was resolved."""
 
+import datetime
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
-from rayfl import registry
+from rayfl import registry, toml
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -17,10 +18,13 @@ from rayfl.data.partition import Scheme
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.models import Architecture
 from rayfl.population import Clients
-from rayfl.settings import Settings, SettingsError, nearest
+from rayfl.settings import Settings, SettingsError, nearest, shown
 from rayfl.setup import Evaluation
 from rayfl.task import Task
 from rayfl.topology import Topology
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What an experiment may be called, since its run directory is called so."""
 
 
 class MethodChoice(Settings):
@@ -35,30 +39,22 @@ class MethodChoice(Settings):
 
 
 # Any: tables come from a file, and their values get their types here.
-def _choice(table: Any) -> MethodChoice:
-    if isinstance(table, MethodChoice):
-        return table
-    table = _table("method", table)
-    name = table.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError(f"a method needs a name; known are: {', '.join(sorted(registry.methods()))}")
-    kind = registry.method(name)
-    try:
-        return MethodChoice(name=name, hyper=kind.Hyper(**table))
-    except SettingsError as error:
-        raise ValueError(f"method {name!r}: {error}") from None
+def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
+    if isinstance(value, MethodChoice):
+        return value
+    table = _table(value, info)
+    if "name" not in table:
+        raise SettingsError(f" is missing; a method is one of {', '.join(sorted(registry.methods()))}", ("name",))
+    name = table.pop("name")
+    return MethodChoice(name=name, hyper=registry.method(name).Hyper(**table))
 
 
-def _made(kind: type[Settings], value: Any) -> Any:
-    return value if isinstance(value, kind) else registry.make(kind, _table(registry.ROOMS[kind][1], value))
-
-
-def _table(where: str, value: Any) -> dict[str, Any]:
+def _table(value: Any, info: ValidationInfo) -> dict[str, Any]:
     """A table, or a bare name as short for a table with nothing but that name."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
-        raise ValueError(f"a {where} is a table with a name, not {value!r}")
+        raise ValueError(f"{info.field_name}={shown(value)} is not allowed; it must be a name, or a table with a name")
     return dict(value)
 
 
@@ -71,7 +67,10 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _field(kind: type[Settings]) -> tuple[BeforeValidator, PlainSerializer]:
-    return BeforeValidator(partial(_made, kind)), PlainSerializer(_named)
+    def made(value: Any, info: ValidationInfo) -> Any:
+        return value if isinstance(value, kind) else registry.make(kind, _table(value, info))
+
+    return BeforeValidator(made), PlainSerializer(_named)
 
 
 class Splits(Settings):
@@ -85,7 +84,7 @@ class Splits(Settings):
 
 
 class Runtime(Settings):
-    """The `[runtime]` table: where and how a run executes. chunk_size, threads, engine and device are part of its bits."""
+    """The `[runtime]` table: where and how a run executes. chunk_size, threads, engine and device decide its bits."""
 
     executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
     actors: int | None = Field(default=None, ge=1, description="client actors; by default one a core")
@@ -118,7 +117,7 @@ class Output(Settings):
 class Experiment(Settings):
     """The whole description of a run; every table of the TOML file is a field."""
 
-    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="names the run")
+    name: str = Field(default="experiment", description="names the run")
     seed: int = Field(default=1, ge=0, description="the only source of randomness")
     rounds: int = Field(ge=1, description="communication rounds, T")
     data: Annotated[Source, *_field(Source)]
@@ -133,6 +132,16 @@ class Experiment(Settings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     runtime: Runtime = Field(default_factory=Runtime)
     output: Output = Field(default_factory=Output)
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_directory(cls, name: str) -> str:
+        if not re.fullmatch(NAME, name):
+            raise ValueError(
+                f"name={name!r} is not allowed; use letters, digits, '.', '_' and '-', "
+                "and begin with a letter or a digit"
+            )
+        return name
 
     @model_validator(mode="after")
     def _compression_is_free(self) -> "Experiment":
@@ -160,13 +169,16 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SettingsError(f"there is no file {path}; {_others(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not UTF-8 text; give the path of an experiment's TOML file") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SettingsError(f"{path} cannot be read ({reason}); give the path of an experiment's TOML file") from None
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
-    table.setdefault("name", path.stem)
+    table.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "experiment")
     for override in overrides:
         _override(table, override)
     return table
@@ -179,26 +191,35 @@ def _others(path: Path) -> str:
 
 def _override(table: dict[str, Any], override: str) -> None:
     key, sign, text = override.partition("=")
-    if not sign or not key.strip():
+    *path, last = (part.strip() for part in key.split("."))
+    if not sign or not all((*path, last)):
         raise SettingsError(f"{override!r} is not an override; write key=value, for example method.lr=0.1")
-    *path, last = key.strip().split(".")
     for part in path:
         inner = table.setdefault(part, {})
         if isinstance(inner, str):
             inner = table[part] = {"name": inner}
         if not isinstance(inner, dict):
-            raise SettingsError(f"{key}={text}: {part} is {inner!r}, which has no keys")
+            raise SettingsError(f"{override!r} is not an override: {part} is {shown(inner)}, which has no keys")
         table = inner
     table[last] = _value(text)
 
 
+# Any: a TOML value.
 def _value(text: str) -> Any:
+    """The TOML value that a text is; else, and where it would be a date, the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    is_date = isinstance(parsed["value"], datetime.date | datetime.time)
+    return text if is_date or len(parsed) > 1 else parsed["value"]
 
 
 def to_json(experiment: Experiment) -> str:
     """The resolved experiment as JSON text."""
     return json.dumps(experiment.as_dict(), indent=2) + "\n"
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The resolved experiment as a TOML file that runs it again; settings that are left out (None) are not in it."""
+    return toml.dumps(experiment.as_dict())

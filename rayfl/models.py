@@ -5,12 +5,15 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import nn
 
 from rayfl.settings import Settings
+
+Width = Annotated[int, Field(ge=1)]
+"""Number of units or channels of a layer."""
 
 
 class Architecture(Settings):
@@ -40,7 +43,7 @@ class MLP(Architecture):
     """Fully connected ReLU network on the flattened input."""
 
     name: ClassVar[str] = "mlp"
-    hidden: tuple[int, ...] = Field((200,), description="widths of the hidden layers")
+    hidden: tuple[Width, ...] = Field((200,), description="widths of the hidden layers")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         widths = [math.prod(input_shape), *self.hidden]
@@ -58,8 +61,8 @@ class ConvNet2(Architecture):
     """
 
     name: ClassVar[str] = "convnet2"
-    channels: tuple[int, int] = Field((6, 16), description="output channels of the two convolutions")
-    hidden: tuple[int, ...] = Field((120, 84), description="widths of the fully connected layers")
+    channels: tuple[Width, Width] = Field((6, 16), description="output channels of the two convolutions")
+    hidden: tuple[Width, ...] = Field((120, 84), description="widths of the fully connected layers")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         if len(input_shape) != 3 or min(input_shape[1:]) < 16:

@@ -3,6 +3,7 @@
 All of it is drawn from the experiment's seed. A simulated dropout is science: it changes the result and is recorded.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,7 +76,7 @@ class Clients(Settings):
         """Clients selected each round."""
         if self.per_round is not None:
             return self.per_round
-        return max(1, round((self.fraction or 1.0) * self.count))
+        return max(1, math.floor((self.fraction or 1.0) * self.count + 0.5))
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,15 @@ class Population:
 # Any: a trait's type is what this function looks at.
 def _check_trait(name: str, trait: Any, at_most: float) -> None:
     """ValueError for values outside (0, at_most]."""
+    allowed = f"in (0, {at_most:g}]" if at_most < np.inf else "greater than 0"
     if isinstance(trait, Uniform) and not trait.low < trait.high <= at_most:
-        raise ValueError(f"{name}: low={trait.low} and high={trait.high} must satisfy low < high <= {at_most}")
+        raise ValueError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both {allowed}")
     if isinstance(trait, LogNormal) and at_most < np.inf:
-        raise ValueError(f"{name} must stay in (0, {at_most}], which a log-normal draw does not; use low and high")
+        raise ValueError(f"{name} must be {allowed}, which a log-normal draw need not be; give low and high instead")
     if isinstance(trait, float | tuple):
         values = (trait,) if isinstance(trait, float) else trait
+        if not values:
+            raise ValueError(f"{name}=[] has no values; give at least one")
         wrong = [value for value in values if not 0 < value <= at_most]
-        if wrong or not values:
-            allowed = f"(0, {at_most}]" if at_most < np.inf else "greater than 0"
-            raise ValueError(f"{name}={wrong[0] if wrong else []} is not allowed; it must be {allowed}")
+        if wrong:
+            raise ValueError(f"{name}={wrong[0]} is not allowed; it must be {allowed}")

@@ -1,11 +1,14 @@
 """From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
 
-from rayfl import seeding, tree
+import torch
+
+from rayfl import engine, seeding, tree
 from rayfl.config import Experiment
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.population import Population
 from rayfl.registry import method
+from rayfl.settings import SettingsError
 from rayfl.setup import Setup
 from rayfl.task import Classification
 
@@ -35,8 +38,16 @@ def prepare(experiment: Experiment) -> Setup:
         device_name=runtime.device_name,
         threads=runtime.threads,
     )
-    setup.check()
+    check(setup, experiment)
     return setup
+
+
+def check(setup: Setup, experiment: Experiment) -> None:
+    """SettingsError or ValueError where method, model, engine and machine do not go together."""
+    setup.check()
+    engine.choose(setup.engine_name, setup.method, setup.device)
+    if experiment.runtime.executor == "inline" and setup.device_name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("runtime.device='cuda' needs a GPU, and this machine has none; use device='cpu'")
 
 
 def deal(experiment: Experiment, dataset: Dataset) -> Partition:

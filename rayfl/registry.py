@@ -20,7 +20,7 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import Scheme
 from rayfl.methods.base import Method
 from rayfl.models import Architecture
-from rayfl.settings import Settings, SettingsError, nearest
+from rayfl.settings import Settings, SettingsError, UnknownName, nearest, shown
 from rayfl.topology import Topology
 
 ROOMS: Mapping[type[Settings], tuple[str, str]] = {
@@ -70,8 +70,8 @@ def named(kind: type[Settings]) -> dict[str, type[Settings]]:
 
 def method(name: str) -> type[Method]:
     """The method class of that name; SettingsError with the nearest known name."""
-    if name not in methods():
-        raise SettingsError(f"unknown method {name!r}: {nearest(name, methods())}")
+    if not isinstance(name, str) or name not in methods():
+        raise UnknownName(f"unknown method {shown(name)}: {nearest(str(name), methods())}")
     return methods()[name]
 
 
@@ -80,14 +80,11 @@ def make(kind: type[Settings], table: Mapping[str, Any]) -> Any:
     """The object that a table with a `name` and options describes, e.g. {"name": "topk", "keep_ratio": 0.1}."""
     label, known = ROOMS[kind][1], named(kind)
     if "name" not in table:
-        raise SettingsError(f"a {label} needs a name; known are: {', '.join(known)}")
+        raise SettingsError(f" is missing; a {label} is one of {', '.join(known)}", ("name",))
     name = table["name"]
-    if name not in known:
-        raise SettingsError(f"unknown {label} {name!r}: {nearest(str(name), known)}")
-    try:
-        return known[name](**{key: value for key, value in table.items() if key != "name"})
-    except SettingsError as error:
-        raise SettingsError(f"{label} {name!r}: {error}") from None
+    if not isinstance(name, str) or name not in known:
+        raise UnknownName(f"unknown {label} {shown(name)}: {nearest(str(name), known)}")
+    return known[name](**{key: value for key, value in table.items() if key != "name"})
 
 
 def compressor(table: Mapping[str, Any]) -> Compressor:

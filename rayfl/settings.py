@@ -1,14 +1,52 @@
 """Settings: the validated, frozen values that a user writes (an experiment, hyper-parameters, a compressor)."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+KINDS = {
+    bool: ("true or false", "values true or false"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    Path: ("a path", "paths"),
+}
+"""What a user calls a type: one of them, several of them."""
 
 
 class SettingsError(ValueError):
-    """One sentence for the user: what was given, what is allowed, what to change."""
+    """One sentence for the user: what was given, what is allowed, what to change.
+
+    Where it is about one setting, `key` is the path of that setting (("method", "lr")), which the sentence has between
+    `lead` and `reason`; tables that lie further out put their names before it (`under`).
+    """
+
+    def __init__(self, reason: str, key: tuple[str, ...] = (), lead: str = "") -> None:
+        super().__init__(reason, key, lead)
+        self.reason, self.key, self.lead = reason, key, lead
+
+    def __str__(self) -> str:
+        return f"{self.lead}{'.'.join(self.key)}{self.reason}"
+
+    def under(self, *tables: str) -> "SettingsError":
+        """The same mistake, seen from further out."""
+        if self.key:
+            return SettingsError(self.reason, (*tables, *self.key), self.lead)
+        return SettingsError(f": {self.reason}", tables) if tables else self
+
+
+class UnknownName(SettingsError):
+    """A method, model, compressor, ... that is not there; the sentence says itself what kind of thing was meant."""
+
+    def under(self, *tables: str) -> SettingsError:
+        return self
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -21,46 +59,106 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class Settings(BaseModel):
-    """A frozen record that refuses unknown keys and wrong types with one sentence (`SettingsError`)."""
+    """A frozen record that refuses unknown keys and wrong types with one sentence (`SettingsError`).
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    Types are strict: "5" and true are no numbers, and 5.0 is no whole one. NaN and infinity are no numbers either.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
 
     # Any: the values are the user's, and pydantic is what gives them their types.
     def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**values)
+            super().__init__(**{key: _frozen(value) for key, value in values.items()})
         except ValidationError as error:
-            raise SettingsError(sentence(error, type(self))) from None
+            raise mistake(error, type(self), values) from None
 
 
-def sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first thing that is wrong, as one sentence that names the key, the value and what is allowed."""
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    key = ".".join(path) or model.__name__
+# Any: what the user gave.
+def _frozen(value: Any) -> Any:
+    """TOML and JSON have lists where settings, which are frozen, have tuples."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> SettingsError:
+    """The first thing that is wrong, in one sentence that names the key, the value and what is allowed."""
+    errors = error.errors(include_url=False)
+    # A misspelt key that is required is unknown and missing at once, and only the first helps.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    if not first["loc"]:
+        return _refused(first, model)
+    key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}: {nearest(path[-1], _fields_at(model, path[:-1]))}"
+        return SettingsError(f"': {nearest(key, model.model_fields)}", (key,), "unknown key '")
     if first["type"] == "missing":
-        return f"{key} is missing"
-    if first["type"] == "value_error":
-        reason = str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
-        return f"{key}: {reason}" if path else reason
-    return f"{key}={first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}"
+        return SettingsError(" is missing", (key,))
+    if first["type"] == "value_error" and len(first["loc"]) == 1:
+        return _refused(first, model)
+    field = model.model_fields[key]
+    allowed = describe(field.annotation, field.metadata)
+    return SettingsError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
 
 
-def _fields_at(model: type[BaseModel], path: list[str]) -> Iterable[str]:
-    """The known keys of the table that `path` leads to."""
-    for part in path:
-        field = model.model_fields.get(part)
-        annotation = field.annotation if field is not None else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return ()
-        model = annotation
-    return model.model_fields
+def _refused(first: ErrorDetails, model: type[BaseModel]) -> SettingsError:
+    """What a validator of ours said. A sentence that begins with a field's name gets the path in its place."""
+    reason = first.get("ctx", {})["error"]
+    tables = tuple(str(part) for part in first["loc"])
+    if isinstance(reason, SettingsError):
+        return reason.under(*tables)
+    begin = re.match(r"(\w+)(?=[=: ])", str(reason))
+    if begin and begin[1] in (tables or model.model_fields):
+        return SettingsError(str(reason)[begin.end() :], tables or (begin[1],))
+    return SettingsError(str(reason)).under(*tables)
 
 
-def required(given: Mapping[str, object], key: str, where: str) -> object:
-    """`given[key]`, or a sentence that says where it is missing."""
-    if key not in given:
-        raise SettingsError(f"{where}.{key} is missing")
-    return given[key]
+def shown(value: object) -> str:
+    """A value as a sentence shows it, as TOML writes it where that is simple; long ones are cut."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# Any: annotations have no common type, and neither have their bounds.
+def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False) -> str:
+    """What a field takes, in words: "a number in (0, 1]", "'sgd' or 'adam'", "a list of whole numbers"."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return describe(arguments[0], arguments[1:], several)
+    if get_origin(annotation) is Literal:
+        return _either([repr(choice) for choice in arguments])
+    if get_origin(annotation) in (Union, UnionType):
+        choices = [describe(choice, bounds) for choice in arguments if choice is not NoneType]
+        return _either(choices) + (", or be left out" if NoneType in arguments else "")
+    if get_origin(annotation) is tuple:
+        length = "" if Ellipsis in arguments else f"{len(arguments)} "
+        return f"a list of {length}{describe(arguments[0], several=True)}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        keys = list(annotation.model_fields)
+        return f"a table with {_listed(keys, 'and')}" if 0 < len(keys) < 5 else "a table"
+    name = getattr(annotation, "__name__", str(annotation))
+    singular, plural = KINDS.get(annotation, (f"a value of type {name}", f"values of type {name}"))
+    return f"{plural if several else singular}{_range(bounds)}"
+
+
+def _range(bounds: Iterable[Any]) -> str:
+    """The bounds of a number (annotated_types' Gt, Ge, Lt, Le) in words, "" where there are none."""
+    flat = [part for bound in bounds for part in (bound.metadata if isinstance(bound, FieldInfo) else (bound,))]
+    limits = {name: f"{getattr(b, name):g}" for b in flat for name in ("gt", "ge", "lt", "le") if hasattr(b, name)}
+    if len(limits) == 2:
+        low = f"({limits['gt']}" if "gt" in limits else f"[{limits['ge']}"
+        high = f"{limits['lt']})" if "lt" in limits else f"{limits['le']}]"
+        return f" in {low}, {high}"
+    words = {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "of at most"}
+    return "".join(f" {words[name]} {limit}" for name, limit in limits.items())
+
+
+def _either(choices: list[str]) -> str:
+    return _listed(choices, "or")
+
+
+def _listed(words: list[str], last: str) -> str:
+    """ "a", "a or b", "a, b or c"."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

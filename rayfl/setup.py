@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from pydantic import Field
 
 from rayfl import engine, seeding, tree
 from rayfl.compress.base import Compressor
@@ -20,14 +21,10 @@ from rayfl.tree import Arrays, State, Tree
 class Evaluation(Settings):
     """The `[evaluation]` table: how often models are judged, and on what."""
 
-    every: int = 1
-    """Every how many rounds; the last round is always judged. 0: only the last."""
-    pooled: bool = True
-    """The global model on the pooled test set."""
-    own: bool = True
-    """Every client's model on the client's own test split, after the exchange and after local training."""
-    personal_on_pooled: bool = False
-    """Every client's personal model on the pooled test set too (one pass a client)."""
+    every: int = Field(default=1, ge=0, description="judge every so many rounds and after the last; 0: only then")
+    pooled: bool = Field(default=True, description="judge the global model on the pooled test set")
+    own: bool = Field(default=True, description="judge each client's model on its own test split")
+    personal_on_pooled: bool = Field(default=False, description="judge each personal model on the pooled test set too")
 
 
 @dataclass(frozen=True)

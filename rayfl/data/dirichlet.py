@@ -31,7 +31,7 @@ class DirichletClient(Scheme):
         labels = self.class_labels(dataset, dataset.train)
         train = deal(labels, priors, even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
-        return self.finish(train, test, f"there are {len(labels)} train samples, so lower num_clients")
+        return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
 
 
 class SharedGroups(Scheme):
@@ -51,7 +51,7 @@ class SharedGroups(Scheme):
         self.check_num_clients(num_clients)
         if self.num_groups > num_clients:
             raise ValueError(
-                f"partition {self.name!r} has num_groups={self.num_groups} for num_clients={num_clients}: "
+                f"partition {self.name!r} has num_groups={self.num_groups} for clients.count={num_clients}: "
                 f"give at most as many groups as clients"
             )
         of_groups = _priors(self.alpha, self.num_groups, dataset.num_classes, generator)
@@ -59,7 +59,7 @@ class SharedGroups(Scheme):
         labels = self.class_labels(dataset, dataset.train)
         train = deal(labels, of_groups[group], even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
-        return self.finish(train, test, f"there are {len(labels)} train samples, so lower num_clients")
+        return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
 
 
 class DirichletSizes(Scheme):
@@ -83,7 +83,7 @@ class DirichletSizes(Scheme):
         labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
         train = deal(labels, priors, proportional_sizes(len(labels), weights), generator)
         test = deal(test_labels, priors, proportional_sizes(len(test_labels), weights), generator)
-        return self.finish(train, test, f"there are {len(labels)} train samples, so lower num_clients or sigma")
+        return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count or sigma")
 
 
 class DirichletClass(Scheme):
@@ -109,11 +109,11 @@ class DirichletClass(Scheme):
                 if _share_sizes(edges, per_class).sum(axis=0).min() >= self.min_samples:
                     train = _share_out(labels, edges, num_clients, generator)
                     test = _share_out(test_labels, edges, num_clients, generator)
-                    return self.finish(train, test, "lower num_clients")
+                    return self.finish(train, test, "lower clients.count")
         raise ValueError(
             f"partition {self.name!r} with alpha={self.alpha} gave some of {num_clients} clients fewer than "
             f"min_samples={self.min_samples} of the {len(labels)} train samples in every draw: raise alpha, or lower "
-            f"num_clients or min_samples"
+            f"clients.count or min_samples"
         )
 
     def _edges(self, per_class: np.ndarray, num_clients: int, generator: np.random.Generator) -> np.ndarray:

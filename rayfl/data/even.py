@@ -19,7 +19,7 @@ class Iid(Scheme):
         self.check_num_clients(num_clients)
         train = Shards.of(np.array_split(generator.permutation(len(dataset.train)), num_clients))
         test = Shards.of(np.array_split(generator.permutation(len(dataset.test)), num_clients))
-        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower num_clients")
+        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
 
 
 class LambdaRatio(Scheme):
@@ -37,7 +37,7 @@ class LambdaRatio(Scheme):
         self.check_num_clients(num_clients)
         train = self._blocks(self.class_labels(dataset, dataset.train), num_clients, generator)
         test = self._blocks(self.class_labels(dataset, dataset.test), num_clients, generator)
-        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower num_clients")
+        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
 
     def _blocks(self, labels: np.ndarray, num_clients: int, generator: np.random.Generator) -> Shards:
         order = generator.permutation(len(labels))

@@ -31,7 +31,7 @@ class Pathological(Scheme):
         labels = self.class_labels(dataset, dataset.train)
         train = deal(labels, held.astype(np.float64), even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
-        return self.finish(train, test, "lower num_clients or raise classes_per_client")
+        return self.finish(train, test, "lower clients.count or raise classes_per_client")
 
 
 class LabelsPerClient(Scheme):
@@ -66,7 +66,7 @@ class LabelsPerClient(Scheme):
             owners.append(np.repeat(holders, used))
         train = Shards.owned(np.concatenate(indices), np.concatenate(owners), num_clients)
         test = Shards.of([np.flatnonzero(held[client][test_labels]) for client in range(num_clients)])
-        return self.finish(train, test, "lower num_clients or raise labels_per_client or used_ratio")
+        return self.finish(train, test, "lower clients.count or raise labels_per_client or used_ratio")
 
 
 def _draw_classes(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.idx import find_idx, read_idx
@@ -21,8 +22,8 @@ STEMS = {
 class _FourFiles(Source):
     """Four IDX files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
 
-    root: Path | None = None
-    cache: Path = Path("~/.cache/rayfl")
+    root: Path | None = Field(default=None, strict=False)
+    cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
 
     mean: ClassVar[float]
     std: ClassVar[float]

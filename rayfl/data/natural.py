@@ -34,12 +34,12 @@ class Natural(Scheme):
         groups = groups[num_train + num_test >= self.min_samples]
         if num_clients > len(groups):
             raise ValueError(
-                f"num_clients={num_clients}, but dataset {dataset.name!r} has {len(groups)} groups with at least "
+                f"clients.count={num_clients}, but dataset {dataset.name!r} has {len(groups)} groups with at least "
                 f"min_samples={self.min_samples} samples: give at most that many clients"
             )
         if num_clients < len(groups):
             groups = np.sort(generator.choice(groups, num_clients, replace=False))
-        return self.finish(_members(train_groups, groups), _members(test_groups, groups), "lower num_clients")
+        return self.finish(_members(train_groups, groups), _members(test_groups, groups), "lower clients.count")
 
 
 def _members(of_samples: np.ndarray, groups: np.ndarray) -> Shards:

@@ -96,7 +96,7 @@ class Partition:
             client = short[0]
             raise ValueError(
                 f"client {client} has {sizes[client]} train samples and would keep none after validation_ratio="
-                f"{validation_ratio} and heldout_ratio={heldout_ratio}: lower the ratios or num_clients"
+                f"{validation_ratio} and heldout_ratio={heldout_ratio}: lower the ratios or clients.count"
             )
         order = np.lexsort((generator.random(len(owners)), owners))
         rank = np.empty(len(owners), np.int64)

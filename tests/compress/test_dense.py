@@ -108,7 +108,7 @@ def test_16_bit_input_is_sent_exactly():
 
 def test_unknown_type_is_one_sentence():
     from_file: dict[str, Any] = {"dtype": "fp8"}
-    with pytest.raises(ValueError, match="dtype='fp8' is not allowed: input should be 'fp32', 'fp16' or 'bf16'"):
+    with pytest.raises(ValueError, match="dtype='fp8' is not allowed; it must be 'fp32', 'fp16' or 'bf16'"):
         Dense(**from_file)
 
 

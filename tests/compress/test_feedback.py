@@ -82,7 +82,7 @@ def test_a_table_names_the_inner_compressor_and_is_written_back():
 
 
 def test_a_mistake_in_the_inner_table_is_one_sentence():
-    with pytest.raises(ValueError, match=r"inner: .*keep_ratio=2\.0 is outside"):
+    with pytest.raises(ValueError, match=r"^inner\.keep_ratio=2\.0 is outside"):
         from_table({"name": "topk", "keep_ratio": 2.0})
 
 

@@ -51,7 +51,7 @@ def test_clients_of_a_group_share_their_prior():
 
 
 def test_more_groups_than_clients_are_refused():
-    with pytest.raises(ValueError, match="num_groups=4 for num_clients=3"):
+    with pytest.raises(ValueError, match=r"num_groups=4 for clients\.count=3"):
         SharedGroups().split(TEN, 3, generator(0))
 
 

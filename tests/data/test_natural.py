@@ -39,7 +39,7 @@ def test_fewer_clients_are_a_random_choice_of_writers():
 
 
 def test_more_clients_than_writers_are_refused():
-    with pytest.raises(ValueError, match=r"num_clients=3, but dataset 'letters' has 2 groups .* give at most"):
+    with pytest.raises(ValueError, match=r"clients\.count=3, but dataset 'letters' has 2 groups .* give at most"):
         Natural().split(written_by([0, 0, 1, 1], []), 3, generator(0))
 
 
