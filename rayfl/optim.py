@@ -57,7 +57,9 @@ class Adam(Optimizer):
     epsilon: float = Field(default=1e-8, gt=0)
 
     def init(self, params: Tree) -> State:
-        return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "count": torch.zeros(())}
+        # In float32, 1 - 0.999 would be wrong in the fifth digit.
+        count = torch.zeros((), dtype=torch.float64)
+        return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "count": count}
 
     def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
         if self.weight_decay:

@@ -15,30 +15,21 @@ from rayfl.task import Task
 from rayfl.tree import Tree
 
 
-class LocalTraining(HyperParameters):
-    """Hyper-parameters of local training by minibatches, shared by most methods."""
+class LocalWork(HyperParameters):
+    """Hyper-parameters of local training by minibatches."""
 
     lr: float = Field(0.05, gt=0, description="client learning rate, eta_l")
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay ** r")
     epochs: int | None = Field(None, ge=1, description="local epochs a round, E (1 where steps is not given either)")
     steps: int | None = Field(None, ge=1, description="local steps a round, K, instead of epochs")
-    batch_size: int | None = Field(32, ge=1, description="examples a batch, b; 0 in a file: the whole split")
+    batch_size: int = Field(32, ge=0, description="examples a batch, b; 0: the whole split")
     optimizer: OptimizerName = Field("sgd", description="client optimizer, fresh every round: sgd or adam")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient")
     clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of a step's gradient")
-    weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a client in the average")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _full_batch(cls, values: Any) -> Any:
-        """TOML has no null, so a file says batch_size = 0 for the whole split."""
-        if isinstance(values, dict) and values.get("batch_size") == 0:
-            return {**values, "batch_size": None}
-        return values
 
     @model_validator(mode="after")
-    def _one_amount_of_work(self) -> "LocalTraining":
+    def _one_amount_of_work(self) -> "LocalWork":
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs={self.epochs} and steps={self.steps} are both given; give one of them")
         if self.momentum and self.optimizer != "sgd":
@@ -49,7 +40,7 @@ class LocalTraining(HyperParameters):
         """The stage of round `round` that these settings describe."""
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
         lr = self.lr * self.lr_decay**round
-        return Stage(name=name, epochs=epochs, steps=self.steps, batch_size=self.batch_size, lr=lr)
+        return Stage(name=name, epochs=epochs, steps=self.steps, batch_size=self.batch_size or None, lr=lr)
 
     def make_optimizer(self) -> Optimizer:
         """The client optimizer."""
@@ -58,11 +49,17 @@ class LocalTraining(HyperParameters):
         return SGD(momentum=self.momentum, weight_decay=self.weight_decay)
 
 
+class LocalTraining(LocalWork):
+    """Hyper-parameters of methods that average what their clients have trained, which is most of them."""
+
+    weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a client in the average")
+
+
 class GradientMethod(Method):
     """A client that runs optimizer steps on its own examples; subclasses say from where it starts and what it sends."""
 
-    Hyper: ClassVar[type[LocalTraining]] = LocalTraining
-    hyper: LocalTraining
+    Hyper: ClassVar[type[LocalWork]] = LocalTraining
+    hyper: LocalWork
 
     # Any: hyper-parameters are whatever the method's Hyper declares and validates.
     def __init__(self, task: Task, **hyper: Any) -> None:
@@ -93,6 +90,7 @@ class GradientMethod(Method):
 
     def weigh(self, message: Message, ctx: Context) -> tuple[Message, float]:
         """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
+        assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
         if self.hyper.weighting == "uniform":
             return message, 1.0
         num_examples = ctx.traits.num_examples
@@ -115,8 +113,3 @@ def clip(gradient: Tree, max_norm: float | None) -> Tree:
     square = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
     factor = torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
     return {name: tensor * factor for name, tensor in gradient.items()}
-
-
-def sample_weight(hyper: LocalTraining, ctx: Context) -> float:
-    """A client's weight in an average: its number of train examples, or 1."""
-    return float(ctx.traits.num_examples) if hyper.weighting == "samples" else 1.0

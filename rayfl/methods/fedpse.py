@@ -6,14 +6,17 @@ top k and its own uplink by the correlation distance d_i = 0.5 - 0.5 cos(global,
 
 Where the paper is silent or contradicts itself:
 - Sign matrices are supports (their absolute value), so that denominators cannot cancel; EWA takes the sparse updates.
-- top k is per tensor (`scope="model"` for the whole model); the distance is over the flattened model.
+- The distance is over the flattened model. Top k and the random draws are per tensor, each with that tensor's k;
+  `scope="model"` takes the model as one vector in both, as Algorithm 3 is printed.
 - d (k - k_in) is rounded half up; what one side cannot fill, the other side gets.
+- Entries count as sent where they are not zero: an update with fewer than k nonzeros is padded on the wire, not in M_i.
 - W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model judged is W_i^{r,T}.
 - A client that is not selected keeps its residual and gets no downlink. All start from the common W^0, made from the
   seed, so the first round downloads nothing.
 The sign is ours: updates are W^{r,0} - W^{r,T}, so D_i is subtracted.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -43,7 +46,7 @@ class FedPSEHyper(LocalTraining):
 
 
 class FedPSE(GradientMethod, ServerHalf):
-    """Client state: base weights and residual. Link: the client's last uplink. Server: the dense average G."""
+    """Client state: base weights W_i, residual e_i, and the trained model. Link: the client's last uplink U_i."""
 
     Hyper: ClassVar[type[FedPSEHyper]] = FedPSEHyper
     hyper: FedPSEHyper
@@ -69,9 +72,12 @@ class FedPSE(GradientMethod, ServerHalf):
         packet, _ = self.top_k.encode(update, {}, ctx.generator)
         residual = tree.sub(update, packet.decode())
         num_samples = sum(work.num_examples for work in ctx.work.values())
-        message = {"update": packet, "num_samples": count_packet("num_samples", num_samples)}
         state = {"base": state["base"], "residual": residual, "trained": carry["params"]}
-        return Finished(state, message, float(num_samples), self.train_loss(carry, ctx))
+        metrics = self.train_loss(carry, ctx)
+        if self.hyper.weighting == "uniform":
+            return Finished(state, {"update": packet}, 1.0, metrics)
+        message = {"update": packet, "num_samples": count_packet("num_samples", num_samples)}
+        return Finished(state, message, float(num_samples), metrics)
 
     def absorb(self, state: State, received: Message, ctx: Context) -> State:
         return {**state, "base": tree.sub(state["base"], received["update"].decode())}
@@ -83,7 +89,12 @@ class FedPSE(GradientMethod, ServerHalf):
         return state["trained"]
 
     def init_server(self, params: Tree) -> State:
-        return {"update": tree.zeros_like(params)}
+        return self._global(tree.zeros_like(params))
+
+    def _global(self, dense: Tree) -> State:
+        """The server's state: G, and M_s, the entries of G_hat = Top-k(G)."""
+        support = top_k_support(dense, self.hyper.keep_ratio, self.hyper.scope)
+        return {"update": dense, "support": {name: support[name] & (dense[name] != 0) for name in dense}}
 
     def init_link(self, client: Traits, params: Tree) -> State:
         return {"uplink": tree.zeros_like(params)}
@@ -100,38 +111,46 @@ class FedPSE(GradientMethod, ServerHalf):
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
-        return {"update": received["update"].result or tree.zeros_like(server["update"])}, {}
+        return self._global(received["update"].result or tree.zeros_like(server["update"])), {}
 
     def reply(self, server: State, link: State, ctx: Context) -> Reply:
-        dense, own = server["update"], link["uplink"]
-        chosen = top_k_support(dense, self.hyper.keep_ratio, self.hyper.scope)
-        chosen = {name: support & (dense[name] != 0) for name, support in chosen.items()}
-        top = {name: torch.where(support, dense[name], 0.0) for name, support in chosen.items()}
+        dense, support, own = server["update"], server["support"], link["uplink"]
+        top = {name: torch.where(support[name], dense[name], 0.0) for name in dense}
         distance = correlation_distance(top, own)
         if self.hyper.downstream == "dps":
-            chosen = personal_support(chosen, {name: u != 0 for name, u in own.items()}, distance, ctx.generator)
-        return Reply({"update": sparse_packet(dense, chosen)}, link, {"correlation_distance": distance})
+            sent = tree.map(lambda update: update != 0, own)
+            if self.hyper.scope == "tensor":
+                support = {name: personal_support(support[name], sent[name], distance, ctx.generator) for name in dense}
+            else:
+                whole = personal_support(tree.vector(support), tree.vector(sent), distance, ctx.generator)
+                support = tree.unvector(whole, dense)
+        return Reply({"update": sparse_packet(dense, support)}, link, {"correlation_distance": distance})
 
 
 def correlation_distance(a: Tree, b: Tree) -> float:
-    """0.5 - 0.5 cos(a, b) in [0, 1] over the flattened trees; 0.5 where either is zero."""
-    norms = tree.norm(a) * tree.norm(b)
-    if norms == 0:
+    """0.5 - 0.5 cos(a, b) in [0, 1] over the flattened trees; 0.5 where either is zero.
+
+    In float64, and with one square root, so that equal trees are at distance 0 exactly and opposite ones at 1: the
+    distance decides how an entry more or less is rounded.
+    """
+    a, b = tree.map(Tensor.double, a), tree.map(Tensor.double, b)
+    squares = tree.dot(a, a) * tree.dot(b, b)
+    if squares == 0:
         return 0.5
-    return min(1.0, max(0.0, 0.5 - 0.5 * tree.dot(a, b) / norms))
+    return min(1.0, max(0.0, 0.5 - 0.5 * tree.dot(a, b) / math.sqrt(squares)))
 
 
-def personal_support(chosen: Tree, own: Tree, distance: float, generator: np.random.Generator) -> Tree:
-    """DPS, Algorithm 3 lines 6-14, tensor by tensor: as many entries as `chosen` has, the common ones always."""
-    return {name: _personal(support, own[name], distance, generator) for name, support in chosen.items()}
+def personal_support(chosen: Tensor, own: Tensor, distance: float, generator: np.random.Generator) -> Tensor:
+    """DPS, Algorithm 3 lines 6-14: M_s,i from `chosen` (M_s) and `own` (M_i), boolean tensors of one shape.
 
-
-def _personal(chosen: Tensor, own: Tensor, distance: float, generator: np.random.Generator) -> Tensor:
+    As many entries as `chosen` has, the common ones always. What else there is to send is drawn uniformly: first
+    floor(distance * (k - k_in) + 0.5) entries of M_i alone, or all of them if they are fewer, then the rest of M_s.
+    """
     common = chosen & own
     from_own = np.flatnonzero((own & ~common).numpy())
     from_server = np.flatnonzero((chosen & ~common).numpy())
     quota = len(from_server)
-    num_own = min(int(np.floor(distance * quota + 0.5)), len(from_own))
+    num_own = min(math.floor(distance * quota + 0.5), len(from_own))
     drawn = [
         generator.choice(from_own, num_own, replace=False),
         generator.choice(from_server, quota - num_own, replace=False),

@@ -8,13 +8,14 @@ import numpy as np
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
-from rayfl.training import GradientMethod
+from rayfl.training import GradientMethod, LocalWork
 from rayfl.tree import State, Tree
 
 
 class Local(GradientMethod, PeerHalf):
     """Every client trains its own model from the common start; the optimizer starts afresh every round."""
 
+    Hyper: ClassVar[type[LocalWork]] = LocalWork
     paper: ClassVar[str] = "no communication; the lower line of personalized methods"
     personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
