@@ -1,0 +1,56 @@
+"""ClientActor: the Ray actor in which clients run. It holds the setup and nothing of any client between calls."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rayfl.process import settle
+
+if TYPE_CHECKING:
+    from rayfl.worker import Worker
+
+# Any: Ray makes a handle's methods when the program runs.
+Actor = Any
+
+
+@ray.remote
+class ClientActor:
+    """Does jobs on clients, one at a time. It becomes ready through `join`.
+
+    What brings torch in is imported in the methods, because `settle` must come first.
+    """
+
+    worker: "Worker"
+
+    def __init__(self) -> None:
+        settle()
+
+    def join(self, setup: Sequence[ray.ObjectRef], gpu_share: float) -> int:
+        """Read the setup and prepare torch; returns the process id. SettingsError if there is no GPU to work on.
+
+        `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early.
+        """
+        import torch
+
+        from rayfl.settings import SettingsError
+        from rayfl.worker import Worker
+
+        self.worker = Worker(ray.get(setup[0]))
+        torch.set_num_threads(self.worker.setup.threads)
+        if self.worker.setup.device.type == "cuda":
+            if not torch.cuda.is_available():
+                node = ray.util.get_node_ip_address()
+                raise SettingsError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.benchmark = False
+            # Ray shares a GPU out by counting and limits no one's memory.
+            torch.cuda.set_per_process_memory_fraction(min(gpu_share, 1.0))
+        return os.getpid()
+
+    # Any: a job and what it reads and leaves behind; rayfl.worker says which kind has which.
+    def call(self, kind: str, shared: Any, work: Any, *inputs: Any) -> Any:
+        """Do one job. Returns its result, followed by its outputs where it has any."""
+        result, outputs = self.worker.do(kind, shared, work, inputs)
+        return (result, *outputs) if outputs else result

@@ -1,0 +1,14 @@
+"""How errors cross from actors to whoever reads them: as what they were, without Ray's wrapping."""
+
+from ray.exceptions import RayTaskError
+
+
+class ClusterError(RuntimeError):
+    """Ray or a machine failed where nothing is wrong with the experiment: what happened, and what to change."""
+
+
+def unwrapped(error: RayTaskError) -> BaseException:
+    """The exception that was raised in the actor. The traceback from there is among its `__notes__`, for a log."""
+    cause = error.cause
+    cause.add_note(error.traceback_str)
+    return cause

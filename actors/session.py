@@ -1,0 +1,154 @@
+"""A run from the driver's side: start Ray or join a cluster, have the coordinator play, follow it, clean up.
+
+Nothing of Ray shows in these signatures, so that jobs need not know it.
+"""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.client import Actor
+from actors.coordinator import Coordinator
+from actors.errors import ClusterError, unwrapped
+from actors.placement import Placement, nodes, place
+from actors.pool import RayExecutor
+from rayfl.config import Experiment, Runtime
+from rayfl.record import RoundRow
+from rayfl.setup import Setup
+
+POLL_S = 1.0
+"""Seconds between looks for a signal while a round goes on; a round that ends is told at once."""
+
+OnRound = Callable[[RoundRow, Mapping[str, float]], None]
+
+
+def play(
+    experiment: Experiment,
+    setup: Setup,
+    directory: Path,
+    on_round: OnRound,
+    on_start: Callable[[Placement], None] = lambda placement: None,
+) -> bool:
+    """Play an experiment on Ray into `directory`. True if all rounds were played, False if a signal ended the run.
+
+    `on_start` is told once the actors are ready, `on_round` of every round's row and means. The first SIGINT or SIGTERM
+    ends the run after the current round, the second one at once; the records are readable either way.
+    SettingsError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
+    """
+    with session(experiment.runtime):
+        placement = place(experiment.runtime, nodes())
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        coordinator = Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            reference = ray.put(setup)
+            over = coordinator.run.remote([reference], placement, directory.absolute(), experiment.output.save_models)
+            with interruptible(lambda: coordinator.stop.remote()):
+                follow(coordinator, lambda: on_start(placement), on_round)
+            return ray.get(over)
+        except RayTaskError as error:
+            raise unwrapped(error) from None
+        except RayError as error:
+            raise ClusterError(f"the coordinator is gone; its records in {directory} are readable: {error}") from error
+        finally:
+            ray.kill(coordinator)
+
+
+def follow(coordinator: Actor, on_start: Callable[[], None], on_round: OnRound) -> None:
+    """Tell of every round as it ends, until the run is over."""
+    told, said = 0, False
+    while True:
+        started, rounds, over = ray.get(coordinator.progress.remote(told, POLL_S))
+        if started and not said:
+            on_start()
+            said = True
+        for row, means in rounds:
+            on_round(row, means)
+        told += len(rounds)
+        if over and not rounds:
+            return
+
+
+@contextmanager
+def executor(setup: Setup, runtime: Runtime) -> Iterator[RayExecutor]:
+    """Client actors for this process's own use, without a coordinator (benchmarks, tests)."""
+    with session(runtime):
+        pool = RayExecutor(ray.put(setup), place(runtime, nodes()))
+        try:
+            yield pool
+        finally:
+            pool.close()
+
+
+@contextmanager
+def session(runtime: Runtime) -> Iterator[None]:
+    """Ray for a run: what this process has, the cluster that runtime.address or RAY_ADDRESS names, or a local one.
+
+    What was started here is shut down here. ClusterError if no cluster answers.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = runtime.address or os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            _join(address)
+        else:
+            _start(runtime)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"no Ray cluster could be joined at {address!r} ({error}); start one, or unset RAY_ADDRESS and "
+            "runtime.address to run on this machine alone"
+        ) from error
+
+
+def _start(runtime: Runtime) -> None:
+    memory = runtime.object_store_memory_mb
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=None if memory is None else memory * 10**6,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+
+
+@contextmanager
+def interruptible(stop: Callable[[], object]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM calls `stop`, the next raises KeyboardInterrupt. Only the main thread can see to it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        stop()
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
