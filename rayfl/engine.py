@@ -5,14 +5,14 @@ chunk at once: unequal batches are padded with weight 0 and clients that have no
 engines compute the same up to rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from rayfl import seeding
 from rayfl.data.batches import Batch, ClientData, pad
@@ -66,18 +66,32 @@ def run_loop(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, d
 
 
 def run_vmap(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """All clients at once, under torch.vmap; all must have the same stages. Yields in the order of `starts`."""
+    """All clients at once, under torch.vmap; all must have the same stages. Yields in the order of `starts`.
+
+    Clients whose carries differ in shape (other candidates, other widths) are stacked apart.
+    """
     twin = method.on(method.task.functional())
+    alike: dict[Hashable, dict[int, Carry]] = {}
+    for row, start in enumerate(starts):
+        carry = start.begin()
+        alike.setdefault(_shape(carry), {})[row] = carry
+    done: dict[int, tuple[Carry, dict[str, Work]]] = {}
+    for carries in alike.values():
+        done |= zip(carries, _together(twin, [starts[row] for row in carries], list(carries.values())), strict=True)
+    yield from (done[row] for row in range(len(starts)))
+
+
+def _together(method: Method, starts: Sequence[Start], carries: list[Carry]) -> list[tuple[Carry, dict[str, Work]]]:
+    """All stages of clients whose carries have the same shape."""
     device = starts[0].device
-    carries = [start.begin() for start in starts]
     work: list[dict[str, Work]] = [{} for _ in starts]
     for stage in starts[0].stages:
         stacked = _to(tree_map(lambda *leaves: torch.stack(leaves), *carries), device)
-        stacked, done = _stage(twin, stacked, starts, stage)
+        stacked, done = _stage(method, stacked, starts, stage)
         carries = [method.turn(_row(stacked, row), stage=stage) for row in range(len(starts))]
         for row, amount in enumerate(done):
             work[row][stage.name] = amount
-    yield from zip(carries, work, strict=True)
+    return list(zip(carries, work, strict=True))
 
 
 def _stage(method: Method, stacked: Carry, starts: Sequence[Start], stage: Stage) -> tuple[Carry, list[Work]]:
@@ -122,6 +136,11 @@ def _to(carry: Carry, device: torch.device) -> Carry:
     if device.type == "cpu" and not torch.cuda.is_available():
         return carry
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, carry)
+
+
+def _shape(carry: Carry) -> Hashable:
+    """Names, shapes and types of all leaves."""
+    return tuple((path, leaf.shape, leaf.dtype) for path, leaf in tree_flatten_with_path(carry)[0])
 
 
 def _row(stacked: Carry, row: int) -> Carry:

@@ -126,13 +126,13 @@ class Method(ABC):
 
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
     paper: ClassVar[str] = ""
-    personalized: ClassVar[bool] = False
+    personalized: bool = False
     """Whether a client's model differs from the server's, so that evaluation visits every client's state."""
-    splits: ClassVar[Mapping[str, float]] = {}
+    splits: Mapping[str, float] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
     gather: Mapping[str, Gather]
     """By message name how what is sent is added up; packets under other names are billed, and read by nobody else."""
-    own_compression: ClassVar[bool] = False
+    own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
 
     # Any: hyper-parameters are whatever the method's Hyper declares and validates.

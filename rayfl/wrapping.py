@@ -1,0 +1,105 @@
+"""Wrapping: a server method around another one, from which everything comes that the wrapper does not change.
+
+A wrapper adds stages of its own (`own_stages` names them), messages under names of its own, or changes what the inner
+method is given. The inner method never learns of it: its context shows its own stages and its own work alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from rayfl.compress.base import Message
+from rayfl.gather import Aggregate
+from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Reply, ServerHalf, Stage, Traits
+from rayfl.task import Task
+from rayfl.tree import State, Tree
+
+
+class Wrapping(Method, ServerHalf):
+    """Passes every hook on to `inner`."""
+
+    own_stages: ClassVar[tuple[str, ...]] = ()
+    inner: Method
+
+    # Any: hyper-parameters are whatever the wrapper's Hyper declares and validates.
+    def __init__(self, inner: Method, **hyper: Any) -> None:
+        super().__init__(inner.task, **hyper)
+        if not isinstance(inner, ServerHalf):
+            raise ValueError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
+        self.inner = self.server = inner
+        self.gather = inner.gather
+        self.personalized, self.splits = inner.personalized, {**inner.splits, **type(self).splits}
+        self.own_compression = inner.own_compression
+
+    def on(self, task: Task) -> Self:
+        twin = super().on(task)
+        twin.inner = twin.server = self.inner.on(task)
+        return twin
+
+    def inside(self, ctx: Context) -> Context:
+        """The context as the inner method knows it."""
+        stages = tuple(stage for stage in ctx.plan.stages if stage.name not in self.own_stages)
+        work = {name: work for name, work in ctx.work.items() if name not in self.own_stages}
+        return replace(ctx, plan=replace(ctx.plan, stages=stages), work=work)
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return self.inner.plan(round, coin)
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        return self.inner.init_client(client, params, generator)
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        return self.inner.begin(state, received, self.inside(ctx))
+
+    # Any: a Batch, or a tuple of them, as the stage says.
+    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
+        return self.inner.step(carry, batch, stage=stage)
+
+    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+        return self.inner.turn(carry, stage=stage)
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        return self.inner.finish(state, carry, self.inside(ctx))
+
+    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+        return self.inner.absorb(state, received, self.inside(ctx))
+
+    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+        return self.inner.eval_stages(round)
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        return self.inner.eval_begin(state, model, carry, self.inside(ctx))
+
+    def outcome(self, state: State) -> Tree:
+        return self.inner.outcome(state)
+
+    def init_server(self, params: Tree) -> State:
+        return self.server.init_server(params)
+
+    def init_link(self, client: Traits, params: Tree) -> State:
+        return self.server.init_link(client, params)
+
+    def model(self, server: State) -> Tree:
+        return self.server.model(server)
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return self.server.broadcast(server, self.inside(ctx))
+
+    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+        return self.server.personal(server, link, self.inside(ctx))
+
+    def remember(self, link: State, message: Message, ctx: Context) -> State:
+        return self.server.remember(link, message, self.inside(ctx))
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        return self.server.server_update(server, received, delivered, self.inside(ctx))
+
+    def reply(self, server: State, link: State, ctx: Context) -> Reply:
+        return self.server.reply(server, link, self.inside(ctx))
+
+    def gives(self, hook: Literal["personal", "reply"]) -> bool:
+        return self.server.gives(hook)

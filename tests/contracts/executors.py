@@ -1,0 +1,82 @@
+"""The ways in which the contract tests run an experiment, so that they can be compared bit for bit."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rayfl.compress.base import Packet
+from rayfl.executor import Done, Executor, Held, InlineExecutor, Job, Ref
+from rayfl.gather import Handle
+from rayfl.ledger import RoundRecord
+from rayfl.rounds import World, simulate
+from rayfl.setup import Setup
+
+
+class Shuffled(InlineExecutor):
+    """Three workers that do their jobs in any order, and to whom everything comes as bytes, read-only."""
+
+    num_workers = 3
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(pickle.loads(pickle.dumps(setup)))  # noqa: S301 - our own bytes
+        self.order = np.random.default_rng(0)
+
+    def put(self, value: Any) -> Ref:
+        return frozen(value)
+
+    def get(self, ref: Ref) -> Any:
+        return thawed(ref)
+
+    def handle(self, ref: Ref) -> Handle:
+        return Held(opened(ref))
+
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
+        done: dict[int, Done] = {}
+        for index in self.order.permutation(len(jobs)).tolist():
+            job = thawed(frozen(jobs[index].work))
+            inputs = tuple(None if ref is None else thawed(ref) for ref in jobs[index].inputs)
+            ((result, outputs),) = [
+                (d.result, d.outputs) for d in super().run(kind, thawed(shared), [Job(job, inputs)])
+            ]
+            assert len(outputs) == jobs[index].num_outputs
+            done[index] = Done(thawed(frozen(result)), [frozen(output) for output in outputs])
+        return [done[index] for index in range(len(jobs))]
+
+
+Frozen = tuple[bytes, list[bytes]]
+
+
+def frozen(value: Any) -> Frozen:
+    """Bytes, large arrays out of band as Ray has them."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return data, [buffer.raw().tobytes() for buffer in buffers]
+
+
+def thawed(ref: Frozen) -> Any:
+    """The value, its arrays read-only."""
+    return pickle.loads(ref[0], buffers=ref[1])  # noqa: S301 - our own bytes
+
+
+def opened(ref: Frozen) -> Packet:
+    """A packet from its bytes."""
+    packet = thawed(ref)
+    assert isinstance(packet, Packet)
+    return packet
+
+
+def play(
+    setup: Setup, executor: Executor | None = None, world: World | None = None, rounds: int | None = None
+) -> tuple[list[RoundRecord], list[World]]:
+    """The records and the worlds after each round."""
+    records: list[RoundRecord] = []
+    worlds: list[World] = []
+
+    def keep(record: RoundRecord, world: World) -> None:
+        records.append(record)
+        worlds.append(world)
+
+    simulate(setup, executor or InlineExecutor(setup), keep, world, rounds)
+    return records, worlds

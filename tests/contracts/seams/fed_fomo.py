@@ -1,0 +1,115 @@
+"""FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+
+Clients train first and mix afterwards, with the models that the others had at the end of their last round. The server
+chooses greedily by affinity, ties to the lowest id.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.compress.dense import Dense
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate, Gather, Relay
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage, Traits
+from rayfl.training import GradientMethod, LocalTraining
+from rayfl.tree import State, Tree
+
+
+class FedFomoHyper(LocalTraining):
+    """Hyper-parameters of FedFomo."""
+
+    num_candidates: int = Field(2, ge=1, description="other clients' models that a client downloads, M")
+
+
+class FedFomo(GradientMethod, ServerHalf):
+    """Client state: its model. Link: affinity to every client [N], and who was sent last, as a mask [N]."""
+
+    Hyper: ClassVar[type[FedFomoHyper]] = FedFomoHyper
+    hyper: FedFomoHyper
+    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+    personalized: ClassVar[bool] = True
+    splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
+    gather: Mapping[str, Gather] = {"model": Relay()}
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(round), Stage("compare", split="validation", epochs=1)))
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        return {"params": params}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        candidates = {name: packet.decode() for name, packet in (received or {}).items()}
+        losses = torch.zeros(2 + len(candidates))
+        return {**self.start(state["params"]), "candidates": candidates, "losses": losses}
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        if stage.name == "train":
+            return super().step(carry, batch, stage=stage)
+        losses = [self.task.loss(model, batch) for model in (carry["received"], *models(carry))]
+        return {**carry, "losses": torch.stack(losses)}
+
+    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+        if stage.name == "train":
+            return carry
+        before, losses = carry["received"], carry["losses"]
+        moves = [tree.sub(model, before) for model in models(carry)]
+        lengths = torch.tensor([tree.norm(move) for move in moves])
+        gains = torch.where(lengths > 0, (losses[0] - losses[1:]) / lengths.clamp(min=1e-30), 0.0)
+        useful = gains.clamp(min=0.0)
+        params = before
+        for weight, move in zip((useful / useful.sum().clamp(min=1e-30)).tolist(), moves, strict=True):
+            params = tree.add(params, move, weight)
+        return {**carry, "params": params, "gains": gains[1:]}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        message, state = self.compress(state, {"model": carry["params"]}, ctx)
+        gains, _ = Dense().encode({"gains": carry["gains"]}, {}, ctx.generator)
+        return Finished({**state, "params": carry["params"]}, {**message, "gains": gains})
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        return {"params": carry["params"] if carry is not None else state["params"]}
+
+    def init_server(self, params: Tree) -> State:
+        return {"models": {}}
+
+    def init_link(self, client: Traits, params: Tree) -> State:
+        return {"affinity": torch.zeros(0), "sent": torch.zeros(0, dtype=torch.bool)}
+
+    def model(self, server: State) -> Tree:
+        return {}
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {}
+
+    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+        affinity = link["affinity"] if len(link["affinity"]) else torch.zeros(ctx.num_clients)
+        others = [int(client) for client in server["models"] if int(client) != ctx.traits.id]
+        chosen = sorted(
+            sorted(others, key=lambda client: (-float(affinity[client]), client))[: self.hyper.num_candidates]
+        )
+        sent = torch.zeros(ctx.num_clients, dtype=torch.bool)
+        sent[chosen] = True
+        message = {f"candidate{place}": server["models"][str(client)].open() for place, client in enumerate(chosen)}
+        return message, {"affinity": affinity, "sent": sent}
+
+    def remember(self, link: State, message: Message, ctx: Context) -> State:
+        affinity = link["affinity"].clone()
+        affinity[link["sent"]] += message["gains"].decode()["gains"]
+        return {**link, "affinity": affinity}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        arrived = {str(client): handle for client, handle in received["model"].items.items()}
+        return {"models": {**server["models"], **arrived}}, {}
+
+
+def models(carry: Carry) -> list[Tree]:
+    """The freshly trained model, then the candidates in the order of their clients."""
+    return [carry["params"], *(carry["candidates"][name] for name in sorted(carry["candidates"]))]
