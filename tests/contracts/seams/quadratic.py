@@ -93,7 +93,7 @@ def setup(
         dataset=dataset(),
         partition=dealt,
         population=Population(Clients(count=len(TRAIN), **(clients or {})), seed, dealt.train.sizes),
-        initial_arrays=tree.to_arrays(Quadratic().init(0)),
+        initial_arrays=tree.to_arrays(Quadratic().init(seed)),
         uplink=uplink or Dense(),
         downlink=downlink or Dense(),
         topology=topology,

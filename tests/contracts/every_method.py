@@ -1,0 +1,155 @@
+"""The methods under contract: all that the registry finds, on digits, and those that prove the seams, on quadratics."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from rayfl.compress.base import Packet
+from rayfl.config import Experiment
+from rayfl.executor import Executor
+from rayfl.gather import Relay
+from rayfl.methods.base import Method, PeerHalf
+from rayfl.prepare import prepare
+from rayfl.registry import methods
+from rayfl.rounds import World
+from rayfl.setup import Setup
+from rayfl.topology import FullyConnected
+from rayfl.tree import PackedBits
+from tests.contracts.seams import quadratic
+from tests.contracts.seams.dis_pfl import DisPFL
+from tests.contracts.seams.elastic import Elastic
+from tests.contracts.seams.fed_fomo import FedFomo
+from tests.contracts.seams.lag import LAG
+from tests.contracts.seams.per_fedavg import PerFedAvg
+from tests.contracts.seams.scaffold import Scaffold
+from tests.contracts.seams.sub_fedavg import SubFedAvg
+
+# Any: an experiment's tables.
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method and how its setup is made; `make` takes what `quadratic.setup` takes, but for the method."""
+
+    name: str
+    make: Callable[..., Setup]
+    num_clients: int
+    registered: type[Method] | None = None
+
+    @property
+    def method(self) -> Method:
+        """The method as it runs."""
+        return self.make().method
+
+
+def experiment(name: str, **options: Any) -> Experiment:
+    """Six unequal clients on digits, a small network. `options` go over the tables."""
+    tables: dict[str, Any] = {
+        "rounds": 3,
+        "seed": 5,
+        "data": "digits",
+        "partition": {"name": "dirichlet-class", "alpha": 1.0},
+        "model": {"name": "mlp", "hidden": [12]},
+        "method": name,
+        **options,
+    }
+    tables["clients"] = {"count": 6, **options.get("clients", {})}
+    if issubclass(methods()[name], PeerHalf):
+        tables.setdefault("topology", "ring")
+    return Experiment(**tables)
+
+
+def on_digits(name: str) -> Callable[..., Setup]:
+    def make(engine: str = "loop", **options: Any) -> Setup:
+        runtime = {"engine": engine, "chunk_size": options.pop("chunk_size", None)}
+        return prepare(experiment(name, runtime=runtime, **options))
+
+    return make
+
+
+def on_quadratics(method: Callable[[], Method]) -> Callable[..., Setup]:
+    def make(**options: Any) -> Setup:
+        made = method()
+        if isinstance(made, PeerHalf):
+            options.setdefault("topology", FullyConnected())
+        return quadratic.setup(made, **options)
+
+    return make
+
+
+REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in methods().items()]
+SEAMS = [
+    Case(f"seam {type(made()).__name__}", on_quadratics(made), len(quadratic.TRAIN))
+    for made in (
+        lambda: LAG(quadratic.Quadratic()),
+        lambda: PerFedAvg(quadratic.Quadratic(), batch_size=2),
+        lambda: SubFedAvg(quadratic.Quadratic(), batch_size=2),
+        lambda: FedFomo(quadratic.Quadratic(), batch_size=2),
+        lambda: Elastic(Scaffold(quadratic.Quadratic(), batch_size=2)),
+        lambda: DisPFL(quadratic.Quadratic(), batch_size=2),
+    )
+]
+CASES = [*REGISTERED, *SEAMS]
+SERVER_CASES = [case for case in CASES if not isinstance(case.method, PeerHalf)]
+FREE_CASES = [case for case in CASES if not case.method.own_compression]
+# What a server relays was encoded by the clients, and what peers send is uplink.
+FREE_DOWNLINKS = [
+    case
+    for case in FREE_CASES
+    if case in SERVER_CASES and not any(isinstance(rule, Relay) for rule in case.method.gather.values())
+]
+
+
+def cases(chosen: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", chosen, ids=lambda case: case.name)
+
+
+every_method = cases(CASES)
+every_server_method = cases(SERVER_CASES)
+
+
+def contents(executor: Executor, world: World) -> dict[str, np.ndarray]:
+    """Every array that outlives a round, by its place: the server's state, and all states and links."""
+    found = leaves("server", world.server)
+    for kind, refs in (("state", world.states), ("link", world.links)):
+        for client, ref in sorted(refs.items()):
+            found |= leaves(f"{kind} {client}", executor.get(ref))
+    return found
+
+
+# Any: whatever a state may hold.
+def leaves(place: str, value: Any) -> dict[str, np.ndarray]:
+    """All arrays below `value`."""
+    if isinstance(value, Mapping):
+        return {name: leaf for key, part in value.items() for name, leaf in leaves(f"{place}/{key}", part).items()}
+    if isinstance(value, Packet):
+        return leaves(place, value.parts)
+    if isinstance(value, Tensor):
+        return {place: value.detach().numpy()}
+    if isinstance(value, PackedBits):
+        return {place: value.bits}
+    if isinstance(value, np.ndarray):
+        return {place: value}
+    assert hasattr(value, "open"), f"{place} holds a {type(value).__name__}, which no checkpoint can keep"
+    return leaves(place, value.open())
+
+
+def assert_same_bits(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:
+    assert list(a) == list(b)
+    for place, array in a.items():
+        assert (array.dtype, array.shape, array.tobytes()) == (b[place].dtype, b[place].shape, b[place].tobytes()), (
+            place
+        )
+
+
+def assert_close(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], tolerance: float) -> None:
+    """Every array agrees to `tolerance` of its largest entry."""
+    assert list(a) == list(b)
+    for place, array in a.items():
+        size = max(np.abs(array).max(initial=0.0), 1e-3)
+        np.testing.assert_allclose(b[place], array, rtol=0, atol=tolerance * size, err_msg=place)

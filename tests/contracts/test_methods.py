@@ -1,0 +1,106 @@
+"""What every method must hold: the same numbers however it runs, and again after a stop."""
+
+import numpy as np
+import pytest
+
+from rayfl import tree
+from rayfl.executor import InlineExecutor
+from rayfl.ledger import RoundRecord
+from rayfl.rounds import World
+from tests.contracts.every_method import (
+    REGISTERED,
+    Case,
+    assert_close,
+    assert_same_bits,
+    cases,
+    contents,
+    every_method,
+)
+from tests.contracts.executors import Shuffled, frozen, play, thawed
+
+
+def rows(records: list[RoundRecord]) -> list[tuple]:
+    """Everything recorded but the wall clock."""
+    return [(record.row._replace(wall_s=0.0), record.clients, record.metrics) for record in records]
+
+
+def test_the_registry_is_found():
+    assert {"local", "fedavg", "fedpse"} <= {case.name for case in REGISTERED}
+
+
+@cases(REGISTERED)
+def test_a_method_names_its_paper(case: Case):
+    assert case.registered is not None and case.registered.paper
+
+
+@cases(REGISTERED)
+def test_every_hyper_parameter_is_described(case: Case):
+    assert case.registered is not None
+    undescribed = [name for name, field in case.registered.Hyper.model_fields.items() if not field.description]
+    assert undescribed == []
+
+
+@every_method
+def test_loop_and_vmap_agree(case: Case):
+    loop, vmap = (case.make(engine=engine, chunk_size=case.num_clients) for engine in ("loop", "vmap"))
+    (looped, worlds), (stacked, stacked_worlds) = play(loop), play(vmap)
+    assert_close(
+        contents(InlineExecutor(loop), worlds[-1]), contents(InlineExecutor(vmap), stacked_worlds[-1]), tolerance=1e-5
+    )
+    assert [(r.row.uplink_bits, r.row.downlink_bits) for r in looped] == [
+        (r.row.uplink_bits, r.row.downlink_bits) for r in stacked
+    ]
+    for one, other in zip(looped, stacked, strict=True):
+        assert [(m.client, m.name) for m in one.metrics] == [(m.client, m.name) for m in other.metrics]
+        # A test example on the border between two classes may change sides.
+        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name]) for r in (one, other)]
+        np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-4, atol=1e-5)
+
+
+@every_method
+@pytest.mark.parametrize("chunk_size", [1, 2, None])
+def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, chunk_size: int | None):
+    # Everything comes to the workers of Shuffled as bytes: states, links and messages survive that.
+    here = case.make(chunk_size=chunk_size)
+    one, many = InlineExecutor(here), Shuffled(here)
+    (records, worlds), (others, other_worlds) = play(here, one), play(here, many)
+    assert rows(records) == rows(others)
+    assert_same_bits(contents(one, worlds[-1]), contents(many, other_worlds[-1]))
+
+
+@every_method
+def test_twice_the_same(case: Case):
+    first, second = case.make(), case.make()
+    (records, worlds), (others, other_worlds) = play(first), play(second)
+    assert rows(records) == rows(others)
+    assert_same_bits(contents(InlineExecutor(first), worlds[-1]), contents(InlineExecutor(second), other_worlds[-1]))
+
+
+@every_method
+def test_another_seed_gives_another_result(case: Case):
+    worlds = []
+    for seed in (1, 2):
+        here = case.make(seed=seed, rounds=1)
+        worlds.append(contents(InlineExecutor(here), play(here)[1][-1]))
+    first, second = worlds
+    assert any(not np.array_equal(array, second.get(place)) for place, array in first.items())
+
+
+@every_method
+def test_a_run_goes_on_from_a_world_that_was_written_down(case: Case):
+    clients = {"per_round": case.num_clients - 1, "dropout_after_training": 0.2}
+    here = case.make(rounds=4, clients=clients)
+    records, worlds = play(here)
+    executor = InlineExecutor(here)
+    world = worlds[1]
+    assert world.round == 2
+    read_back = World(
+        round=world.round,
+        server=tree.to_tensors(thawed(frozen(tree.to_arrays(world.server)))),
+        states={client: thawed(frozen(state)) for client, state in world.states.items()},
+        links={client: thawed(frozen(link)) for client, link in world.links.items()},
+    )
+    assert_same_bits(contents(executor, world), contents(executor, read_back))
+    later, later_worlds = play(case.make(rounds=4, clients=clients), world=read_back)
+    assert rows(records[2:]) == rows(later)
+    assert_same_bits(contents(executor, worlds[-1]), contents(executor, later_worlds[-1]))
