@@ -111,6 +111,7 @@ def methods(name: str | None) -> None:
     with sentences():
         from rayfl import registry
         from rayfl.methods.base import ServerHalf
+        from rayfl.training import LocalTraining
 
         if name is not None:
             kind = registry.method(name)
@@ -119,7 +120,7 @@ def methods(name: str | None) -> None:
             return
         table = Table("method", "where", "paper", "hyper-parameters of its own")
         for each, kind in sorted(registry.methods().items()):
-            own = [field for field in kind.Hyper.__annotations__ if kind.Hyper.__name__ != "LocalTraining"]
+            own = [field for field in kind.Hyper.model_fields if field not in LocalTraining.model_fields]
             where = "server" if issubclass(kind, ServerHalf) else "peers"
             table.add_row(each, where, kind.paper, ", ".join(own))
         Console(width=None if sys.stdout.isatty() else 120).print(table)
@@ -163,7 +164,8 @@ def _first_sentence(kind: type) -> str:
 
 def _options(kind: type[BaseModel]) -> list[str]:
     return [
-        name if field.is_required() else f"{name} = {_shown(field.default)}" for name, field in kind.model_fields.items()
+        name if field.is_required() else f"{name} = {_shown(field.default)}"
+        for name, field in kind.model_fields.items()
     ]
 
 

@@ -86,15 +86,17 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
     """The first thing that is wrong, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    first = next((one for one in errors if one["type"] == "extra_forbidden" and len(one["loc"]) == 1), errors[0])
     if not first["loc"]:
         return _refused(first, model)
     key = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
+    # Deeper paths lead to an item of a list or a choice of a union, which pydantic names in its own way.
+    kind = first["type"] if len(first["loc"]) == 1 else "wrong value"
+    if kind == "extra_forbidden":
         return SettingsError(f"': {nearest(key, model.model_fields)}", (key,), "unknown key '")
-    if first["type"] == "missing":
+    if kind == "missing":
         return SettingsError(" is missing", (key,))
-    if first["type"] == "value_error" and len(first["loc"]) == 1:
+    if kind == "value_error":
         return _refused(first, model)
     field = model.model_fields[key]
     allowed = describe(field.annotation, field.metadata)

@@ -1,0 +1,158 @@
+"""What a user reads when a setting is wrong: one sentence with the key, the value and what is allowed."""
+
+import pickle
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, field_validator, model_validator
+
+from rayfl.settings import Settings, SettingsError, UnknownName, describe, nearest, shown
+
+
+class Range(Settings):
+    low: float = 0.0
+    high: float
+
+
+class Inner(Settings):
+    ratio: float = Field(default=0.5, gt=0, le=1)
+    weights: float | tuple[float, ...] | Range = 1.0
+
+    @field_validator("ratio")
+    @classmethod
+    def _not_a_third(cls, ratio: float) -> float:
+        if ratio == 0.25:
+            raise ValueError(f"ratio={ratio} is a quarter; take another")
+        if ratio == 0.75:
+            raise ValueError("three quarters are too much")
+        return ratio
+
+
+class Outer(Settings):
+    count: int = Field(ge=1)
+    kind: Literal["a", "b"] = "a"
+    on: bool = False
+    widths: tuple[int, ...] = ()
+    pair: tuple[int, int] | None = None
+    inner: Inner = Inner()
+
+    @model_validator(mode="after")
+    def _few(self) -> "Outer":
+        if self.count == 13:
+            raise ValueError("count=13 and kind='a' do not go together")
+        if self.count == 14:
+            raise ValueError("fourteen is odd")
+        return self
+
+
+NAN, INF = float("nan"), float("inf")
+RIGHT: dict[str, Any] = {"count": 2, "widths": [3, 4], "pair": [1, 2], "inner": {"ratio": 1, "weights": {"high": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"cuont": 3}, "unknown key 'cuont': did you mean 'count'?"),
+        ({"count": 1, "zzz": 3}, "unknown key 'zzz': known are: count, inner, kind, on, pair, widths"),
+        ({"count": 1, "inner": {"ratoi": 3}}, "unknown key 'inner.ratoi': did you mean 'ratio'?"),
+        ({}, "count is missing"),
+        ({"count": 0}, "count=0 is not allowed; it must be a whole number of at least 1"),
+        ({"count": "3"}, "count='3' is not allowed; it must be a whole number of at least 1"),
+        ({"count": 3.0}, "count=3.0 is not allowed; it must be a whole number of at least 1"),
+        ({"count": True}, "count=true is not allowed; it must be a whole number of at least 1"),
+        ({"count": None}, "count=None is not allowed; it must be a whole number of at least 1"),
+        ({"count": 1, "kind": "c"}, "kind='c' is not allowed; it must be 'a' or 'b'"),
+        ({"count": 1, "on": 1}, "on=1 is not allowed; it must be true or false"),
+        ({"count": 1, "widths": [1, "x"]}, "widths=[1, 'x'] is not allowed; it must be a list of whole numbers"),
+        ({"count": 1, "widths": 3}, "widths=3 is not allowed; it must be a list of whole numbers"),
+        ({"count": 1, "pair": [1]}, "pair=[1] is not allowed; it must be a list of 2 whole numbers, or be left out"),
+        ({"count": 1, "inner": 3}, "inner=3 is not allowed; it must be a table with ratio and weights"),
+        ({"count": 1, "inner": {"ratio": 2}}, "inner.ratio=2 is not allowed; it must be a number in (0, 1]"),
+        ({"count": 1, "inner": {"ratio": 0.25}}, "inner.ratio=0.25 is a quarter; take another"),
+        ({"count": 1, "inner": {"ratio": 0.75}}, "inner.ratio: three quarters are too much"),
+        ({"count": 13}, "count=13 and kind='a' do not go together"),
+        ({"count": 14}, "fourteen is odd"),
+        ({"count": 1, "inner": {"ratio": NAN}}, "inner.ratio=nan is not allowed; it must be a number in (0, 1]"),
+        ({"count": 1, "inner": {"ratio": INF}}, "inner.ratio=inf is not allowed; it must be a number in (0, 1]"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_one_sentence(given: dict[str, Any], sentence: str):
+    with pytest.raises(SettingsError) as error:
+        Outer(**given)
+    assert str(error.value) == sentence
+    assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("x", "'x'"), (["y"], "['y']"), ({"lo": 1}, "{'lo': 1}"), ({"low": 1.0}, "{'low': 1.0}")]
+)
+def test_a_union_is_one_sentence(value: Any, text: str):
+    with pytest.raises(SettingsError) as error:
+        Inner(weights=value)
+    allowed = "a number, a list of numbers or a table with low and high"
+    assert str(error.value) == f"weights={text} is not allowed; it must be {allowed}"
+
+
+def test_what_is_right_passes():
+    outer = Outer(**RIGHT)
+    assert (outer.widths, outer.pair, outer.inner.ratio) == ((3, 4), (1, 2), 1.0)
+    assert outer.inner.weights == Range(low=0.0, high=2.0)
+    assert Outer(**outer.model_dump()) == outer
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Range(high=1.0).high = 2.0  # type: ignore[misc]
+
+
+def test_an_error_survives_pickling():
+    error = pickle.loads(pickle.dumps(SettingsError("=3 is wrong", ("a", "b"))))  # noqa: S301
+    assert str(error) == "a.b=3 is wrong"
+    assert str(error.under("c")) == "c.a.b=3 is wrong"
+    unknown = pickle.loads(pickle.dumps(UnknownName("unknown model 'x': did you mean 'y'?")))  # noqa: S301
+    assert str(unknown.under("model")) == "unknown model 'x': did you mean 'y'?"
+
+
+def test_a_sentence_without_a_key_gets_the_table_before_it():
+    assert str(SettingsError("give one of both")) == "give one of both"
+    assert str(SettingsError("give one of both").under("clients")) == "clients: give one of both"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "bounds", "words"),
+    [
+        (int, [Field(ge=1)], "a whole number of at least 1"),
+        (float, [Field(gt=0, lt=1)], "a number in (0, 1)"),
+        (float, [Field(ge=0, le=1e6)], "a number in [0, 1e+06]"),
+        (float, [Field(lt=3)], "a number less than 3"),
+        (float, [Field(le=3)], "a number of at most 3"),
+        (float | None, [Field(gt=0)], "a number greater than 0, or be left out"),
+        (tuple[Annotated[int, Field(ge=1)], ...], [], "a list of whole numbers of at least 1"),
+        (tuple[str, ...], [], "a list of texts"),
+        (Literal["a", "b", "c"], [], "'a', 'b' or 'c'"),
+        (Path | None, [], "a path, or be left out"),
+        (Outer, [], "a table"),
+        (dict, [], "a value of type dict"),
+    ],
+)
+def test_describe(annotation: Any, bounds: list[Any], words: str):
+    assert describe(annotation, bounds) == words
+
+
+def test_long_values_are_cut():
+    assert shown(list(range(1000))) == "[" + ", ".join(str(i) for i in range(22)) + "..."
+    assert len(shown("x" * 500)) == 80
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "words"),
+    [
+        ("keep_rato", ["keep_ratio", "lr"], "did you mean 'keep_ratio'?"),
+        ("xyz", ["b", "a"], "known are: a, b"),
+        ("xyz", [], "known are: none"),
+    ],
+)
+def test_nearest(name: str, known: list[str], words: str):
+    assert nearest(name, known) == words
