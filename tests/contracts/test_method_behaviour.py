@@ -1,0 +1,107 @@
+"""What every method must hold of its arguments and its clients: it modifies nothing, and survives who is missing."""
+
+import numpy as np
+import pytest
+
+from rayfl.executor import InlineExecutor
+from rayfl.methods.base import PeerHalf
+from rayfl.setup import Evaluation
+from tests.contracts.every_method import (
+    SERVER_CASES,
+    Case,
+    assert_same_bits,
+    cases,
+    contents,
+    every_method,
+    leaves,
+)
+from tests.contracts.executors import play
+from tests.contracts.seams.lag import LAG
+from tests.contracts.seams.quadratic import Quadratic, setup
+from tests.contracts.watching import watched
+
+NOBODY = 1 - 1e-12
+"""A chance of dropping out that everyone meets."""
+
+
+@every_method
+def test_no_hook_modifies_what_it_was_given(case: Case):
+    here, log = watched(case.make())
+    plain = case.make()
+    _, worlds = play(here)
+    assert log.modified == []
+    assert {"begin", "step", "finish"} <= set(log.calls)
+    assert ("mix" if isinstance(here.method, PeerHalf) else "server_update") in log.calls
+    # And to be watched changes nothing.
+    assert_same_bits(contents(InlineExecutor(here), worlds[-1]), contents(InlineExecutor(plain), play(plain)[1][-1]))
+
+
+def test_the_watch_sees_a_modification():
+    class Careless(LAG):
+        def step(self, carry, batch, *, stage):
+            carry["params"]["bias"].add_(1.0)
+            return super().step(carry, batch, stage=stage)
+
+    here, log = watched(setup(Careless(Quadratic()), rounds=1))
+    play(here)
+    assert set(log.modified) == {"step"}
+
+
+@every_method
+def test_a_client_that_drops_keeps_its_state_and_its_link(case: Case):
+    clients = {"dropout_after_training": 0.3, "dropout_before_download": 0.2}
+    here = case.make(seed=1, rounds=5, clients=clients, evaluation=Evaluation(every=0))
+    executor = InlineExecutor(here)
+    records, worlds = play(here, executor)
+    # Peers that are away from the exchange still train.
+    gone = {"dropped_after_training"} | (set() if here.is_peer else {"dropped_before_download"})
+    dropped = 0
+    for before, after, record in zip(worlds, worlds[1:], records[1:], strict=False):
+        for client in (row.client for row in record.clients if row.status in gone):
+            dropped += 1
+            for refs, new in ((before.states, after.states), (before.links, after.links)):
+                assert (client in refs) == (client in new)
+                if client in refs:
+                    assert_same_bits(leaves("", executor.get(refs[client])), leaves("", executor.get(new[client])))
+    assert dropped > 0
+
+
+@cases(SERVER_CASES)
+@pytest.mark.parametrize("when", ["dropout_before_download", "dropout_after_training"])
+def test_a_round_in_which_nothing_arrives(case: Case, when: str):
+    here, log = watched(case.make(rounds=4, clients={when: NOBODY}))
+    records, worlds = play(here, rounds=2)
+    assert [record.row.delivered for record in records] == [0, 0]
+    assert [record.row.uplink_bits for record in records] == [0, 0]
+    assert log.calls["server_update"] == 2
+    # And with everybody back the run goes on.
+    healthy = case.make(rounds=4)
+    later, worlds = play(healthy, world=worlds[-1])
+    assert [record.row.round for record in later] == [2, 3]
+    assert later[0].row.delivered > 0
+    assert all(np.isfinite(a).all() for a in contents(InlineExecutor(healthy), worlds[-1]).values())
+
+
+@every_method
+def test_peers_and_servers_survive_a_round_without_anybody(case: Case):
+    here = case.make(rounds=2, clients={"dropout_before_download": NOBODY})
+    records, worlds = play(here)
+    assert [record.row.delivered for record in records] == [0, 0]
+    assert all(np.isfinite(a).all() for a in contents(InlineExecutor(here), worlds[-1]).values())
+
+
+@cases(SERVER_CASES)
+def test_only_the_selected_take_part(case: Case):
+    here = case.make(rounds=3, clients={"per_round": 2}, evaluation=Evaluation(every=0))
+    plans = [here.plan(round) for round in range(3)]
+    executor = InlineExecutor(here)
+    records, worlds = play(here, executor)
+    for round, record in enumerate(records):
+        selected = here.population.draw(round).selected
+        assert len(selected) == record.row.selected == 2
+        senders = {row.client for row in record.clients if row.uplink_bits or row.downlink_bits}
+        assert senders <= set(selected)
+        if round and plans[round].trainers == "sampled":
+            before, after = worlds[round - 1].states, worlds[round].states
+            for client in set(before) - set(selected):
+                assert_same_bits(leaves("", executor.get(before[client])), leaves("", executor.get(after[client])))

@@ -1,0 +1,87 @@
+"""What every method must hold on the wire: it is billed for its real buffers, and it compresses what it sends."""
+
+import numpy as np
+import pytest
+
+from rayfl.compress.dense import Dense
+from rayfl.compress.sparse import TopK
+from rayfl.methods.base import PeerHalf
+from rayfl.settings import SettingsError
+from rayfl.setup import Evaluation
+from tests.contracts.every_method import (
+    FREE_CASES,
+    FREE_DOWNLINKS,
+    REGISTERED,
+    Case,
+    cases,
+    every_method,
+    experiment,
+)
+from tests.contracts.executors import play
+from tests.contracts.watching import buffer_bits, watched
+
+
+def test_the_wire_cases_are_not_empty():
+    assert {"fedavg", "seam LAG"} <= {case.name for case in FREE_CASES}
+    assert {"fedavg", "seam Elastic"} <= {case.name for case in FREE_DOWNLINKS}
+    assert "seam FedFomo" not in {case.name for case in FREE_DOWNLINKS}
+
+
+@every_method
+def test_the_bill_is_the_size_of_the_buffers(case: Case):
+    clients = {"per_round": case.num_clients - 1, "dropout_after_training": 0.2, "dropout_before_download": 0.2}
+    here, log = watched(case.make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
+    records, _ = play(here)
+    statuses = {client.status for record in records for client in record.clients}
+    assert {"dropped_after_training", "dropped_before_download"} <= statuses
+    for round, record in enumerate(records):
+        for row in record.clients:
+            sent, expected = row.status == "delivered", [0, 0]
+            if isinstance(here.method, PeerHalf):
+                expected = peer_bits(here, log, record, round, row.client) if sent else [0, 0]
+            elif row.status != "dropped_before_download":
+                down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
+                expected = [buffer_bits(log.up[round, row.client]) if sent else 0, sum(map(buffer_bits, down))]
+            assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
+        assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
+        assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
+
+
+def peer_bits(here, log, record, round: int, client: int) -> list[int]:
+    """Up: the own message to everyone who hears it; down: everyone's that the client hears. Both ends are billed."""
+    present = [row.client for row in record.clients if row.status == "delivered"]
+    size = {peer: buffer_bits(log.up[round, peer]) for peer in present}
+    graph = here.topology.receives(here.num_clients, here.seed, round)
+    listeners = sum(bool(graph[other, client]) for other in present)
+    return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
+
+
+@every_method
+def test_a_packet_says_how_large_it_is(case: Case):
+    here, log = watched(case.make(rounds=2))
+    play(here)
+    messages = [*log.up.values(), *log.broadcasts.values(), *(m for row in log.down.values() for m in row)]
+    for packet in (packet for message in messages for packet in message.values()):
+        assert packet.num_bits == buffer_bits({"packet": packet})
+        assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
+
+
+@cases(FREE_CASES)
+def test_the_uplink_compressor_is_used(case: Case):
+    dense, sparse = (
+        play(case.make(rounds=1, uplink=compressor))[0][0].row for compressor in (Dense(), TopK(keep_ratio=0.1))
+    )
+    assert 0 < sparse.uplink_bits < dense.uplink_bits
+
+
+@cases(FREE_DOWNLINKS)
+def test_the_downlink_compressor_is_used(case: Case):
+    full, half = (play(case.make(rounds=1, downlink=Dense(dtype=dtype)))[0][0].row for dtype in ("fp32", "fp16"))
+    assert 0 < half.downlink_bits < full.downlink_bits
+
+
+@cases([case for case in REGISTERED if case not in FREE_CASES])
+@pytest.mark.parametrize("direction", ["uplink", "downlink"])
+def test_a_method_with_its_own_compression_refuses_another(case: Case, direction: str):
+    with pytest.raises(SettingsError, match=rf"(?s){case.name}.*\[{direction}\]"):
+        experiment(case.name, **{direction: {"name": "topk", "keep_ratio": 0.5}})

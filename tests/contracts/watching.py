@@ -1,0 +1,101 @@
+"""A method under watch: what its hooks were given and what they gave back, without a change to what they do."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rayfl.compress.base import Message
+from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf
+from rayfl.setup import Setup
+
+CLIENT_HOOKS = ("init_client", "begin", "step", "turn", "finish", "absorb", "eval_begin", "outcome")
+SERVER_HOOKS = ("init_server", "init_link", "model", "broadcast", "personal", "remember", "server_update", "reply")
+PEER_HOOKS = ("mix",)
+
+
+@dataclass
+class Log:
+    """What was seen in a run."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    modified: list[str] = field(default_factory=list)
+    down: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
+    up: dict[tuple[int, int], Message] = field(default_factory=dict)
+    broadcasts: dict[int, Message] = field(default_factory=dict)
+
+    # Any: the arguments and the result of any hook.
+    def note(self, hook: str, ctx: Context | None, result: Any) -> None:
+        """Keep the messages of a call."""
+        self.calls[hook] += 1
+        if ctx is None:
+            return
+        if hook == "broadcast":
+            self.broadcasts[ctx.round] = result
+            return
+        if ctx.client is None:
+            return
+        key = (ctx.round, ctx.client.id)
+        if hook == "personal":
+            self.down.setdefault(key, []).append(result[0])
+        if isinstance(result, Reply):
+            self.down.setdefault(key, []).append(result.message)
+        if isinstance(result, Finished) and result.message is not None:
+            self.up[key] = result.message
+
+
+def watched(setup: Setup) -> tuple[Setup, Log]:
+    """The setup with its method under watch."""
+    log, method = Log(), setup.method
+    half = PEER_HOOKS if isinstance(method, PeerHalf) else SERVER_HOOKS
+    # A hook that the method leaves to the default is left alone, so that `gives` says what it said before.
+    hooks = {
+        name: _watch(name, getattr(type(method), name), log) for name in (*CLIENT_HOOKS, *half) if _own(method, name)
+    }
+    kind = type("Watched", (type(method),), hooks)
+    twin = kind.__new__(kind)
+    vars(twin).update(vars(method))
+    return replace(setup, method=twin), log
+
+
+def _own(method: Method, hook: str) -> bool:
+    return getattr(type(method), hook) is not getattr(ServerHalf, hook, None)
+
+
+def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def call(self: Method, *args: Any, **kwargs: Any) -> Any:
+        before = fingerprint((args, kwargs, vars(self)))
+        result = hook(self, *args, **kwargs)
+        if fingerprint((args, kwargs, vars(self))) != before:
+            log.modified.append(name)
+        ctx = next((arg for arg in args if isinstance(arg, Context)), None)
+        log.note(name, ctx, result)
+        return result
+
+    return call
+
+
+# Any: whatever a hook may be given.
+def fingerprint(value: Any) -> Any:
+    """All numbers below `value`, in order, as something that can be compared."""
+    if isinstance(value, Tensor):
+        return value.detach().numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, Mapping):
+        return [(key, fingerprint(part)) for key, part in value.items()]
+    if isinstance(value, (tuple, list)):
+        return [fingerprint(part) for part in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [fingerprint(getattr(value, part.name)) for part in fields(value)]
+    return value if isinstance(value, (int, float, str, bool)) else id(value)
+
+
+def buffer_bits(message: Message) -> int:
+    """Eight times the bytes of every buffer of every packet."""
+    return 8 * sum(len(part.tobytes()) for packet in message.values() for part in packet.parts.values())
