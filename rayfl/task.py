@@ -62,12 +62,13 @@ class Task(ABC):
         objective = objective or self.loss
         if self.uses_functorch:
             gradient = torch.func.grad(objective)
-            return torch.func.jvp(lambda p: gradient(p, batch), (params,), (vector,))[1]
+            # Backward twice: forward mode knows fewer operators and warns of torch.jit at its first use.
+            return torch.func.grad(lambda p: _inner(gradient(p, batch), vector))(params)
         leaves = _leaves(params)
         values = list(leaves.values())
         with torch.enable_grad():
             first = torch.autograd.grad(objective(leaves, batch), values, create_graph=True, materialize_grads=True)
-            product = torch.stack([(g * vector[name]).sum() for name, g in zip(leaves, first, strict=True)]).sum()
+            product = _inner(_named(leaves, first), vector)
         if not product.requires_grad:
             return {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         return _named(leaves, torch.autograd.grad(product, values, materialize_grads=True))
@@ -137,6 +138,11 @@ def refuse_batch_statistics(module: nn.Module) -> None:
 def _leaves(params: Tree) -> Tree:
     """The engine's own leaves: same memory, fresh graph."""
     return {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+
+
+def _inner(a: Tree, b: Tree) -> Tensor:
+    """The inner product over all entries, differentiable."""
+    return torch.stack([(tensor * b[name]).sum() for name, tensor in a.items()]).sum()
 
 
 def _named(like: Tree, values: "tuple[Tensor, ...]") -> Tree:

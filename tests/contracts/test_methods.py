@@ -68,6 +68,18 @@ def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, chunk_size:
     assert_same_bits(contents(one, worlds[-1]), contents(many, other_worlds[-1]))
 
 
+@pytest.mark.ray
+@every_method
+@pytest.mark.parametrize("actors", ["one_actor", "three_actors"])
+def test_ray_actors_give_the_bits_of_this_process(case: Case, actors: str, request: pytest.FixtureRequest):
+    here = case.make()
+    one, many = InlineExecutor(here), request.getfixturevalue(actors).take(here)
+    assert many.num_workers == {"one_actor": 1, "three_actors": 3}[actors]
+    (records, worlds), (others, other_worlds) = play(here, one), play(here, many)
+    assert rows(records) == rows(others)
+    assert_same_bits(contents(one, worlds[-1]), contents(many, other_worlds[-1]))
+
+
 @every_method
 def test_twice_the_same(case: Case):
     first, second = case.make(), case.make()

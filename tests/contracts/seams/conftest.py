@@ -1,10 +1,15 @@
-"""Every seam is tried looped and vmapped, on one worker and on several."""
+"""Every seam is tried looped and vmapped, on one worker and on several, in this process and in actors."""
 
 import pytest
 
-from tests.contracts.seams.ways import WAYS, Way
+from rayfl.executor import InlineExecutor
+from tests.contracts.executors import Shuffled
+from tests.contracts.seams.ways import Way
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["loop", "vmap", "three workers", pytest.param("ray", marks=pytest.mark.ray)])
 def way(request: pytest.FixtureRequest) -> Way:
-    return WAYS[request.param]
+    if request.param == "ray":
+        return Way("loop", request.getfixturevalue("three_actors").take)
+    engine = "vmap" if request.param == "vmap" else "loop"
+    return Way(engine, Shuffled if request.param == "three workers" else InlineExecutor)

@@ -3,21 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rayfl.executor import Executor, InlineExecutor
+from rayfl.executor import Executor
 from rayfl.setup import Setup
-from tests.contracts.executors import Shuffled
 
 
 @dataclass(frozen=True)
 class Way:
-    """An engine and where the jobs run."""
+    """An engine, and what makes the executor of a setup."""
 
     engine: str
     executor: Callable[[Setup], Executor]
-
-
-WAYS = {
-    "loop": Way("loop", InlineExecutor),
-    "vmap": Way("vmap", InlineExecutor),
-    "three-workers": Way("loop", Shuffled),
-}

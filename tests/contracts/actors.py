@@ -1,0 +1,20 @@
+"""Client actors that many tests share: to start one takes seconds, to give it another setup does not."""
+
+import ray
+
+from actors.placement import Placement
+from actors.pool import RayExecutor
+from rayfl.setup import Setup
+
+
+class SharedActors(RayExecutor):
+    """A RayExecutor whose actors take one setup after another. They ask for no cores, so others can start beside it."""
+
+    def __init__(self, setup: Setup, num_actors: int) -> None:
+        super().__init__(ray.put(setup), Placement(num_actors, num_cpus=0.0, num_gpus=0.0))
+
+    def take(self, setup: Setup) -> "SharedActors":
+        """The same actors on another setup."""
+        self._setup = ray.put(setup)
+        ray.get([actor.join.remote([self._setup], 0.0) for actor in self.pids])
+        return self
