@@ -43,7 +43,7 @@ class MLP(Architecture):
     """Fully connected ReLU network on the flattened input."""
 
     name: ClassVar[str] = "mlp"
-    hidden: tuple[Width, ...] = Field((200,), description="widths of the hidden layers")
+    hidden: tuple[Width, ...] = Field(default=(200,), description="widths of the hidden layers")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         widths = [math.prod(input_shape), *self.hidden]
@@ -61,8 +61,8 @@ class ConvNet2(Architecture):
     """
 
     name: ClassVar[str] = "convnet2"
-    channels: tuple[Width, Width] = Field((6, 16), description="output channels of the two convolutions")
-    hidden: tuple[Width, ...] = Field((120, 84), description="widths of the fully connected layers")
+    channels: tuple[Width, Width] = Field(default=(6, 16), description="output channels of the two convolutions")
+    hidden: tuple[Width, ...] = Field(default=(120, 84), description="widths of the fully connected layers")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         if len(input_shape) != 3 or min(input_shape[1:]) < 16:

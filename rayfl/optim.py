@@ -19,7 +19,7 @@ class Optimizer(Settings):
     """A rule that turns parameters and a gradient into new parameters."""
 
     name: ClassVar[str]
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to the gradient")
 
     @abstractmethod
     def init(self, params: Tree) -> State:
@@ -34,7 +34,7 @@ class SGD(Optimizer):
     """v <- momentum * v + g, x <- x - lr * v (torch.optim.SGD without dampening); plain x - lr * g without momentum."""
 
     name: ClassVar[str] = "sgd"
-    momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="heavy-ball momentum")
 
     def init(self, params: Tree) -> State:
         return {"velocity": tree.zeros_like(params)} if self.momentum else {}

@@ -49,14 +49,16 @@ class Clients(Settings):
     """The `[clients]` table of an experiment."""
 
     count: int = Field(ge=1, description="number of clients, N")
-    per_round: int | None = Field(None, ge=1, description="clients selected each round, m")
-    fraction: float | None = Field(None, gt=0, le=1, description="share of the clients selected each round")
-    dropout_before_download: float = Field(0.0, ge=0, lt=1, description="chance to vanish before the download")
-    dropout_after_training: float = Field(0.0, ge=0, lt=1, description="chance to vanish with the trained update")
-    retention_ratio: Trait = Field(1.0, description="share of the model that a client can keep, r_i")
-    examples_per_s: Trait = Field(1000.0, description="training speed, examples a second")
-    uplink_mbps: Trait = Field(10.0, description="megabits (1e6) a second from the client")
-    downlink_mbps: Trait = Field(50.0, description="megabits (1e6) a second to the client")
+    per_round: int | None = Field(default=None, ge=1, description="clients selected each round, m")
+    fraction: float | None = Field(default=None, gt=0, le=1, description="share of the clients selected each round")
+    dropout_before_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish before the download")
+    dropout_after_training: float = Field(
+        default=0.0, ge=0, lt=1, description="chance to vanish with the trained update"
+    )
+    retention_ratio: Trait = Field(default=1.0, description="share of the model that a client can keep, r_i")
+    examples_per_s: Trait = Field(default=1000.0, description="training speed, examples a second")
+    uplink_mbps: Trait = Field(default=10.0, description="megabits (1e6) a second from the client")
+    downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
 
     @model_validator(mode="after")
     def _participants_exist(self) -> "Clients":

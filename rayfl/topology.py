@@ -50,7 +50,7 @@ class ErdosRenyi(Topology):
     """Each pair is an edge with probability p, drawn once and again until the graph is connected."""
 
     name: ClassVar[str] = "erdos-renyi"
-    p: float = Field(0.5, gt=0, le=1, description="probability of an edge")
+    p: float = Field(default=0.5, gt=0, le=1, description="probability of an edge")
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         _at_least_two(num_peers)
@@ -67,7 +67,7 @@ class RandomNeighbours(Topology):
     """Every round each peer receives from `degree` other peers, drawn anew (Dis-PFL's directed, time-varying graph)."""
 
     name: ClassVar[str] = "random"
-    degree: int = Field(10, ge=1, description="number of peers that each peer receives from")
+    degree: int = Field(default=10, ge=1, description="number of peers that each peer receives from")
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         if self.degree >= num_peers:

@@ -18,15 +18,17 @@ from rayfl.tree import Tree
 class LocalWork(HyperParameters):
     """Hyper-parameters of local training by minibatches."""
 
-    lr: float = Field(0.05, gt=0, description="client learning rate, eta_l")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay ** r")
-    epochs: int | None = Field(None, ge=1, description="local epochs a round, E (1 where steps is not given either)")
-    steps: int | None = Field(None, ge=1, description="local steps a round, K, instead of epochs")
-    batch_size: int = Field(32, ge=0, description="examples a batch, b; 0: the whole split")
-    optimizer: OptimizerName = Field("sgd", description="client optimizer, fresh every round: sgd or adam")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient")
-    clip_norm: float | None = Field(None, gt=0, description="largest Euclidean norm of a step's gradient")
+    lr: float = Field(default=0.05, gt=0, description="client learning rate, eta_l")
+    lr_decay: float = Field(default=1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay ** r")
+    epochs: int | None = Field(
+        default=None, ge=1, description="local epochs a round, E (1 where steps is not given either)"
+    )
+    steps: int | None = Field(default=None, ge=1, description="local steps a round, K, instead of epochs")
+    batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
+    optimizer: OptimizerName = Field(default="sgd", description="client optimizer, fresh every round: sgd or adam")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to the gradient")
+    clip_norm: float | None = Field(default=None, gt=0, description="largest Euclidean norm of a step's gradient")
 
     @model_validator(mode="after")
     def _one_amount_of_work(self) -> "LocalWork":
@@ -52,7 +54,7 @@ class LocalWork(HyperParameters):
 class LocalTraining(LocalWork):
     """Hyper-parameters of methods that average what their clients have trained, which is most of them."""
 
-    weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a client in the average")
+    weighting: Literal["samples", "uniform"] = Field(default="samples", description="weight of a client in the average")
 
 
 class GradientMethod(Method):

@@ -39,10 +39,14 @@ from rayfl.tree import State, Tree
 class FedPSEHyper(LocalTraining):
     """Hyper-parameters of FedPSE; the paper's sparsity p is 1 - keep_ratio."""
 
-    keep_ratio: float = Field(0.1, gt=0, le=1, description="share of the entries sent each way, k/n = 1 - p")
-    scope: Scope = Field("tensor", description="top k of every tensor, or of the whole model")
-    aggregation: Literal["ewa", "naive"] = Field("ewa", description="element-wise average, or FedAvg's (ablation)")
-    downstream: Literal["dps", "broadcast_topk"] = Field("dps", description="personal, or the same for all (ablation)")
+    keep_ratio: float = Field(default=0.1, gt=0, le=1, description="share of the entries sent each way, k/n = 1 - p")
+    scope: Scope = Field(default="tensor", description="top k of every tensor, or of the whole model")
+    aggregation: Literal["ewa", "naive"] = Field(
+        default="ewa", description="element-wise average, or FedAvg's (ablation)"
+    )
+    downstream: Literal["dps", "broadcast_topk"] = Field(
+        default="dps", description="personal, or the same for all (ablation)"
+    )
 
 
 class FedPSE(GradientMethod, ServerHalf):
