@@ -111,7 +111,8 @@ def tensor_over(array: np.ndarray) -> Tensor:
     """A tensor that reads `array`: a view where its memory is aligned and contiguous, else a copy."""
     if array.ctypes.data % ALIGNMENT_BYTES or not array.flags.c_contiguous:
         # torch aligns what it allocates; a copy made by numpy may lie 16 bytes off.
-        return torch.from_numpy(np.ascontiguousarray(array)).clone()
+        # And numpy turns a contiguous copy of a single number into an array of shape [1].
+        return torch.from_numpy(np.ascontiguousarray(array)).clone().reshape(array.shape)
     return torch.from_numpy(array)
 
 
