@@ -1,0 +1,193 @@
+"""Losses, gradients and Hessian products against closed forms, in both forms of a task."""
+
+import pickle
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rayfl import tree
+from rayfl.data.batches import Batch
+from rayfl.task import Classification, Task
+from rayfl.tree import Tree
+
+FORMS = pytest.mark.parametrize("form", ["plain", "functional"])
+
+
+class Bowl(Task):
+    """0.5 x' A x - b' x over x = (u, v) in two tensors; `idle` is no part of it. A is not diagonal."""
+
+    A = torch.tensor([[4.0, 1.0, -2.0], [1.0, 3.0, 0.5], [-2.0, 0.5, 5.0]])
+    b = torch.tensor([1.0, -2.0, 3.0])
+
+    def init(self, seed: int) -> Tree:
+        return {"u": torch.tensor([1.0, -1.0]), "v": torch.tensor([[2.0]]), "idle": torch.ones(2)}
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        x = torch.cat([params["u"], params["v"].flatten()])
+        return 0.5 * x @ (self.A @ x) - self.b @ x
+
+    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
+        return {"loss": self.loss(params, batch)[None]}
+
+
+NOTHING = Batch(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+
+
+def formed(task: Task, form: str) -> Task:
+    return task if form == "plain" else task.functional()
+
+
+@FORMS
+def test_the_gradient_of_a_bowl(form: str):
+    # A x - b with x = (1, -1, 2): (4 - 1 - 4 - 1, 1 - 3 + 1 + 2, -2 - 0.5 + 10 - 3).
+    task = formed(Bowl(), form)
+    value, gradient = task.value_and_grad(task.init(0), NOTHING)
+    assert tree.vector(gradient).tolist() == [-2.0, 1.0, 4.5, 0.0, 0.0]
+    assert {name: tensor.shape for name, tensor in gradient.items()} == {n: t.shape for n, t in task.init(0).items()}
+    # 0.5 x' A x = 0.5 (-1, -1, 7.5)' (1, -1, 2) = 7.5 and b' x = 1 + 2 + 6 = 9.
+    assert value.item() == -1.5 and not value.requires_grad
+    assert tree.vector(task.grad(task.init(0), NOTHING)).tolist() == [-2.0, 1.0, 4.5, 0.0, 0.0]
+
+
+@FORMS
+def test_the_hessian_product_of_a_bowl(form: str):
+    # A (1, 2, -1) = (4 + 2 + 2, 1 + 6 - 0.5, -2 + 1 - 5).
+    task = formed(Bowl(), form)
+    vector = {"u": torch.tensor([1.0, 2.0]), "v": torch.tensor([[-1.0]]), "idle": torch.full((2,), 9.0)}
+    product = task.hvp(task.init(0), NOTHING, vector)
+    assert tree.vector(product).tolist() == [8.0, 6.5, -6.0, 0.0, 0.0]
+
+
+@FORMS
+def test_another_objective(form: str):
+    # u0^3 + 0 * v: the gradient is 3 u0^2 = 3 and the second derivative 6 u0 = 6.
+    def cube(params: Tree, batch: Batch) -> Tensor:
+        return params["u"][0] ** 3
+
+    task = formed(Bowl(), form)
+    assert tree.vector(task.grad(task.init(0), NOTHING, cube)).tolist() == [3.0, 0.0, 0.0, 0.0, 0.0]
+    ones = tree.map(torch.ones_like, task.init(0))
+    assert tree.vector(task.hvp(task.init(0), NOTHING, ones, cube)).tolist() == [6.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@FORMS
+def test_a_linear_objective_has_no_curvature(form: str):
+    task = formed(Bowl(), form)
+    ones = tree.map(torch.ones_like, task.init(0))
+    product = task.hvp(task.init(0), NOTHING, ones, lambda params, batch: params["u"].sum())
+    assert tree.vector(product).tolist() == [0.0] * 5
+
+
+@FORMS
+def test_gradients_leave_the_parameters_alone(form: str):
+    task = formed(Bowl(), form)
+    params = task.init(0)
+    before = tree.map(torch.clone, params)
+    gradient = task.grad(params, NOTHING)
+    task.hvp(params, NOTHING, before)
+    assert all(torch.equal(params[name], before[name]) for name in params)
+    assert not any(tensor.requires_grad for tensor in [*params.values(), *gradient.values()])
+
+
+def logistic() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
+
+
+def examples(weights: Tensor | None = None) -> Batch:
+    inputs = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, -1.0], [2.0, 2.0, 0.0]])
+    return Batch(inputs, torch.tensor([0, 1, 1]), weights)
+
+
+@FORMS
+def test_the_gradient_of_softmax_regression(form: str):
+    """For logits W x + b and cross-entropy it is mean_n (softmax - onehot) x'."""
+    task = formed(Classification(logistic), form)
+    params, batch = task.init(3), examples()
+    errors = torch.softmax(batch.inputs @ params["1.weight"].T + params["1.bias"], dim=1)
+    errors[torch.arange(3), batch.labels] -= 1
+    value, gradient = task.value_and_grad(params, batch)
+    torch.testing.assert_close(gradient["1.weight"], errors.T @ batch.inputs / 3, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(gradient["1.bias"], errors.mean(dim=0), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(value, task.metrics(params, batch)["loss"].mean(), rtol=1e-6, atol=1e-7)
+
+
+@FORMS
+def test_padding_counts_for_nothing(form: str):
+    task = formed(Classification(logistic), form)
+    params, two = task.init(3), Batch(*(part[:2] for part in examples()[:2] if part is not None))
+    padded = task.grad(params, examples(torch.tensor([1.0, 1.0, 0.0])))
+    for name, wanted in task.grad(params, two).items():
+        torch.testing.assert_close(padded[name], wanted, rtol=1e-6, atol=1e-7)
+    nobody = task.grad(params, examples(torch.zeros(3)))
+    assert tree.vector(nobody).abs().max() == 0
+
+
+def test_accuracy_is_counted_for_each_example():
+    task = Classification(logistic)
+    # Logits are x0 and x1, so the predictions are 0, 1 and, at a tie, the first: 0.
+    params = {"1.weight": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), "1.bias": torch.zeros(2)}
+    metrics = task.metrics(params, examples())
+    assert metrics["accuracy"].tolist() == [1.0, 1.0, 0.0]
+    # -log softmax: log(1 + e^-1) twice, and log 2.
+    assert metrics["loss"].tolist() == pytest.approx([0.3132617, 0.3132617, 0.6931472], rel=1e-6)
+
+
+def test_initial_parameters_belong_to_their_seed():
+    task = Classification(logistic)
+    state = torch.random.get_rng_state()
+    first, again, other = task.init(1), task.init(1), task.init(2)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["1.weight"], other["1.weight"])
+
+
+def test_batch_norm_is_refused():
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+
+    with pytest.raises(ValueError, match=r"layer '1' is BatchNorm2d.*use GroupNorm"):
+        Classification(build)
+
+
+def test_group_norm_is_not():
+    Classification(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3, 64), nn.Dropout(0.5), nn.Linear(64, 2))
+
+
+def recurrent() -> nn.Module:
+    return nn.LSTM(3, 2)
+
+
+def test_what_cannot_run_under_vmap_says_so():
+    facts = {build: Classification(build) for build in (logistic, dropping, recurrent)}
+    assert [task.stochastic for task in facts.values()] == [False, True, False]
+    assert [task.vmappable for task in facts.values()] == [True, False, False]
+    assert Classification(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0))).vmappable
+
+
+def test_dropout_drops_in_training_and_not_while_judging():
+    task = Classification(dropping)
+    params = task.init(0)
+    losses = {task.loss(params, examples()).item() for _ in range(5)}
+    assert len(losses) > 1
+    judged = {task.metrics(params, examples())["loss"].mean().item() for _ in range(5)}
+    assert len(judged) == 1
+    assert len({task.loss(params, examples()).item() for _ in range(5)}) > 1
+
+
+def test_a_task_pickles_without_storage_and_computes_the_same():
+    task = Classification(logistic)
+    copy = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own bytes
+    assert all(parameter.is_meta for parameter in copy.module.parameters())
+    params = task.init(1)
+    assert torch.equal(copy.grad(params, examples())["1.weight"], task.grad(params, examples())["1.weight"])
+
+
+def test_a_task_without_outputs_says_so():
+    with pytest.raises(ValueError, match="Bowl has no network output"):
+        Bowl().outputs(Bowl().init(0), NOTHING)
