@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 KINDS = {
     bool: ("true or false", "values true or false"),
@@ -103,9 +102,10 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
     return SettingsError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
 
 
-def _refused(first: ErrorDetails, model: type[BaseModel]) -> SettingsError:
+# Any: one of pydantic's error details.
+def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> SettingsError:
     """What a validator of ours said. A sentence that begins with a field's name gets the path in its place."""
-    reason = first.get("ctx", {})["error"]
+    reason = first["ctx"]["error"]
     tables = tuple(str(part) for part in first["loc"])
     if isinstance(reason, SettingsError):
         return reason.under(*tables)
