@@ -156,7 +156,7 @@ def train(
             ledger.add(by_client[client])
     sums = sum_up(setup, done, len(pieces))
     for name in relayed:
-        sent = {c: executor.handle(ref) for c, ref in packets[name].items() if ledger.reports[c].sent}
+        sent = {c: executor.handle(ref) for c, ref in packets[name].items() if name in ledger.reports[c].relayed}
         sums[name] = Aggregate(rules[name], count=len(sent), items=sent)
     return replace(world, states=states, links=links), sums
 

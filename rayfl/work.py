@@ -72,7 +72,7 @@ class PooledJob:
 
 @dataclass(frozen=True)
 class Report:
-    """What one client did in a wave."""
+    """What one client did in a wave. `relayed` names the packets that it left for others to read unopened."""
 
     client: int
     sent: bool = False
@@ -80,6 +80,7 @@ class Report:
     downlink_bits: int = 0
     work: Mapping[str, Work] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    relayed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

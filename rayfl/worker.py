@@ -216,7 +216,9 @@ class Trainee:
         if self.shared.judged:
             metrics |= self._judged(finished.state, carry)
         bits = message_bits(message)
-        return Report(self.client, sent, bits, self.downlink_bits, work, metrics), message, finished.weight
+        relayed = tuple(name for name in self.worker.relayed if name in message)
+        report = Report(self.client, sent, bits, self.downlink_bits, work, metrics, relayed)
+        return report, message, finished.weight
 
     def _judged(self, state: State, carry: Carry) -> dict[str, float]:
         ctx = self.setup.context(self.shared.round, self.shared.plan, self.client, "judge after training")

@@ -1,5 +1,7 @@
 """What every method must hold: the same numbers however it runs, and again after a stop."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,10 @@ from rayfl import tree
 from rayfl.executor import InlineExecutor
 from rayfl.ledger import RoundRecord
 from rayfl.rounds import World
+from rayfl.wrapping import Wrapping
 from tests.contracts.every_method import (
     REGISTERED,
+    SERVER_CASES,
     Case,
     assert_close,
     assert_same_bits,
@@ -86,6 +90,17 @@ def test_twice_the_same(case: Case):
     (records, worlds), (others, other_worlds) = play(first), play(second)
     assert rows(records) == rows(others)
     assert_same_bits(contents(InlineExecutor(first), worlds[-1]), contents(InlineExecutor(second), other_worlds[-1]))
+
+
+@cases(SERVER_CASES)
+def test_a_wrapper_that_changes_nothing_changes_nothing(case: Case):
+    plain = case.make()
+    wrapped = replace(plain, method=Wrapping(plain.method))
+    (records, worlds), (others, other_worlds) = play(plain), play(wrapped)
+    assert rows(records) == rows(others)
+    assert_same_bits(contents(InlineExecutor(plain), worlds[-1]), contents(InlineExecutor(wrapped), other_worlds[-1]))
+    for hook in ("personal", "reply"):
+        assert wrapped.server_half.gives(hook) == plain.server_half.gives(hook)
 
 
 @every_method

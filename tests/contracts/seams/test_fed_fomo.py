@@ -1,10 +1,14 @@
 """The server sends on other clients' packets, chosen by what its link remembers of each client."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rayfl import tree
+from rayfl.methods.base import Carry, Context, Finished
 from rayfl.setup import Setup
+from rayfl.tree import State
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.fed_fomo import FedFomo
@@ -45,6 +49,25 @@ def expected(setup: Setup) -> tuple[list[np.ndarray], list[set[int]], list[int]]
         relayed |= new
         downloads.append(count)
     return [current[i] for i in range(4)], heard, downloads
+
+
+class Shy(FedFomo):
+    """Client 1 sends its gains, but never its model."""
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        finished = super().finish(state, carry, ctx)
+        if ctx.traits.id != 1 or finished.message is None:
+            return finished
+        return replace(finished, message={"gains": finished.message["gains"]})
+
+
+def test_a_packet_that_was_not_sent_is_not_relayed(way: Way):
+    here = setup(Shy, rounds=2, engine=way.engine, hyper={**HYPER, "num_candidates": 3})
+    records, worlds = play(here, way.executor(here))
+    assert sorted(worlds[-1].server["models"]) == ["0", "2", "3"]
+    assert [client.status for client in records[0].clients] == ["delivered"] * 4
+    # Client 1 hears three models, the others each of the other two.
+    assert [client.downlink_bits for client in records[1].clients] == [640, 960, 640, 640]
 
 
 @pytest.mark.parametrize("per_round", [4, 2])
