@@ -65,7 +65,7 @@ class Coordinator:
 
     @ray.method(concurrency_group=_CONTROL)
     def progress(self, after: int, timeout_s: float) -> tuple[bool, list[tuple["RoundRow", Mapping[str, float]]], bool]:
-        """Whether the actors are ready, the rounds beyond the first `after` with their means, and whether `run` is over.
+        """Whether the actors are ready, the rounds beyond the first `after` with their means, whether `run` is over.
 
         Waits until there is something new, for at most `timeout_s`.
         """

@@ -10,5 +10,6 @@ class ClusterError(RuntimeError):
 def unwrapped(error: RayTaskError) -> BaseException:
     """The exception that was raised in the actor. The traceback from there is among its `__notes__`, for a log."""
     cause = error.cause
-    cause.add_note(error.traceback_str)
+    # An error that crossed two actors has a note of the first one already, and Ray's text repeats it.
+    cause.__notes__ = [str(error)]
     return cause

@@ -191,7 +191,7 @@ def readable(error: RayTaskError, kind: str, shared: Ref, job: Job) -> BaseExcep
         return cause
     kind_of_error = ClusterError if isinstance(cause, RayError) else ClientError
     wrapped = kind_of_error(f"{whereabouts(kind, shared, job)}: {type(cause).__name__}: {cause}")
-    wrapped.add_note(error.traceback_str)
+    wrapped.add_note(str(error))
     return wrapped
 
 

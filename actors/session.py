@@ -133,7 +133,7 @@ def _start(runtime: Runtime) -> None:
 
 @contextmanager
 def interruptible(stop: Callable[[], object]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `stop`, the next raises KeyboardInterrupt. Only the main thread can see to it."""
+    """The first SIGINT or SIGTERM calls `stop`, the next raises KeyboardInterrupt. Only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,0 +1,78 @@
+"""Placement: pure arithmetic over the nodes of a cluster."""
+
+import pytest
+import ray
+
+from actors.placement import Node, Placement, nodes, place
+from rayfl.config import Runtime
+from rayfl.settings import SettingsError
+
+LAPTOP = [Node("a", 2.0, 0.0)]
+PAIR = [Node("a", 8.0, 2.0), Node("b", 4.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("node", "num_cpus", "num_gpus", "expected"),
+    [
+        (Node("a", 2.0, 0.0), 1.0, 0.0, 2),
+        (Node("a", 2.0, 0.0), 0.6667, 0.0, 2),  # 2 / 0.6667 = 2.9998
+        (Node("a", 2.0, 0.0), 0.6666, 0.0, 3),
+        (Node("a", 8.0, 1.0), 1.0, 0.25, 4),
+        (Node("a", 8.0, 1.0), 1.0, 0.3, 3),
+        (Node("a", 8.0, 2.0), 1.0, 0.4, 4),  # two shares of 0.4 on each GPU; 2.0 / 0.4 would be five
+        (Node("a", 8.0, 1.0), 1.0, 0.1, 8),  # the cores are what runs out
+        (Node("a", 8.0, 4.0), 1.0, 2.0, 2),
+        (Node("a", 0.0, 4.0), 0.5, 1.0, 0),
+    ],
+)
+def test_how_many_actors_a_node_holds(node: Node, num_cpus: float, num_gpus: float, expected: int) -> None:
+    assert node.holds(num_cpus, num_gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cluster", "expected"),
+    [
+        ({}, LAPTOP, (2, 1.0, 0.0)),
+        ({"actors": 1}, LAPTOP, (1, 2.0, 0.0)),
+        ({"actors": 3}, LAPTOP, (3, 0.6666, 0.0)),
+        ({"actors": 20}, LAPTOP, (20, 0.1, 0.0)),
+        ({}, PAIR, (12, 1.0, 0.0)),
+        # 12 cores for 5 actors are 2.4 each, of which a holds 3 and b 1; with 2 cores a holds 4 and b 2.
+        ({"actors": 5}, PAIR, (5, 2.0, 0.0)),
+        ({"num_cpus": 3.0}, PAIR, (3, 3.0, 0.0)),
+        # 2 GPUs hold 8 quarters, all on a, with its 8 cores.
+        ({"num_gpus": 0.25}, PAIR, (8, 1.0, 0.25)),
+        ({"num_gpus": 1.0}, PAIR, (2, 4.0, 1.0)),
+        ({"num_gpus": 0.5, "actors": 3}, PAIR, (3, 2.6666, 0.5)),
+    ],
+)
+def test_defaults_fill_the_cluster(runtime: dict, cluster: list[Node], expected: tuple[int, float, float]) -> None:
+    assert place(Runtime(**runtime), cluster) == Placement(*expected)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cluster", "sentence"),
+    [
+        ({"num_gpus": 0.5}, LAPTOP, "num_gpus=0.5 an actor, but no node has a GPU; set runtime.num_gpus=0"),
+        ({"num_gpus": 4}, PAIR, "num_gpus=4 an actor, but no node has more than 2; ask for less"),
+        ({"num_gpus": 1.5}, PAIR, "give a share below 1, or a whole number"),
+        ({"num_gpus": 0.00001}, PAIR, "less than Ray can count"),
+        ({"num_cpus": 9}, PAIR, "num_cpus=9 an actor, but no node has more than 8"),
+        ({"num_cpus": 1, "actors": 3}, LAPTOP, "the cluster holds 2 of them (a: 2 cores, 0 GPUs)"),
+        ({"num_gpus": 0.25, "actors": 9}, PAIR, "the cluster holds 8 of them"),
+        ({"device": "cuda"}, PAIR, "device='cuda' needs a share of a GPU"),
+        ({}, [Node("a", 0.0, 0.0)], "the cluster holds 0 of them"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: list[Node], sentence: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        place(Runtime(**runtime), cluster)
+    assert sentence in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_the_nodes_of_a_running_cluster() -> None:
+    assert nodes() == [Node(ray.util.get_node_ip_address(), 4.0, 1.0)]
+    with pytest.raises(SettingsError, match="holds 4 of them"):
+        place(Runtime(actors=5, num_gpus=0.25), nodes())

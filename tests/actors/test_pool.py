@@ -1,0 +1,175 @@
+"""RayExecutor: the same bits as in one process, whoever did the work, in whatever order, and whoever died."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors import pool, session
+from actors.errors import ClusterError
+from actors.placement import Placement
+from actors.pool import Call, RayExecutor
+from rayfl.config import Runtime
+from rayfl.executor import InlineExecutor, Job
+from rayfl.gather import Handle
+from rayfl.prepare import prepare
+from rayfl.rounds import World, simulate
+from rayfl.seeding import NOBODY
+from rayfl.work import ClientError, ClientJob, Role, Shared, TrainJob
+from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, played, with_method
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpse", "local"])
+def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
+    setup = prepare(experiment(method))
+    records, world = played(setup, InlineExecutor(setup))
+    with session.executor(setup, Runtime(actors=3)) as executor:
+        assert executor.num_workers == 3 and len(set(executor.pids.values())) == 3
+        others, other = played(setup, executor)
+    assert others == records
+    assert_same_bits(world, other)
+
+
+class Watched(RayExecutor):
+    """Notes in which order jobs finish."""
+
+    def __init__(self, *args: Any) -> None:
+        self.sent: dict[ray.ObjectRef, int] = {}
+        self.finished: list[int] = []
+        super().__init__(*args)
+
+    def _send(self, index: int, *args: Any) -> Call:
+        call = super()._send(index, *args)
+        self.sent[call.refs[0]] = index
+        return call
+
+    def _wait(self, calls: list[ray.ObjectRef]) -> list[ray.ObjectRef]:
+        ready = super()._wait(calls)
+        self.finished += [self.sent[ref] for ref in ready]
+        return ready
+
+
+def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> None:
+    # The first job trains every client, each of the others one: two actors end the others first.
+    setup = prepare(experiment(method={"name": "fedavg", "epochs": 20, "batch_size": 4}))
+    plan = setup.plan(0)
+    message = setup.server_half.broadcast({"params": setup.initial}, setup.context(0, plan, NOBODY, "server"))
+    everyone: dict[int, tuple[tuple[int, Role], ...]] = {index: ((index, "upload"),) for index in range(10)}
+    works = [TrainJob((0, 10), everyone), *(TrainJob((i, i + 1), {i: everyone[i]}) for i in range(4))]
+    executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
+    try:
+        done = executor.run("train", executor.put(Shared(0, plan, message)), [Job(work) for work in works])
+    finally:
+        executor.close()
+    assert sorted(executor.finished) == [0, 1, 2, 3, 4] and executor.finished[-1] == 0
+    assert [answer.result.node for answer in done] == [work.node for work in works]
+
+
+def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path) -> None:
+    # The file exists already in the first run, so nobody is killed there.
+    reached = tmp_path / "reached"
+    reached.touch()
+    undisturbed = with_method(Fatal, killed=reached)
+    records, world = played(undisturbed, InlineExecutor(undisturbed))
+    setup = with_method(Fatal, killed=tmp_path / "killed")
+    with session.executor(setup, Runtime(actors=2)) as executor:
+        before = set(executor.pids.values())
+        others, other = played(setup, executor)
+        assert (tmp_path / "killed").exists()
+        assert len(before & set(executor.pids.values())) == 1
+    assert others == records
+    assert_same_bits(world, other)
+
+
+def test_an_idle_actor_that_is_killed_is_replaced() -> None:
+    setup = prepare(experiment("fedpse"))
+    records, world = played(setup, InlineExecutor(setup))
+    others = []
+    with session.executor(setup, Runtime(actors=1)) as executor:
+        (victim,) = executor.pids.values()
+
+        def kill_after_first(record: Any, world: World) -> None:
+            others.append(record)
+            if record.row.round == 0:
+                os.kill(victim, signal.SIGKILL)
+
+        other = simulate(setup, executor, kill_after_first)
+        assert [record.row._replace(wall_s=0.0) for record in others] == [record.row for record in records]
+        assert victim not in executor.pids.values()
+        assert executor.get(other.states[0])["base"].keys() == world.states[0]["base"].keys()
+
+
+def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "TRIES", 2)
+    setup = with_method(Fatal)
+    with (
+        session.executor(setup, Runtime(actors=1)) as executor,
+        pytest.raises(ClientError, match=r"round 1, train, clients \d to \d: the actor died in 2 tries"),
+    ):
+        played(setup, executor)
+
+
+def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> None:
+    setup = with_method(Failing)
+    with pytest.raises(ClientError) as inline:
+        played(setup, InlineExecutor(setup))
+    with session.executor(setup, Runtime(actors=3)) as executor:
+        with pytest.raises(ClientError) as raised:
+            played(setup, executor)
+        # The pool is as good as before.
+        assert len(executor.pids) == 3
+        assert executor.run("judge", executor.put(Shared(0, setup.plan(0))), [Job(ClientJob(()))])[0].result == ()
+    first = min(client for client in setup.population.draw(2).selected if client >= 3)
+    expected = f"round 2, client {first}: ZeroDivisionError: client {first} divides by zero"
+    assert str(raised.value) == str(inline.value) == expected
+    assert "in begin" in raised.value.__notes__[0]
+
+
+def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
+    setup = prepare(experiment())
+    with (
+        session.executor(setup, Runtime(actors=1)) as executor,
+        pytest.raises(ClientError, match="round 7, judge, clients 998 to 999: IndexError"),
+    ):
+        executor.run("judge", executor.put(Shared(7, setup.plan(7))), [Job(ClientJob((998, 999)))])
+
+
+@ray.remote(num_cpus=0)
+def size_of(handle: Handle) -> int:
+    """A packet's size, read in another process."""
+    return handle.open().num_bits
+
+
+def test_a_packet_that_is_relayed_is_opened_where_it_is_read() -> None:
+    setup = prepare(experiment())
+    message = setup.server_half.broadcast({"params": setup.initial}, setup.context(0, setup.plan(0), NOBODY, "server"))
+    with session.executor(setup, Runtime(actors=1)) as executor:
+        handle = executor.handle(executor.put(message["model"]))
+        read = ray.get(size_of.remote(handle), timeout=30)
+    assert read == message["model"].num_bits
+
+
+def test_quarters_of_a_gpu_start_and_a_fifth_one_is_late() -> None:
+    setup = prepare(experiment())
+    with session.executor(setup, Runtime(actors=4, num_gpus=0.25, num_cpus=0.5, device="cpu")) as executor:
+        assert len(executor.pids) == 4
+        with pytest.raises(ClusterError, match=r"0 of 1 client actors .* ready within runtime.start_timeout_s=0\.5"):
+            RayExecutor(ray.put(setup), Placement(1, 0.5, 0.25, start_timeout_s=0.5))
+
+
+def test_a_gpu_that_ray_counts_and_torch_does_not_see_is_refused() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.fail("this test is for machines without a GPU: give the case with one its own test")
+    setup = prepare(experiment(runtime={"num_gpus": 0.25}))
+    with (
+        pytest.raises(ValueError, match="torch sees no GPU"),
+        session.executor(setup, Runtime(actors=1, num_gpus=0.25)),
+    ):
+        raise AssertionError("an actor without a GPU must not start")

@@ -1,0 +1,152 @@
+"""A run through the coordinator: the run directory, progress, errors, signals, and a Ray of one's own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private.internal_api import memory_summary
+
+from actors import session
+from actors.placement import Placement
+from rayfl.config import Runtime
+from rayfl.executor import InlineExecutor
+from rayfl.play import play
+from rayfl.prepare import prepare
+from rayfl.record import RoundRow, read_run
+from rayfl.rounds import simulate
+from rayfl.settings import SettingsError
+from rayfl.work import ClientError
+from tests.actors.toys import Failing, assert_same_run, experiment, with_method, write_experiment
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+
+def ignore(row: RoundRow, means: Mapping[str, float]) -> None:
+    """A listener that does not care."""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpse", "local"])
+def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path: Path) -> None:
+    chosen = experiment(method, runtime={"actors": 1})
+    setup = prepare(chosen)
+    rows: list[tuple[int, Mapping[str, float]]] = []
+    starts: list[Placement] = []
+    finished = session.play(
+        chosen, setup, tmp_path / "ray", lambda row, means: rows.append((row.round, means)), starts.append
+    )
+    expected: list[tuple[int, Mapping[str, float]]] = []
+    play(setup, InlineExecutor(setup), tmp_path / "inline", lambda r: expected.append((r.row.round, r.means)))
+    assert finished and rows == expected
+    assert starts == [Placement(1, 4.0, 0.0)]
+    assert_same_run(tmp_path / "ray", tmp_path / "inline")
+
+
+def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path) -> None:
+    setup = with_method(Failing)
+    with pytest.raises(ClientError) as raised:
+        session.play(experiment(runtime={"actors": 2}), setup, tmp_path, ignore)
+    assert str(raised.value) == "round 2, client 3: ZeroDivisionError: client 3 divides by zero"
+    assert "in begin" in raised.value.__notes__[0]
+    run = read_run(write_experiment(tmp_path))
+    assert run.rounds["round"].to_pylist() == [0, 1] and not run.finished
+
+
+def test_a_request_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    chosen = experiment(runtime={"actors": 5, "num_cpus": 1.0})
+    with pytest.raises(SettingsError, match=r"runtime.actors=5 with num_cpus=1 .* the cluster holds 4 of them"):
+        session.play(chosen, prepare(chosen), tmp_path, ignore)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_the_current_round(number: int, tmp_path: Path) -> None:
+    chosen = experiment(rounds=400, runtime={"actors": 1})
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    rounds: list[int] = []
+
+    def interrupt(row: RoundRow, means: Mapping[str, float]) -> None:
+        rounds.append(row.round)
+        if row.round == 2:
+            os.kill(os.getpid(), number)
+
+    assert session.play(chosen, prepare(chosen), tmp_path, interrupt) is False
+    run = read_run(write_experiment(tmp_path))
+    assert 3 <= run.rounds.num_rows < 400 and not run.finished
+    assert run.rounds["round"].to_pylist() == rounds
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_the_second_signal_does_not_wait() -> None:
+    stops: list[str] = []
+    with pytest.raises(KeyboardInterrupt), session.interruptible(lambda: stops.append("stop")):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stops == ["stop"]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def objects_in_store() -> int:
+    """How many objects the local object store holds."""
+    found = re.search(r"Plasma memory usage \d+ MiB, (\d+) objects", memory_summary(stats_only=True))
+    assert found is not None
+    return int(found.group(1))
+
+
+def test_old_states_leave_the_object_store() -> None:
+    # A state is an MLP of 64-1000-10: 75,010 floats, 0.3 MB, too large for the coordinator's heap. In 8 rounds 10
+    # clients make 80 states, of which 10 live on.
+    setup = prepare(experiment("local", rounds=8, model={"name": "mlp", "hidden": [1000]}))
+    with session.executor(setup, Runtime(actors=2)) as executor:
+        before = objects_in_store()
+        world = simulate(setup, executor, lambda record, world: None)
+        assert len(world.states) == 10
+        # Ray frees objects once a second. Beside the states, what the last calls shared may still be there.
+        deadline = time.monotonic() + 20
+        while not 10 <= objects_in_store() - before <= 14 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert 10 <= objects_in_store() - before <= 14
+
+
+PROGRAM = """
+from rayfl.process import settle
+settle()
+from pathlib import Path
+import ray
+from actors import session
+from actors.errors import ClusterError
+from rayfl.prepare import prepare
+from tests.actors.toys import experiment
+
+chosen = experiment(runtime={"actors": 2, "object_store_memory_mb": 100})
+played = session.play(chosen, prepare(chosen), Path("run"), lambda row, means: print(row.round))
+print(played, ray.is_initialized())
+"""
+
+
+def test_a_local_ray_is_started_and_shut_down(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["0", "1", "2", "3", "True False"], done.stderr
+    assert done.stderr == ""
+    assert read_run(write_experiment(tmp_path / "run")).finished
+
+
+def test_a_driver_that_uses_ray_already_keeps_it() -> None:
+    with session.session(Runtime(address="203.0.113.1:6379")):
+        assert ray.is_initialized()
+    assert ray.is_initialized()

@@ -1,0 +1,127 @@
+"""A small experiment that every test here plays, methods that go wrong on purpose, and what may not differ."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.config import Experiment
+from rayfl.executor import Executor
+from rayfl.ledger import RoundRecord
+from rayfl.methods.base import Carry, Context
+from rayfl.methods.fedavg import FedAvg
+from rayfl.prepare import prepare
+from rayfl.record import read_run
+from rayfl.rounds import World, simulate
+from rayfl.setup import Setup
+from rayfl.tree import State
+
+
+def experiment(method: str = "fedavg", /, **changes: Any) -> Experiment:
+    """10 clients of unequal size on digits, 8 of them a round, some of whom vanish; 4 rounds of an MLP."""
+    settings: dict[str, Any] = {
+        "name": method,
+        "rounds": 4,
+        "data": "digits",
+        "partition": {"name": "dirichlet-client", "alpha": 0.3},
+        "clients": {"count": 10, "per_round": 8, "dropout_after_training": 0.1},
+        "model": {"name": "mlp", "hidden": [32]},
+        "method": {"name": method, "lr": 0.1, "batch_size": 16},
+    }
+    if method == "local":
+        settings["clients"] = {"count": 10}
+    return Experiment(**{**settings, **changes})
+
+
+def with_method(kind: type[FedAvg], **attributes: Any) -> Setup:
+    """The experiment's setup with one of the methods below in place of FedAvg."""
+    setup = prepare(experiment())
+    method = kind(setup.method.task, **setup.method.hyper.model_dump())
+    for name, value in attributes.items():
+        setattr(method, name, value)
+    return replace(setup, method=method)
+
+
+class Failing(FedAvg):
+    """Clients 3 and above divide by zero in round 2."""
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        if ctx.round == 2 and ctx.traits.id >= 3:
+            raise ZeroDivisionError(f"client {ctx.traits.id} divides by zero")
+        return super().begin(state, received, ctx)
+
+
+class Fatal(FedAvg):
+    """The process that works on client 1 in round 1 is killed, until the file `killed` says that it was."""
+
+    killed: Path | None = None
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        if ctx.round == 1 and ctx.traits.id == 1 and not (self.killed and self.killed.exists()):
+            if self.killed:
+                self.killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().begin(state, received, ctx)
+
+
+def played(setup: Setup, executor: Executor) -> tuple[list[RoundRecord], World]:
+    """All rounds: the records without their wall time, and the world with values in place of references."""
+    records: list[RoundRecord] = []
+    world = simulate(setup, executor, lambda record, world: records.append(timeless(record)))
+    memories = {kind: {client: executor.get(ref) for client, ref in refs.items()} for kind, refs in held(world).items()}
+    return records, replace(world, **memories)
+
+
+def held(world: World) -> dict[str, Any]:
+    """The references that a world holds."""
+    return {"states": world.states, "links": world.links}
+
+
+def timeless(record: RoundRecord) -> RoundRecord:
+    """The record without the one value that may differ."""
+    return replace(record, row=record.row._replace(wall_s=0.0))
+
+
+def assert_same_bits(a: World, b: World) -> None:
+    """Server state, client states and links hold the same bytes."""
+    assert set(a.states) == set(b.states) and set(a.links) == set(b.links)
+    assert_same_state(a.server, b.server)
+    for client in a.states:
+        assert_same_state(tree.to_tensors(a.states[client]), tree.to_tensors(b.states[client]))
+    for client in a.links:
+        assert_same_state(tree.to_tensors(a.links[client]), tree.to_tensors(b.links[client]))
+
+
+def assert_same_state(a: State, b: State) -> None:
+    flat_a, flat_b = tree.flatten(a), tree.flatten(b)
+    assert list(flat_a) == list(flat_b)
+    for name, tensor in flat_a.items():
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor.numpy().tobytes() == flat_b[name].numpy().tobytes(), name
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    """Two run directories hold the same records (but for wall_s) and the same model files."""
+    runs = [read_run(write_experiment(directory)) for directory in (a, b)]
+    assert runs[0].rounds.num_rows > 0 and runs[0].finished and runs[1].finished
+    for name in ("rounds", "clients", "metrics"):
+        tables = [getattr(run, name) for run in runs]
+        columns = [column for column in tables[0].column_names if column != "wall_s"]
+        for column in columns:
+            values = [np.asarray(table[column].to_pylist(), dtype=object) for table in tables]
+            assert values[0].tolist() == values[1].tolist(), f"{name}.{column}"
+    files = [{path.name: path.read_bytes() for path in (each / "models").iterdir()} for each in (a, b)]
+    assert files[0] and files[0] == files[1]
+
+
+def write_experiment(directory: Path) -> Path:
+    """Make a directory that `play` filled readable: jobs write these two files beforehand."""
+    for name in ("experiment.json", "platform.json"):
+        (directory / name).write_text("{}", encoding="utf-8")
+    return directory
