@@ -18,12 +18,13 @@ EXISTING = click.Path(path_type=Path)
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """A user's mistake ends in one sentence and exit code 2; a client's own error in its message and exit code 1."""
+    """A user's mistake ends in one sentence and exit code 2; a client's own error, or the cluster's, in its message and exit code 1."""
+    from actors.errors import ClusterError
     from rayfl.work import ClientError
 
     try:
         yield
-    except ClientError as error:
+    except (ClientError, ClusterError) as error:
         print(f"rayfl: the run failed: {error}", file=sys.stderr)
         sys.exit(1)
     except ValueError as error:

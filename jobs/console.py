@@ -13,7 +13,7 @@ from rich.table import Table
 from rayfl.record import RoundRow
 from rayfl.report import Summary
 
-HEADLINES = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy", "train/loss")
+HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
 
 
 class Listener(Protocol):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from actors import session
+from actors.placement import nodes, place
 from jobs import console
 from rayfl import machine
 from rayfl.config import Experiment, read, to_toml
@@ -19,20 +20,21 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
     """Run an experiment into a run directory and return it.
 
     `output`: the run directory; None: the next free one of the name under `experiment.output.directory`. ValueError,
-    before anything starts, where parts of the experiment do not fit each other or the cluster.
+    before anything is written, where parts of the experiment do not fit each other or the cluster.
     """
     setup = prepare(experiment)
     inline = experiment.runtime.executor == "inline"
-    with nullcontext() if inline else session.opened(experiment.runtime) as ray:
+    with nullcontext() if inline else session.session(experiment.runtime):
+        if not inline:
+            place(experiment.runtime, nodes())
         directory = create_run_directory(output or free_directory(experiment), overwrite)
         describe_run(directory, experiment.as_dict(), machine.describe(setup.threads), to_toml(experiment))
         with console.following(experiment.rounds, experiment.name) as listener:
-            if ray is None:
-                save = experiment.output.save_models
-                executor = InlineExecutor(setup)
+            if inline:
+                save, executor = experiment.output.save_models, InlineExecutor(setup)
                 play(setup, executor, directory, lambda record: listener(record.row, record.means), save)
             else:
-                ray.play(setup, directory, listener, experiment.output.save_models)
+                session.play(experiment, setup, directory, listener)
     if experiment.output.report:
         report([directory], directory / "report.html")
     return directory

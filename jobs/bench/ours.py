@@ -28,10 +28,10 @@ def main(name: str, actors: int) -> None:
     experiment = workload.experiment(actors=actors, num_cpus=1)
     setup = registered(experiment, prepare(experiment), workload.copies)
     times: list[float] = []
-    with session.opened(experiment.runtime) as ray, tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         directory = create_run_directory(Path(scratch) / name)
         describe_run(directory, experiment.as_dict(), describe(1), "")
-        ray.play(setup, directory, lambda row, means: times.append(row.wall_s), False)
+        session.play(experiment, setup, directory, lambda row, means: times.append(row.wall_s))
     print(json.dumps(times[workload.warmup :]), flush=True)
 
 
