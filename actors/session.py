@@ -6,6 +6,7 @@ Nothing of Ray shows in these signatures, so that jobs need not know it.
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,10 +24,14 @@ from actors.placement import Placement, nodes, place
 from actors.pool import RayExecutor
 from rayfl.config import Experiment, Runtime
 from rayfl.record import RoundRow
+from rayfl.settings import SettingsError
 from rayfl.setup import Setup
 
 POLL_S = 1.0
 """Seconds between looks for a signal while a round goes on; a round that ends is told at once."""
+
+_REACH_S = 5.0
+"""Seconds in which a cluster's head must take a connection."""
 
 OnRound = Callable[[RoundRow, Mapping[str, float]], None]
 
@@ -92,7 +97,7 @@ def executor(setup: Setup, runtime: Runtime) -> Iterator[RayExecutor]:
 def session(runtime: Runtime) -> Iterator[None]:
     """Ray for a run: what this process has, the cluster that runtime.address or RAY_ADDRESS names, or a local one.
 
-    What was started here is shut down here. ClusterError if no cluster answers.
+    What was started here is shut down here. ClusterError if no cluster answers, SettingsError for a wrong address.
     """
     if ray.is_initialized():
         yield
@@ -111,13 +116,34 @@ def session(runtime: Runtime) -> Iterator[None]:
 
 
 def _join(address: str) -> None:
+    _check_reachable(address)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"no Ray cluster could be joined at {address!r} ({error}); start one, or unset RAY_ADDRESS and "
-            "runtime.address to run on this machine alone"
+            f"Ray could not join the cluster at {address!r}: {error}; are versions and RAY_AUTH_MODE equal?"
         ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """ClusterError if nothing listens at host:port, which Ray itself would try for minutes; "auto" is Ray's own."""
+    if address.startswith("ray://"):
+        raise SettingsError(
+            f"address={address!r} is a Ray client's, through which no coordinator can be placed; run on the cluster "
+            "itself with: ray job submit --working-dir . -- python -m jobs.run FILE"
+        )
+    host, colon, port = address.rpartition(":")
+    if address == "auto":
+        return
+    if not colon or not port.isdecimal():
+        raise SettingsError(f"address={address!r} is not allowed: give host:port of a Ray head, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address!r} ({error}); start one, or unset RAY_ADDRESS and runtime.address to "
+            "run on this machine alone"
+        ) from None
 
 
 def _start(runtime: Runtime) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -150,3 +151,36 @@ def test_a_driver_that_uses_ray_already_keeps_it() -> None:
     with session.session(Runtime(address="203.0.113.1:6379")):
         assert ray.is_initialized()
     assert ray.is_initialized()
+
+
+UNREACHABLE = """
+import sys
+from actors import session
+from rayfl.config import Runtime
+
+for address in sys.argv[1:]:
+    try:
+        with session.session(Runtime(address=address)):
+            pass
+    except (RuntimeError, ValueError) as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_an_address_without_a_cluster_is_one_sentence() -> None:
+    # A socket that is bound and does not listen: nothing answers there, and nobody else can take the port.
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", UNREACHABLE, address, "head", "ray://head:10001"],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    lines = done.stdout.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["ClusterError", "SettingsError", "SettingsError"], done.stderr
+    assert f"no Ray cluster answers at '{address}'" in lines[0] and "unset RAY_ADDRESS" in lines[0]
+    assert "give host:port" in lines[1] and "ray job submit" in lines[2]
