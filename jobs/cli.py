@@ -18,7 +18,7 @@ EXISTING = click.Path(path_type=Path)
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """A user's mistake ends in one sentence and exit code 2; a client's own error, or the cluster's, in its message and exit code 1."""
+    """A user's mistake ends in one sentence and exit code 2; a client's error, or the cluster's, in its own and 1."""
     from actors.errors import ClusterError
     from rayfl.work import ClientError
 

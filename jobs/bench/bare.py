@@ -4,6 +4,7 @@
 """
 
 import json
+import socket
 import sys
 import time
 
@@ -37,7 +38,8 @@ class Bare:
         """Local training from the global model, in place; returns the number of samples."""
         rows = torch.from_numpy(self.setup.partition.train[client])
         with torch.no_grad():
-            torch._foreach_copy_(self.parameters, model)
+            for own, received in zip(self.parameters, model, strict=True):
+                own.copy_(received)
         optimizer = optim.SGD(self.parameters, lr=self.hyper.lr)
         order = rows[torch.randperm(len(rows))]
         size = self.hyper.batch_size or len(rows)
@@ -51,12 +53,14 @@ class Bare:
 
     def share(self, round: int, model: list[Tensor], total: list[Tensor]) -> int:
         """This process's share of a round: writes its weighted sum of models into `total`, returns its samples."""
-        torch._foreach_zero_(total)
+        for each in total:
+            each.zero_()
         samples = 0
         for client in self.setup.population.draw(round).selected[self.rank :: self.world]:
             count = self.train(client, model)
             with torch.no_grad():
-                torch._foreach_add_(total, self.parameters, alpha=count)
+                for each, own in zip(total, self.parameters, strict=True):
+                    each.add_(own, alpha=count)
             samples += count
         return samples
 
@@ -73,9 +77,8 @@ def run(rank: int, name: str, world: int, model: list[Tensor], totals: list[list
             torch.distributed.all_reduce(samples)
         if rank == 0:
             with torch.no_grad():
-                for total in totals[1:]:
-                    torch._foreach_add_(totals[0], total)
-                torch._foreach_copy_(model, torch._foreach_div(totals[0], float(samples.sum())))
+                for each, *shares in zip(model, *totals, strict=True):
+                    torch.div(sum(shares[1:], shares[0]), float(samples.sum()), out=each)
         if world > 1:
             torch.distributed.barrier()
             samples.zero_()
@@ -103,9 +106,9 @@ def main(name: str, world: int) -> None:
     if world == 1:
         process(0, name, 1, model, totals, 0)
         return
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
-    port = store.port
-    del store
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     spawn(process, (name, world, model, totals, port), nprocs=world)
 
 

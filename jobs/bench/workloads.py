@@ -26,18 +26,19 @@ class Workload:
 
     def experiment(self, **runtime: object) -> Experiment:
         """The workload as an experiment that judges nothing."""
-        return Experiment(
-            name=self.name.lower(),
-            rounds=self.warmup + self.rounds,
-            data="fashion-mnist",
-            partition={"name": "dirichlet-client", "alpha": 0.3},
-            clients=self.clients,
-            model=self.model,
-            method={"name": "fedavg", "lr": 0.05, **self.method},
-            evaluation={"every": 0, "pooled": False, "own": False},
-            runtime=runtime,
-            output={"report": False, "save_models": False},
-        )
+        table = {
+            "name": self.name.lower(),
+            "rounds": self.warmup + self.rounds,
+            "data": "fashion-mnist",
+            "partition": {"name": "dirichlet-client", "alpha": 0.3},
+            "clients": self.clients,
+            "model": self.model,
+            "method": {"name": "fedavg", "lr": 0.05, **self.method},
+            "evaluation": {"every": 0, "pooled": False, "own": False},
+            "runtime": runtime,
+            "output": {"report": False, "save_models": False},
+        }
+        return Experiment(**table)
 
 
 WORKLOADS = {
