@@ -130,6 +130,24 @@ def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> 
     assert "in begin" in raised.value.__notes__[0]
 
 
+def test_of_two_errors_the_one_of_the_first_job_is_told() -> None:
+    # The first job trains three clients before client 3 fails; the second one fails at its first client, client 4.
+    setup = with_method(Failing)
+    plan = setup.plan(2)
+    message = setup.server_half.broadcast({"params": setup.initial}, setup.context(2, plan, NOBODY, "server"))
+    chunks: list[tuple[tuple[int, Role], ...]] = [((0, "upload"), (1, "upload"), (2, "upload"), (3, "upload"))]
+    chunks += [((4, "upload"),), ((0, "upload"),)]
+    jobs = [Job(TrainJob((index, index + 1), {index: chunk})) for index, chunk in enumerate(chunks)]
+    executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
+    try:
+        with pytest.raises(ClientError, match="round 2, client 3: "):
+            executor.run("train", executor.put(Shared(2, plan, message)), jobs)
+    finally:
+        executor.close()
+    # Both were waited for, and the third job was never sent.
+    assert executor.finished == [1, 0]
+
+
 def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
     setup = prepare(experiment())
     with (
