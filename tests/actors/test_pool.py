@@ -135,8 +135,8 @@ def test_of_two_errors_the_one_of_the_first_job_is_told() -> None:
     setup = with_method(Failing)
     plan = setup.plan(2)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(2, plan, NOBODY, "server"))
-    chunks: list[tuple[tuple[int, Role], ...]] = [((0, "upload"), (1, "upload"), (2, "upload"), (3, "upload"))]
-    chunks += [((4, "upload"),), ((0, "upload"),)]
+    role: Role = "upload"
+    chunks = [tuple((client, role) for client in clients) for clients in ((0, 1, 2, 3), (4,), (0,))]
     jobs = [Job(TrainJob((index, index + 1), {index: chunk})) for index, chunk in enumerate(chunks)]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
