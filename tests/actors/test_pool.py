@@ -35,6 +35,11 @@ def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
     assert_same_bits(world, other)
 
 
+def uploads(*clients: int) -> tuple[tuple[int, Role], ...]:
+    """A chunk of clients who all deliver."""
+    return tuple((client, "upload") for client in clients)
+
+
 class Watched(RayExecutor):
     """Notes in which order jobs finish."""
 
@@ -59,7 +64,7 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     setup = prepare(experiment(method={"name": "fedavg", "epochs": 20, "batch_size": 4}))
     plan = setup.plan(0)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(0, plan, NOBODY, "server"))
-    everyone: dict[int, tuple[tuple[int, Role], ...]] = {index: ((index, "upload"),) for index in range(10)}
+    everyone = {index: uploads(index) for index in range(10)}
     works = [TrainJob((0, 10), everyone), *(TrainJob((i, i + 1), {i: everyone[i]}) for i in range(4))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
@@ -135,8 +140,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told() -> None:
     setup = with_method(Failing)
     plan = setup.plan(2)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(2, plan, NOBODY, "server"))
-    role: Role = "upload"
-    chunks = [tuple((client, role) for client in clients) for clients in ((0, 1, 2, 3), (4,), (0,))]
+    chunks = [uploads(0, 1, 2, 3), uploads(4), uploads(0)]
     jobs = [Job(TrainJob((index, index + 1), {index: chunk})) for index, chunk in enumerate(chunks)]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
