@@ -1,0 +1,174 @@
+"""The commands as a user types them: what they print, what they leave behind, what a mistake gets."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from actors.errors import ClusterError
+from jobs.cli import main
+from jobs.run import run
+from rayfl.config import Experiment, read
+from rayfl.record import load_model, read_run
+from rayfl.work import ClientError
+
+EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "jobs" / "experiments").glob("*.toml"))
+SMALL = """
+name = "small"
+rounds = 2
+data = "digits"
+partition = "iid"
+model = "logistic"
+clients = {count = 4}
+method = {name = "fedavg", lr = 0.1}
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def rayfl(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(result: Result, *words: str) -> None:
+    """Exit code 2 and one sentence with these words, and nothing else."""
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1 and result.stderr.startswith("rayfl: ")
+    for word in words:
+        assert word in result.stderr
+
+
+def test_a_run_ends_in_a_table_records_models_and_a_report(file):
+    result = rayfl("run", file, "--inline")
+    assert result.exit_code == 0, result.output
+    assert "final pooled/accuracy" in result.output and "runs/small/report.html" in result.output
+    found = read_run(Path("runs/small"))
+    assert found.finished and found.rounds["round"].to_pylist() == [0, 1]
+    assert {name: tuple(tensor.shape) for name, tensor in load_model(Path("runs/small"), "global").items()} == {
+        "1.weight": (10, 64),
+        "1.bias": (10,),
+    }
+    assert Path("runs/small/report.html").exists() and list(Path("runs/small/tensorboard").iterdir())
+
+
+def test_a_second_run_takes_the_next_name_and_a_named_directory_is_kept(file):
+    for name in ("small", "small-2"):
+        assert rayfl("run", file, "--inline", "--rounds", 1).exit_code == 0
+        assert Path("runs", name, "experiment.json").exists()
+    before = Path("runs/small/experiment.json").read_bytes()
+    refused(rayfl("run", file, "--inline", "--output", "runs/small"), "runs/small", "--overwrite")
+    assert Path("runs/small/experiment.json").read_bytes() == before
+    assert rayfl("run", file, "--inline", "--rounds", 1, "--output", "runs/small", "--overwrite").exit_code == 0
+    assert len(read_run(Path("runs/small")).rounds) == 1
+
+
+def test_a_run_from_its_own_resolved_file_gives_the_same_records(file):
+    assert rayfl("run", file, "--inline", "--output", "first").exit_code == 0
+    assert rayfl("run", "first/experiment.toml", "--inline", "--output", "second").exit_code == 0
+    one, two = read_run(Path("first")), read_run(Path("second"))
+    assert one.metrics == two.metrics and one.clients == two.clients
+    assert one.rounds.drop_columns("wall_s") == two.rounds.drop_columns("wall_s")
+
+
+def test_personal_models_are_those_after_local_training(file):
+    assert rayfl("run", file, "--inline", "method.name=fedpse", "method.keep_ratio=0.5").exit_code == 0
+    models = load_model(Path("runs/small"), "personal")
+    assert sorted(models) == sorted(f"{client}/1.{part}" for client in range(4) for part in ("weight", "bias"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["method.keep_rato=0.05", "method.name=fedpse"], ["method.keep_rato", "keep_ratio"]),
+        (["method.name=fedspe"], ["fedspe", "fedpse"]),
+        (["clients.per_round=5"], ["5", "4 clients"]),
+        (["model=convnet2"], ["convnet2", "16x16"]),
+        (["clients.count=5000"], ["client"]),
+        (["rounds=0"], ["rounds"]),
+        (["method.lr=fast"], ["method.lr"]),
+        (["nonsense"], ["nonsense", "key=value"]),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_leaves_nothing(file, arguments, words):
+    refused(rayfl("run", file, "--inline", *arguments), *words)
+    assert not Path("runs").exists()
+
+
+def test_a_missing_and_a_broken_file(file):
+    refused(rayfl("run", "smal.toml"), "smal.toml", "small.toml")
+    file.write_text("rounds = = 3")
+    refused(rayfl("run", file), "small.toml", "TOML")
+
+
+def test_methods_lists_papers_and_hyper_parameters():
+    listed = rayfl("methods")
+    assert listed.exit_code == 0
+    for word in ("fedavg", "McMahan", "fedpse", "keep_ratio", "local"):
+        assert word in listed.output
+    one = rayfl("methods", "fedpse")
+    assert one.exit_code == 0 and "downstream" in one.output and "dps" in one.output
+    refused(rayfl("methods", "fedspe"), "fedpse")
+
+
+def test_datasets_lists_sources_and_partitions():
+    listed = rayfl("datasets").output
+    for word in ("digits", "fashion-mnist", "lambda-ratio", "dirichlet-client", "alpha = 0.3"):
+        assert word in listed
+
+
+def test_data_prints_who_holds_what_and_draws_it(file):
+    result = rayfl("data", file, "--picture", "who.png")
+    assert result.exit_code == 0, result.output
+    assert "picture: who.png" in result.output
+    assert Path("who.png").read_bytes().startswith(b"\x89PNG")
+    refused(rayfl("data", file, "--picture", "who.bmp"), ".png")
+
+
+def test_report_compares_runs_and_prints_numbers(file):
+    for seed in (1, 2):
+        assert rayfl("run", file, "--inline", f"seed={seed}", "--output", f"seed{seed}").exit_code == 0
+    assert rayfl("report", "seed1", "seed2", "--output", "both.html").exit_code == 0
+    assert Path("both.html").stat().st_size > 10_000
+    numbers = json.loads(rayfl("report", "seed1", "seed2", "--json").stdout)
+    # 650 parameters and a count of 8 bytes, four clients, two rounds.
+    assert [run["uplink_megabytes"] for run in numbers] == [4 * 2 * (4 * 650 + 8) / 1e6] * 2
+    refused(rayfl("report", "nowhere"), "nowhere")
+
+
+@pytest.mark.parametrize("error", [ClientError("round 3, client 7: boom"), ClusterError("the node is gone")])
+def test_a_failing_run_ends_with_its_error_and_exit_code_1(file, monkeypatch, error):
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jobs.run.play", fail)
+    result = rayfl("run", file, "--inline")
+    assert result.exit_code == 1 and str(error) in result.stderr and "Traceback" not in result.stderr
+
+
+def test_the_bench_knows_its_workloads():
+    refused(rayfl("bench", "W9"), "W9")
+
+
+def test_python_runs_an_experiment_too(tmp_path):
+    table = {
+        "rounds": 1,
+        "data": "digits",
+        "partition": "iid",
+        "clients": {"count": 2},
+        "model": "logistic",
+        "method": "fedavg",
+        "runtime": {"executor": "inline"},
+    }
+    assert len(read_run(run(Experiment(**table), tmp_path / "run")).rounds) == 1
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_shipped_experiment_is_valid_and_named_for_its_file(path):
+    assert read(path).name == path.stem

@@ -1,0 +1,127 @@
+"""`ray job submit --working-dir . -- python -m jobs.run FILE` on a local head, as on a cluster."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayfl.record import read_run
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+EXPERIMENT = """
+name = "submitted"
+rounds = 2
+data = "digits"
+partition = "iid"
+model = "logistic"
+[clients]
+count = 4
+[method]
+name = "fedavg"
+lr = 0.1
+[runtime]
+actors = 2
+"""
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with this Python first and no other cluster in it."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return clean | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_AUTH_MODE": "disabled"}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[str]:
+    """The dashboard's address of a Ray head that this test started."""
+    gcs, dashboard, client, agent, metrics = free_ports(5)
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
+        options = {
+            "port": gcs,
+            "dashboard-host": "127.0.0.1",
+            "dashboard-port": dashboard,
+            "ray-client-server-port": client,
+            "dashboard-agent-listen-port": agent,
+            "metrics-export-port": metrics,
+            "num-cpus": 2,
+            "temp-dir": scratch,
+        }
+        command = [
+            str(BIN / "ray"),
+            "start",
+            "--head",
+            "--block",
+            *(f"--{key}={value}" for key, value in options.items()),
+        ]
+        log = Path(scratch) / "head.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=environment(), cwd=scratch, start_new_session=True
+            )
+        try:
+            address, deadline = f"http://127.0.0.1:{dashboard}", time.monotonic() + 60
+            while not answers(f"{address}/api/version"):
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.2)
+            yield address
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def submit(head: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(BIN / "ray"), "job", "submit", "--address", head, "--working-dir", ".", "--"]
+    command += ["python", "-m", "jobs.run", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.ray
+def test_a_submitted_job_runs_to_its_report(head, tmp_path):
+    file, directory = tmp_path / "submitted.toml", tmp_path / "run"
+    file.write_text(EXPERIMENT)
+    done = submit(head, str(file), "--output", str(directory))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round 2/2" in done.stdout
+    run = read_run(directory)
+    assert run.finished and len(run.rounds) == 2
+    # 650 parameters in float32 and a sample count of 64 bits from each of four clients.
+    assert run.rounds["uplink_bits"].to_pylist() == [4 * (32 * 650 + 64)] * 2
+    assert json.loads((directory / "experiment.json").read_text())["name"] == "submitted"
+    assert (directory / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.ray
+def test_a_submitted_mistake_fails_the_job_with_its_sentence(head, tmp_path):
+    file, directory = tmp_path / "mistake.toml", tmp_path / "run"
+    file.write_text(EXPERIMENT.replace("actors = 2", "actors = 2\nnum_gpus = 0.5"))
+    done = submit(head, str(file), "--output", str(directory))
+    assert done.returncode != 0
+    assert "rayfl: " in done.stdout and "num_gpus" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not directory.exists()
