@@ -1,0 +1,55 @@
+"""What the README shows is what there is: the method's source, the experiment files, the commands, the names."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from jobs.cli import main
+from rayfl import registry
+from rayfl.config import Experiment
+from rayfl.data.datasets import Source
+from rayfl.models import Architecture
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_method_shown_is_the_whole_file():
+    assert (ROOT / "rayfl" / "methods" / "fedavg.py").read_text(encoding="utf-8") in blocks("python")
+
+
+def test_the_experiment_shown_is_valid():
+    (shown,) = blocks("toml")
+    experiment = Experiment(**tomllib.loads(shown))
+    assert experiment.method.name == "fedpse" and experiment.clients.count == 10
+
+
+def test_the_commented_settings_of_the_experiment_are_valid_too():
+    (shown,) = blocks("toml")
+    optional = re.sub(r"^# (?=[\[a-z])", "", shown, flags=re.MULTILINE)
+    table = tomllib.loads(optional) | {"method": {"name": "fedavg"}}
+    experiment = Experiment(**table)
+    assert experiment.clients.per_round == 5 and experiment.runtime.actors == 4 and experiment.uplink.name == "feedback"
+
+
+def test_every_method_dataset_and_model_is_named():
+    for names in (registry.methods(), registry.named(Source), registry.named(Architecture)):
+        assert [name for name in names if f"`{name}`" not in README] == []
+
+
+def test_the_commands_shown_exist():
+    commands = set(re.findall(r"^\| `rayfl (\w+)", README, flags=re.MULTILINE)) | {"methods", "datasets"}
+    assert commands == set(main.commands)
+
+
+def test_the_mistake_shown_gets_the_sentence_shown():
+    command, sentence = re.findall(r"\$ rayfl (run .*)\n(rayfl: .*)\n", README)[0]
+    arguments = [str(ROOT / word) if word.endswith(".toml") else word for word in command.split()]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and result.stderr.strip() == sentence
