@@ -94,7 +94,8 @@ def test_the_second_signal_does_not_wait() -> None:
 
 def objects_in_store() -> int:
     """How many objects the local object store holds."""
-    found = re.search(r"Plasma memory usage \d+ MiB, (\d+) objects", memory_summary(stats_only=True))
+    summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    found = re.search(r"Plasma memory usage \d+ MiB, (\d+) objects", summary)
     assert found is not None
     return int(found.group(1))
 
