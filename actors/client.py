@@ -34,19 +34,19 @@ class ClientActor:
         """
         import torch
 
+        from rayfl.arithmetic import fix
         from rayfl.settings import SettingsError
         from rayfl.worker import Worker
 
         self.worker = Worker(ray.get(setup[0]))
-        torch.set_num_threads(self.worker.setup.threads)
-        if self.worker.setup.device.type == "cuda":
+        device = self.worker.setup.device
+        if device.type == "cuda":
             if not torch.cuda.is_available():
                 node = ray.util.get_node_ip_address()
                 raise SettingsError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
-            torch.use_deterministic_algorithms(True)
-            torch.backends.cudnn.benchmark = False
             # Ray shares a GPU out by counting and limits no one's memory.
             torch.cuda.set_per_process_memory_fraction(min(gpu_share, 1.0))
+        fix(self.worker.setup.threads, device)
         return os.getpid()
 
     # Any: a job and what it reads and leaves behind; rayfl.worker says which kind has which.

@@ -42,8 +42,6 @@ class Coordinator:
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
         those of `RayExecutor` and of `rayfl.play.play`.
         """
-        import torch
-
         from actors.pool import RayExecutor
         from rayfl.play import play
 
@@ -51,8 +49,6 @@ class Coordinator:
             executor = RayExecutor(setup[0], placement)
             try:
                 value = ray.get(setup[0])
-                # OpenMP counts threads for each thread of a process, and `run` has one of its own.
-                torch.set_num_threads(value.threads)
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.linked

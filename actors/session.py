@@ -154,6 +154,8 @@ def _start(runtime: Runtime) -> None:
         object_store_memory=None if memory is None else memory * 10**6,
         logging_level=logging.ERROR,
         log_to_driver=False,
+        # Ray frees once a second by default, and until then every round's models lie in fresh pages of the store.
+        _system_config={"free_objects_period_milliseconds": 50},
     )
 
 

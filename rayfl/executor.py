@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
+from rayfl.arithmetic import fixed
 from rayfl.compress.base import Packet
 from rayfl.gather import Handle
 from rayfl.setup import Setup
@@ -87,9 +86,5 @@ class InlineExecutor:
 
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
         """Do all jobs here."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.worker.setup.threads)
-        try:
+        with fixed(self.worker.setup.threads, self.worker.setup.device):
             return [Done(*self.worker.do(kind, shared, job.work, job.inputs)) for job in jobs]
-        finally:
-            torch.set_num_threads(before)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from rayfl import evaluation, gather, tree
+from rayfl.arithmetic import fixed
 from rayfl.executor import Done, Executor, Job, Ref
 from rayfl.gather import Aggregate, Relay
 from rayfl.ledger import Ledger, RoundRecord, record
@@ -24,8 +26,8 @@ from rayfl.tree import State
 from rayfl.work import ClientJob, MixJob, PooledJob, Report, Role, Shared, Trained, TrainJob
 from rayfl.worker import merged
 
-CALLS_PER_WORKER = 2
-"""Calls a worker and wave: enough to even out unequal clients, few enough to keep partial sums few."""
+LARGE_MODEL = 2_000_000
+"""Parameters beyond which a partial sum costs more than waiting for the slower of unequal calls."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,14 @@ def simulate(
     rounds: int | None = None,
 ) -> World:
     """Run from `world` (None: from the start) to `rounds` (None: the experiment's); `on_round` after each round."""
-    world = world or first_world(setup)
     play = peer_round if setup.is_peer else server_round
-    while world.round < (setup.rounds if rounds is None else rounds):
-        begun = time.perf_counter()
-        world, record = play(setup, executor, world)
-        record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
-        on_round(record, world)
+    with fixed(setup.threads, torch.device("cpu")):
+        world = world or first_world(setup)
+        while world.round < (setup.rounds if rounds is None else rounds):
+            begun = time.perf_counter()
+            world, record = play(setup, executor, world)
+            record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
+            on_round(record, world)
     return world
 
 
@@ -128,7 +131,7 @@ def train(
     `messages` collects the peers' messages by sender.
     """
     pieces = chunks(list(roles), setup.chunk(len(roles)))
-    nodes = cut(len(pieces), CALLS_PER_WORKER * executor.num_workers)
+    nodes = cut(len(pieces), calls(setup, executor))
     works = [
         TrainJob(node, {index: tuple((c, roles[c]) for c in pieces[index]) for index in range(*node)}) for node in nodes
     ]
@@ -175,7 +178,7 @@ def reply(
 ) -> World:
     """The server's answers to those who delivered, taken in at once."""
     shared = replace(shared, message={}, server=tree.to_arrays(world.server))
-    works = [ClientJob(part) for part in parts(delivered, CALLS_PER_WORKER * executor.num_workers)]
+    works = [ClientJob(part) for part in parts(delivered, calls(setup, executor))]
     per_client = setup.stateful + setup.linked
     jobs = [Job(work, memories(setup, world, work.clients), per_client * len(work.clients)) for work in works]
     states, links = dict(world.states), dict(world.links)
@@ -264,7 +267,7 @@ def judge_pooled(setup: Setup, executor: Executor, shared: Shared) -> dict[str, 
 
 def judge_clients(setup: Setup, executor: Executor, world: World, shared: Shared, ledger: Ledger) -> None:
     """Every client's own model."""
-    everyone = parts(range(setup.num_clients), CALLS_PER_WORKER * executor.num_workers)
+    everyone = parts(range(setup.num_clients), calls(setup, executor))
     jobs = [Job(ClientJob(part), memories(setup, world, part, linked=False)) for part in everyone]
     for done in executor.run("judge", executor.put(shared), jobs):
         for report in done.result:
@@ -286,6 +289,11 @@ def keep(setup: Setup, client: int, outputs: Iterator[Ref], states: dict[int, Re
         states[client] = next(outputs)
     if setup.linked:
         links[client] = next(outputs)
+
+
+def calls(setup: Setup, executor: Executor) -> int:
+    """Calls a wave: two a worker, to even out unequal clients; one where what a call returns is large."""
+    return executor.num_workers * (1 if tree.num_entries(setup.initial) > LARGE_MODEL else 2)
 
 
 def parts(clients: Sequence[int], wanted: int) -> list[tuple[int, ...]]:

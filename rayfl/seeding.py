@@ -5,6 +5,7 @@ Same key, same numbers, on any machine (numpy's SeedSequence and PCG64 are speci
 """
 
 import zlib
+from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +16,18 @@ NOBODY = -1
 def generator(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> np.random.Generator:
     """The generator of one purpose. `round` and `client` are at least -1 (`NOBODY`); `seed` at least 0."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, round, client, purpose)))
+
+
+class Draws:
+    """The generator of one purpose, made when it is first asked for: most calls draw nothing."""
+
+    def __init__(self, seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> None:
+        self.key = (seed, round, client, purpose)
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        """The one generator of this key; whoever draws from it goes on where the last draw ended."""
+        return generator(*self.key)
 
 
 def torch_seed(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> int:

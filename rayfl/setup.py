@@ -123,7 +123,7 @@ class Setup:
             initial=self.initial,
             uplink=self.uplink,
             downlink=self.downlink,
-            generator=seeding.generator(self.seed, round, client, purpose),
+            draws=seeding.Draws(self.seed, round, client, purpose),
         )
 
     def plan(self, round: int) -> Plan:

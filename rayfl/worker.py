@@ -136,9 +136,10 @@ class Worker:
         """States and links by client; a client that comes for the first time gets its first ones."""
         values, states, links = iter(inputs), {}, {}
         for client in clients:
-            stored = next(values) if self.setup.stateful else None
-            states[client] = self.setup.first_state(client) if stored is None else tree.to_tensors(stored)
-            links[client] = {}
+            states[client], links[client] = {}, {}
+            if self.setup.stateful:
+                stored = next(values)
+                states[client] = self.setup.first_state(client) if stored is None else tree.to_tensors(stored)
             if self.setup.linked and linked:
                 stored = next(values)
                 links[client] = self.setup.first_link(client) if stored is None else tree.to_tensors(stored)

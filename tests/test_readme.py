@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 
@@ -33,7 +34,7 @@ def test_the_experiment_shown_is_valid():
 def test_the_commented_settings_of_the_experiment_are_valid_too():
     (shown,) = blocks("toml")
     optional = re.sub(r"^# (?=[\[a-z])", "", shown, flags=re.MULTILINE)
-    table = tomllib.loads(optional) | {"method": {"name": "fedavg"}}
+    table: dict[str, Any] = tomllib.loads(optional) | {"method": {"name": "fedavg"}}
     experiment = Experiment(**table)
     assert experiment.clients.per_round == 5 and experiment.runtime.actors == 4 and experiment.uplink.name == "feedback"
 

@@ -191,3 +191,44 @@ def test_a_task_pickles_without_storage_and_computes_the_same():
 def test_a_task_without_outputs_says_so():
     with pytest.raises(ValueError, match="Bowl has no network output"):
         Bowl().outputs(Bowl().init(0), NOTHING)
+
+
+def _recurrent() -> nn.Module:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(self.lstm(inputs)[0][:, -1])
+
+    return Reader()
+
+
+def test_a_recurrent_model_reads_the_parameters_it_is_given():
+    task = Classification(_recurrent)
+    params, inputs = task.init(1), torch.randn(5, 6, 3, generator=torch.Generator().manual_seed(0))
+    module = _recurrent()
+    module.load_state_dict(params)
+    for shift in (0.0, 0.5):
+        moved = {name: tensor + shift for name, tensor in params.items()}
+        module.load_state_dict(moved)
+        batch = Batch(inputs, torch.zeros(5, dtype=torch.int64))
+        assert torch.allclose(task.outputs(moved, batch), module(inputs), atol=1e-6)
+
+
+def test_a_tied_parameter_is_put_in_everywhere():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.second(self.first(inputs))
+
+    task = Classification(Tied)
+    batch = Batch(torch.eye(2), torch.zeros(2, dtype=torch.int64))
+    weight = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    # Row i of the output is W W e_i: W^2 = [[1, 4], [0, 1]], transposed.
+    assert task.outputs({"first.weight": weight}, batch).tolist() == [[1.0, 0.0], [4.0, 1.0]]

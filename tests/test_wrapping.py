@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import Context, Method, Plan, ServerHalf, Stage, Work
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.local import Local
+from rayfl.seeding import Draws
 from rayfl.wrapping import Wrapping
 from tests.contracts.seams.quadratic import Quadratic
 
@@ -49,7 +49,7 @@ def test_the_inner_method_sees_its_own_stages_and_work_alone():
         initial={},
         uplink=Dense(),
         downlink=Dense(),
-        generator=np.random.default_rng(0),
+        draws=Draws(0),
         work={"measure": Work(1, 4), "train": Work(2, 8)},
     )
     assert wrapper.inside(ctx) == replace(ctx, plan=Plan((inner,), up=False), work={"train": Work(2, 8)})

@@ -33,9 +33,12 @@ def proportional_bytes(pid: int) -> int:
 
 
 class Peak:
-    """Samples a running process every `interval_s` until it ends; `bytes` is the largest sum seen."""
+    """Samples a running process until it ends; `bytes` is the largest sum seen.
 
-    def __init__(self, process: "subprocess.Popen[str]", interval_s: float = 0.5) -> None:
+    Reading a process's pages stops it for a moment, so `interval_s` is not short.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", interval_s: float = 2.0) -> None:
         self.process, self.interval_s, self.bytes = process, interval_s, 0
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()

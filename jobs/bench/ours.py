@@ -25,7 +25,7 @@ from rayfl.setup import Setup
 def main(name: str, actors: int) -> None:
     """Run the workload and print its round times."""
     workload = WORKLOADS[name]
-    experiment = workload.experiment(actors=actors, num_cpus=1)
+    experiment = workload.experiment(actors=actors, num_cpus=1, object_store_memory_mb=1000)
     setup = registered(experiment, prepare(experiment), workload.copies)
     times: list[float] = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,6 +15,7 @@ import numpy as np
 
 from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.gather import Aggregate, Gather
+from rayfl.seeding import Draws
 from rayfl.settings import Settings
 from rayfl.task import Task
 from rayfl.tree import State, Tree
@@ -88,8 +89,13 @@ class Context:
     initial: Tree
     uplink: Compressor
     downlink: Compressor
-    generator: np.random.Generator
+    draws: Draws
     work: Mapping[str, Work] = field(default_factory=dict)
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """The source of this call's random numbers."""
+        return self.draws.generator
 
     @property
     def traits(self) -> Traits:

@@ -18,7 +18,7 @@ from rayfl.gather import Handle
 from rayfl.prepare import prepare
 from rayfl.rounds import World, simulate
 from rayfl.seeding import NOBODY
-from rayfl.work import ClientError, ClientJob, Role, Shared, TrainJob
+from rayfl.work import ClientError, ClientJob, PooledJob, Role, Shared, TrainJob
 from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, played, with_method
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -156,9 +156,10 @@ def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
     setup = prepare(experiment())
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
-        pytest.raises(ClientError, match="round 7, judge, clients 998 to 999: IndexError"),
+        pytest.raises(ClientError, match="round 7, judge_pooled: AssertionError"),
     ):
-        executor.run("judge", executor.put(Shared(7, setup.plan(7))), [Job(ClientJob((998, 999)))])
+        # No model was put into what the job shares.
+        executor.run("judge_pooled", executor.put(Shared(7, setup.plan(7))), [Job(PooledJob(0, 1))])
 
 
 @ray.remote(num_cpus=0)
