@@ -14,6 +14,8 @@ from rich.table import Table
 from rayfl import __version__
 
 EXISTING = click.Path(path_type=Path)
+INTERRUPTED = 130
+"""What shells give for a command that SIGINT ended."""
 
 
 @contextmanager
@@ -62,7 +64,8 @@ def run(
     with sentences():
         from jobs.run import run_file
 
-        run_file(file, [*overrides, *extra], output, overwrite)
+        if not run_file(file, [*overrides, *extra], output, overwrite):
+            sys.exit(INTERRUPTED)
 
 
 @main.command()

@@ -50,12 +50,15 @@ def free_directory(experiment: Experiment) -> Path:
     return path
 
 
-def run_file(file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool) -> None:
-    """Run the experiment in a file and print its result."""
+def run_file(file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool) -> bool:
+    """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
     experiment = read(file, overrides)
     directory = run(experiment, output, overwrite)
-    page = directory / "report.html"
-    console.result(summary(read_run(directory)), page if page.exists() else None)
+    page, records = directory / "report.html", read_run(directory)
+    console.result(summary(records), page if page.exists() else None)
+    if not records.finished:
+        print(f"stopped after {len(records.rounds)} of {experiment.rounds} rounds; what was recorded is kept")
+    return records.finished
 
 
 if __name__ == "__main__":

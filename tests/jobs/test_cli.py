@@ -1,6 +1,10 @@
 """The commands as a user types them: what they print, what they leave behind, what a mistake gets."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,3 +176,20 @@ def test_python_runs_an_experiment_too(tmp_path):
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_every_shipped_experiment_is_valid_and_named_for_its_file(path):
     assert read(path).name == path.stem
+
+
+@pytest.mark.ray
+def test_an_interrupted_run_ends_after_its_round_and_keeps_its_records(file):
+    command = [sys.executable, "-m", "jobs.run", str(file), "--rounds", "100000", "--actors", "1", "--output", "run"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment["PYTHONPATH"] = str(EXPERIMENTS[0].parents[2])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=file.parent) as process:
+        assert process.stdout is not None
+        while "round 3/" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 130
+    found = read_run(Path("run"))
+    assert not found.finished and 3 <= len(found.rounds) < 100_000
+    assert f"stopped after {len(found.rounds)} of 100000 rounds" in rest
