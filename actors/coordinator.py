@@ -33,6 +33,7 @@ class Coordinator:
     def __init__(self) -> None:
         settle()
         self._changed = Condition()
+        self._num_rounds = 0
         self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
         self._started = self._stopping = self._over = self._trims = False
 
@@ -49,6 +50,7 @@ class Coordinator:
             executor = RayExecutor(setup[0], placement)
             try:
                 value = ray.get(setup[0])
+                self._num_rounds = value.rounds
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.linked
@@ -86,7 +88,7 @@ class Coordinator:
             self._changed.notify_all()
         if self._trims:
             trim()
-        if self._stopping:
+        if self._stopping and record.row.round + 1 < self._num_rounds:
             raise Stopped
 
     def _tell(self, started: bool = False, over: bool = False) -> None:

@@ -10,6 +10,7 @@ import ray
 
 from rayfl.config import Runtime
 from rayfl.settings import SettingsError
+from rayfl.setup import MOST_CHUNKS
 
 _UNIT = 10_000
 """Ray counts resources in steps of 1/10000."""
@@ -91,12 +92,12 @@ def _check_gpu(runtime: Runtime, nodes: Sequence[Node]) -> None:
 
 
 def _default_actors(runtime: Runtime, nodes: Sequence[Node]) -> int:
-    """One actor a core, or as many as have room where an actor's size is given."""
+    """One actor a core (no more than a round has chunks), or as many as have room where an actor's size is given."""
     if runtime.num_cpus:
         return sum(node.holds(runtime.num_cpus, runtime.num_gpus) for node in nodes) or 1
     if runtime.num_gpus:
         return sum(min(int(node.cpus), node.holds(1 / _UNIT, runtime.num_gpus)) for node in nodes) or 1
-    return max(1, sum(int(node.cpus) for node in nodes))
+    return max(1, min(MOST_CHUNKS, sum(int(node.cpus) for node in nodes)))
 
 
 def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> float:

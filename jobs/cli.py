@@ -32,6 +32,9 @@ def sentences() -> Iterator[None]:
     except ValueError as error:
         print(f"rayfl: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        print(f"rayfl: {error.filename} cannot be written: {error.strerror}; name another place", file=sys.stderr)
+        sys.exit(2)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -1,7 +1,6 @@
 """Experiment: the whole description of a run, read from TOML, validated once, written back as it was resolved."""
 
 import datetime
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -213,11 +212,6 @@ def _value(text: str) -> Any:
         return text
     is_date = isinstance(parsed["value"], datetime.date | datetime.time)
     return text if is_date or len(parsed) > 1 else parsed["value"]
-
-
-def to_json(experiment: Experiment) -> str:
-    """The resolved experiment as JSON text."""
-    return json.dumps(experiment.as_dict(), indent=2) + "\n"
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -2,7 +2,8 @@
 
 Metric names are `<where>/<what>`: `pooled/accuracy` (the global model on the pooled test set), `own/accuracy` (each
 client's model on its own test split, after the exchange), `own_after_training/accuracy` (the same after local
-training), `personal_pooled/accuracy` and `personal_pooled_after_training/accuracy` (personal models on the pooled set).
+training, over those that trained in the round), `personal_pooled/accuracy` and
+`personal_pooled_after_training/accuracy` (personal models on the pooled set).
 """
 
 from collections.abc import Iterable, Mapping

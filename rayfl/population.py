@@ -16,7 +16,7 @@ from rayfl import seeding
 from rayfl.methods.base import Traits
 from rayfl.settings import Settings
 
-Status = Literal["delivered", "silent", "dropped_before_download", "dropped_after_training", "away"]
+Status = Literal["delivered", "silent", "dropped_before_download", "dropped_after_training"]
 
 TRAITS = ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps")
 

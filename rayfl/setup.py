@@ -14,8 +14,11 @@ from rayfl.data.partition import Partition
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
 from rayfl.population import Population
 from rayfl.settings import Settings, SettingsError
-from rayfl.topology import Topology
+from rayfl.topology import Topology, mixing_weights
 from rayfl.tree import Arrays, State, Tree
+
+MOST_CHUNKS = 16
+"""Chunks a round by default, and so the most actors that have work."""
 
 
 class Evaluation(Settings):
@@ -96,7 +99,7 @@ class Setup:
 
     def chunk(self, num_participants: int) -> int:
         """Participants a chunk: the experiment's, or so many that there are at most 16 chunks."""
-        return self.chunk_size or max(1, -(-num_participants // 16))
+        return self.chunk_size or max(1, -(-num_participants // MOST_CHUNKS))
 
     def first_state(self, client: int) -> State:
         """What a client remembers before its first round."""
@@ -140,8 +143,12 @@ class Setup:
         check_splits(self.method, self.partition)
         if self.is_peer and self.method.gather and self.topology is None:
             raise SettingsError(f"{type(self.method).__name__} exchanges among peers; add a [topology] table")
-        if not self.is_peer and self.topology is not None:
+        if self.topology is None:
+            return
+        if not self.is_peer:
             raise SettingsError(f"{type(self.method).__name__} has a server; remove the [topology] table")
+        # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
+        mixing_weights(self.topology.receives(self.num_clients, self.seed, 0), self.topology.weights)
 
 
 def check_splits(method: Method, partition: Partition) -> None:

@@ -71,7 +71,9 @@ class RandomNeighbours(Topology):
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         if self.degree >= num_peers:
-            raise ValueError(f"degree={self.degree} needs more than {num_peers} peers; at most {num_peers - 1} fit")
+            raise ValueError(
+                f"degree={self.degree} is too many neighbours for {num_peers} peers; at most {num_peers - 1} fit"
+            )
         graph = np.zeros((num_peers, num_peers), dtype=bool)
         generator = seeding.generator(seed, round, purpose="random neighbours")
         for peer in range(num_peers):

@@ -202,9 +202,10 @@ class Trainee:
 
     def finish(self, carry: Carry, work: Mapping[str, Work], outputs: list[Any]) -> tuple[Report, Message, float]:
         """End the client's round; appends its outputs and returns its report, its message and the message's weight."""
-        ctx = replace(self.ctx, work=work)
+        sends = self.role == "upload" and self.shared.plan.up
+        ctx = replace(self.ctx, work=work, sends=sends)
         finished = self.method.finish(self.state, carry, ctx)
-        sent = self.role == "upload" and finished.message is not None and self.shared.plan.up
+        sent = sends and finished.message is not None
         message = (finished.message or {}) if sent else {}
         link = self.link
         if sent and not self.setup.is_peer:

@@ -112,3 +112,29 @@ def test_models_that_cannot_be_trained_so():
         prepared({"model": Extra(layer="dropout"), "runtime": {"engine": "vmap"}})
     with pytest.raises(ValueError, match=r"^layer '0' is BatchNorm1d, which federated averaging breaks; use GroupNorm"):
         prepared({"model": Extra(layer="norm")})
+
+
+@pytest.mark.parametrize(
+    ("method", "topology", "words"),
+    [
+        ("local", {"name": "random", "degree": 10}, "degree=10 is too many neighbours for 3 peers; at most 2 fit"),
+        (
+            "local",
+            {"name": "random", "degree": 1, "weights": "metropolis"},
+            "metropolis weights need a symmetric graph",
+        ),
+        ("fedavg", "ring", r"FedAvg has a server; remove the \[topology\] table"),
+    ],
+)
+def test_a_graph_that_cannot_be_is_refused_before_anything_starts(method, topology, words):
+    table: dict[str, Any] = {
+        "rounds": 1,
+        "data": "digits",
+        "partition": "iid",
+        "clients": {"count": 3},
+        "model": "logistic",
+        "method": method,
+        "topology": topology,
+    }
+    with pytest.raises(ValueError, match=words):
+        prepare(Experiment(**table))

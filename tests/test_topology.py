@@ -56,7 +56,7 @@ def test_random_neighbours_receive_from_exactly_so_many_and_change_every_round()
 
 
 def test_random_neighbours_need_enough_peers():
-    with pytest.raises(ValueError, match="degree=4 needs more than 4 peers; at most 3 fit"):
+    with pytest.raises(ValueError, match="degree=4 is too many neighbours for 4 peers; at most 3 fit"):
         RandomNeighbours(degree=4).receives(4, 0, 0)
 
 

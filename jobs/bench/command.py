@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from actors.errors import ClusterError
 from jobs.bench.memory import Peak
 from jobs.bench.workloads import WORKLOADS
 
@@ -37,19 +38,21 @@ def measure(module: str, *arguments: str) -> Measured:
         output, _ = process.communicate()
         peak.thread.join()
     if process.returncode:
-        raise ValueError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
+        raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
     return Measured(tuple(json.loads(output.strip().splitlines()[-1])), peak.bytes)
 
 
 def bench(names: Sequence[str]) -> None:
     """Measure the named workloads and print a row each."""
-    table = Table("workload", "bare, 1 process", "bare, 2 processes", "rayfl", "ratio to the better", "peak memory")
+    table = Table("workload", "bare, 1 process", "bare, 2 processes", "rayfl", "ratio to the better", "peak memory, GB")
     for name in names:
         print(f"{name}: {WORKLOADS[name].about}", flush=True)
         single, double = measure("jobs.bench.bare", name, "1"), measure("jobs.bench.bare", name, "2")
         ours = measure("jobs.bench.ours", name, str(ACTORS))
         ratio = ours.median / min(single.median, double.median)
         seconds = [f"{each.median:.3f} s" for each in (single, double, ours)]
-        table.add_row(name, *seconds, f"{ratio:.2f}", f"{ours.peak_bytes / 1e9:.2f} GB")
+        peaks = " / ".join(f"{each.peak_bytes / 1e9:.2f}" for each in (single, double, ours))
+        table.add_row(name, *seconds, f"{ratio:.2f}", peaks)
     Console(width=None if sys.stdout.isatty() else 110).print(table)
-    print("Median seconds a round; peak memory is the sum over all of rayfl's processes, shared pages counted once.")
+    print("Median seconds a round. Peak memory (bare 1 / bare 2 / rayfl): all processes, shared pages counted once.")
+    print("rayfl runs two actors of one thread each and an object store of 1 GB (runtime.object_store_memory_mb).")

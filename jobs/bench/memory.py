@@ -38,7 +38,7 @@ class Peak:
     Reading a process's pages stops it for a moment, so `interval_s` is not short.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", interval_s: float = 2.0) -> None:
+    def __init__(self, process: "subprocess.Popen[str]", interval_s: float = 1.0) -> None:
         self.process, self.interval_s, self.bytes = process, interval_s, 0
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()

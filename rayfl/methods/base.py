@@ -43,7 +43,7 @@ class Stage:
 class Plan:
     """What happens in a round: the stages of local work, whether anything goes down or up, and who trains.
 
-    `trainers="all"`: every client trains, only the sampled ones communicate (pFedMe).
+    `trainers="all"`: every client downloads and trains, only the sampled ones upload (pFedMe).
     """
 
     stages: tuple[Stage, ...]
@@ -78,6 +78,7 @@ class Context:
 
     `client` is None on the server. `num_rounds`, T, is the length of the experiment, for schedules over all of it.
     `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
+    `sends` is False for a client that trains without an upload, whose compressor must not forget what it did not send.
     `generator` belongs to this (seed, round, client, call) and to nothing else.
     """
 
@@ -91,6 +92,7 @@ class Context:
     downlink: Compressor
     draws: Draws
     work: Mapping[str, Work] = field(default_factory=dict)
+    sends: bool = True
 
     @property
     def generator(self) -> np.random.Generator:
@@ -185,6 +187,8 @@ class Method(ABC):
 
     def compress(self, state: State, trees: Mapping[str, Tree], ctx: Context) -> tuple[dict[str, Packet], State]:
         """Encode trees with the experiment's uplink compressor, whose memory stays in the state under "uplink"."""
+        if not ctx.sends:
+            return {}, state
         message: dict[str, Packet] = {}
         memories = dict(state.get("uplink", {}))
         for name, value in trees.items():
