@@ -54,3 +54,7 @@ def test_the_mistake_shown_gets_the_sentence_shown():
     arguments = [str(ROOT / word) if word.endswith(".toml") else word for word in command.split()]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2 and result.stderr.strip() == sentence
+
+
+def test_nothing_is_left_to_be_filled_in():
+    assert re.findall(r"\b[A-Z]+_(?:TABLE|OUTPUT|SOURCE)\b", README) == []
