@@ -130,7 +130,7 @@ def train(
 
     `messages` collects the peers' messages by sender.
     """
-    pieces = chunks(list(roles), setup.chunk(len(roles)))
+    pieces = chunks(list(roles), setup.num_chunks(len(roles)))
     nodes = cut(len(pieces), calls(setup, executor))
     works = [
         TrainJob(node, {index: tuple((c, roles[c]) for c in pieces[index]) for index in range(*node)}) for node in nodes

@@ -97,9 +97,11 @@ class Setup:
         """The engine that runs local work."""
         return engine.choose(self.engine_name, self.method, self.device)
 
-    def chunk(self, num_participants: int) -> int:
-        """Participants a chunk: the experiment's, or so many that there are at most 16 chunks."""
-        return self.chunk_size or max(1, -(-num_participants // MOST_CHUNKS))
+    def num_chunks(self, num_participants: int) -> int:
+        """Chunks of a round: as few as the experiment's chunk size allows, or 16 (one a participant if fewer)."""
+        if self.chunk_size:
+            return -(-num_participants // self.chunk_size)
+        return min(num_participants, MOST_CHUNKS)
 
     def first_state(self, client: int) -> State:
         """What a client remembers before its first round."""

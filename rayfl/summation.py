@@ -5,6 +5,7 @@ range again and again. A worker is given all chunks below one node and returns t
 rest of the way up. So neither the number of workers nor the order in which they answer can change a bit.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -14,9 +15,10 @@ Node = tuple[int, int]
 T = TypeVar("T")
 
 
-def chunks(participants: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """The participants in order, cut into runs of `size`."""
-    return [tuple(participants[start : start + size]) for start in range(0, len(participants), size)]
+def chunks(participants: Sequence[int], number: int) -> list[tuple[int, ...]]:
+    """The participants in order, cut into `number` runs whose lengths differ by one at most."""
+    bounds = [len(participants) * index // number for index in range(number + 1)] if number else [0]
+    return [tuple(participants[first:last]) for first, last in itertools.pairwise(bounds)]
 
 
 def halves(node: Node) -> tuple[Node, Node]:

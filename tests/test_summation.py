@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from rayfl.summation import Node, chunks, cut, halves, total
 
 
-def test_chunks_are_runs_in_order():
-    assert chunks([3, 5, 7, 8, 9], 2) == [(3, 5), (7, 8), (9,)]
-    assert chunks([], 2) == []
+def test_chunks_are_runs_in_order_and_as_even_as_can_be():
+    assert chunks([3, 5, 7, 8, 9], 3) == [(3,), (5, 7), (8, 9)]
+    assert chunks([], 0) == []
+    assert [len(chunk) for chunk in chunks(range(50), 16)] == [3, 3, 3, 3, 3, 3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 4]
 
 
 def test_the_larger_half_comes_first():
