@@ -14,6 +14,7 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
 from rayfl.data.partition import Scheme
+from rayfl.elastic import Elastic, ElasticHyper
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.models import Architecture
 from rayfl.population import Clients
@@ -27,14 +28,21 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class MethodChoice(Settings):
-    """The `[method]` table: a method's name and its hyper-parameters."""
+    """The `[method]` table: a method's name, its hyper-parameters, and those of elastic aggregation around it."""
 
     name: str
     hyper: HyperParameters
+    elastic: ElasticHyper | None = None
 
     def make(self, task: Task) -> Method:
         """The method on a task."""
-        return registry.method(self.name)(task, **self.hyper.model_dump())
+        chosen = registry.method(self.name)(task, **self.hyper.model_dump())
+        return chosen if self.elastic is None else Elastic(chosen, **self.elastic.model_dump())
+
+    @property
+    def splits(self) -> Mapping[str, float]:
+        """The further splits that it needs, with the default share of the train split."""
+        return {**registry.method(self.name).splits, **({} if self.elastic is None else Elastic.splits)}
 
 
 # Any: tables come from a file, and their values get their types here.
@@ -44,8 +52,21 @@ def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
     table = _table(value, info)
     if "name" not in table:
         raise SettingsError(f" is missing; a method is one of {', '.join(sorted(registry.methods()))}", ("name",))
-    name = table.pop("name")
-    return MethodChoice(name=name, hyper=registry.method(name).Hyper(**table))
+    name, elastic = table.pop("name"), _elastic(table.pop("elastic", False))
+    return MethodChoice(name=name, hyper=registry.method(name).Hyper(**table), elastic=elastic)
+
+
+# Any: true, false or a table.
+def _elastic(value: Any) -> ElasticHyper | None:
+    """The settings of elastic aggregation, or None without it."""
+    if isinstance(value, bool):
+        return ElasticHyper() if value else None
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"={shown(value)} is not allowed; it must be true, false or a table", ("elastic",))
+    try:
+        return ElasticHyper(**value)
+    except SettingsError as error:
+        raise error.under("elastic") from None
 
 
 def _table(value: Any, info: ValidationInfo) -> dict[str, Any]:
@@ -60,7 +81,8 @@ def _table(value: Any, info: ValidationInfo) -> dict[str, Any]:
 def _named(value: Any) -> dict[str, Any]:
     fields = value.model_dump()
     if isinstance(value, MethodChoice):
-        return {"name": value.name, **value.hyper.model_dump()}
+        elastic = {} if value.elastic is None else {"elastic": value.elastic.model_dump()}
+        return {"name": value.name, **value.hyper.model_dump(), **elastic}
     inner = {key: _named(part) for key in fields if isinstance(part := getattr(value, key), Compressor)}
     return {"name": value.name, **fields, **inner}
 

@@ -7,7 +7,6 @@ from rayfl.config import Experiment
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.population import Population
-from rayfl.registry import method
 from rayfl.settings import SettingsError
 from rayfl.setup import Setup
 from rayfl.task import Classification
@@ -54,7 +53,7 @@ def deal(experiment: Experiment, dataset: Dataset) -> Partition:
     """Who holds what, with the splits that the experiment or the method asks for set aside."""
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
-    defaults = method(experiment.method.name).splits
+    defaults = experiment.method.splits
     ratios = {
         "validation": experiment.splits.validation_ratio,
         "heldout": experiment.splits.heldout_ratio,

@@ -42,6 +42,10 @@ class Task(ABC):
         """The network's output [batch, ...] (logits), for objectives that need no labels."""
         raise ValueError(f"{type(self).__name__} has no network output")
 
+    def evaluated(self, params: Tree, batch: Batch) -> Tensor:
+        """The network's output [batch, ...] in evaluation mode (no dropout), which can be differentiated too."""
+        return self.outputs(params, batch)
+
     def grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> Tree:
         """Gradient of `objective` (default: the loss) at `params`."""
         return self.value_and_grad(params, batch, objective)[1]
@@ -117,13 +121,16 @@ class Classification(Task):
         losses = nn.functional.cross_entropy(logits, batch.labels, reduction="none")
         return (losses * batch.weights).sum() / batch.weights.sum().clamp(min=1.0)
 
-    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
+    def evaluated(self, params: Tree, batch: Batch) -> Tensor:
         self.module.eval()
         try:
-            with torch.no_grad():
-                logits = self.outputs(params, batch)
+            return self.outputs(params, batch)
         finally:
             self.module.train()
+
+    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            logits = self.evaluated(params, batch)
         loss = nn.functional.cross_entropy(logits, batch.labels, reduction="none")
         return {"loss": loss, "accuracy": (logits.argmax(dim=1) == batch.labels).float()}
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rayfl.compress.base import Packet
 from rayfl.config import Experiment
+from rayfl.elastic import Elastic
 from rayfl.executor import Executor
 from rayfl.gather import Relay
 from rayfl.methods.base import Method, PeerHalf
@@ -21,7 +22,6 @@ from rayfl.topology import FullyConnected
 from rayfl.tree import PackedBits
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.dis_pfl import DisPFL
-from tests.contracts.seams.elastic import Elastic
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.lag import LAG
 from tests.contracts.seams.per_fedavg import PerFedAvg
@@ -90,7 +90,7 @@ SEAMS = [
         lambda: PerFedAvg(quadratic.Quadratic(), batch_size=2),
         lambda: SubFedAvg(quadratic.Quadratic(), batch_size=2),
         lambda: FedFomo(quadratic.Quadratic(), batch_size=2),
-        lambda: Elastic(Scaffold(quadratic.Quadratic(), batch_size=2)),
+        lambda: Elastic(Scaffold(quadratic.Quadratic(), batch_size=2), batch_size=2),
         lambda: DisPFL(quadratic.Quadratic(), batch_size=2),
     )
 ]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from rayfl import seeding, tree
+from rayfl.elastic import Elastic
 from rayfl.methods.fedavg import FedAvg
 from rayfl.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, points, start
 from tests.contracts.seams.dis_pfl import DisPFL
-from tests.contracts.seams.elastic import Elastic
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import HELDOUT, Quadratic, setup
 from tests.contracts.seams.scaffold import Scaffold
@@ -63,7 +63,7 @@ def expected(setup: Setup, elastic: bool) -> tuple[list[np.ndarray], np.ndarray,
 @pytest.mark.parametrize("elastic", [True, False])
 def test_elastic_scaffold_follows_its_equations(way: Way, elastic: bool, per_round: int):
     scaffold = Scaffold(Quadratic(), **HYPER)
-    method = Elastic(scaffold, memory=MEMORY, floor=FLOOR, batch_size=2) if elastic else scaffold
+    method = Elastic(scaffold, mu=MEMORY, tau=FLOOR, batch_size=2) if elastic else scaffold
     here = setup(method, rounds=ROUNDS, engine=way.engine, clients={"per_round": per_round})
     models, c, own = expected(here, elastic)
     executor = way.executor(here)
@@ -81,16 +81,16 @@ def test_elastic_scaffold_follows_its_equations(way: Way, elastic: bool, per_rou
 
 
 def test_the_most_sensitive_entry_gets_exactly_the_floor():
-    elastic = Elastic(Scaffold(Quadratic()), floor=0.25)
+    elastic = Elastic(Scaffold(Quadratic()), tau=0.25)
     sensitivity = {name: tensor.abs() for name, tensor in Quadratic().init(1).items()}
-    zeta = tree.map(elastic.factor, sensitivity)
+    zeta = tree.map(elastic.factors, elastic.normalised(sensitivity))
     for name, tensor in zeta.items():
         assert tensor.flatten()[sensitivity[name].argmax()] == 0.25
         assert tensor.max() <= 1.25
 
 
 def test_elastic_wraps_other_methods_too(way: Way):
-    here = setup(Elastic(FedAvg(Quadratic(), **HYPER), memory=MEMORY), rounds=1, engine=way.engine)
+    here = setup(Elastic(FedAvg(Quadratic(), **HYPER), mu=MEMORY, batch_size=2), rounds=1, engine=way.engine)
     plain = setup(FedAvg(Quadratic(), **HYPER), rounds=1, engine=way.engine)
     x = start(here)
     moved, scaled = (flat(play(s, way.executor(s))[1][0].server["params"]) - x for s in (plain, here))
@@ -100,7 +100,7 @@ def test_elastic_wraps_other_methods_too(way: Way):
 
 
 def test_elastic_refuses_what_has_no_delta_or_no_server():
-    with pytest.raises(ValueError, match="FedFomo sends none"):
+    with pytest.raises(ValueError, match="FedFomo has none"):
         Elastic(FedFomo(Quadratic()))
     with pytest.raises(ValueError, match="DisPFL has none"):
         Elastic(DisPFL(Quadratic()))
