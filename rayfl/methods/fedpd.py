@@ -1,0 +1,92 @@
+"""FedPD: Zhang et al., FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data, IEEE Transactions on
+Signal Processing 2021, Algorithm 1 with Oracle I (SGD).
+
+Client i minimises L_i = f_i(x_i) + <lambda_i, x_i - x0_i> + ||x_i - x0_i||^2 / (2 eta) from its last x_i, then sets
+lambda_i += (x_i - x0_i) / eta and x0_i <- x_i + eta lambda_i. With probability 1 - p, by a coin that all share, x0 is
+the mean of the x0_i and goes back to everyone in the same round; else nothing crosses the wire and every client goes
+on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
+
+- The mean is uniform: the objective is the mean of the f_i. On the wire x0_i is its difference to the x0 that the
+  client last received, which is the same mean and can be compressed. All start from the x0 of the seed, which is not
+  sent.
+- Everyone takes part or nobody does. Where clients are away all the same, the mean is over those who delivered, and
+  the others go on from their own x0_i.
+- With p above 0 clients that differ drift apart between exchanges, and x0 keeps moving around the minimiser.
+- For f_i with L-Lipschitz gradients that are not convex take eta about 0.3 / L; 0.5 / L and more can diverge.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage, Traits
+from rayfl.training import GradientMethod, LocalWork
+from rayfl.tree import State, Tree
+
+
+class FedPDHyper(LocalWork):
+    """Hyper-parameters of FedPD. lr * (L + 1 / eta) below 2 keeps the local steps stable."""
+
+    eta: float = Field(default=0.1, gt=0, description="the penalty on ||x_i - x0_i||^2 is 1 / (2 eta)")
+    skip_probability: float = Field(default=0.0, ge=0, lt=1, description="chance of a round without an exchange, p")
+
+
+class FedPD(GradientMethod, ServerHalf):
+    """Client state: x_i, x0_i, lambda_i, and the x0 it last received. Server: x0."""
+
+    Hyper: ClassVar[type[FedPDHyper]] = FedPDHyper
+    hyper: FedPDHyper
+    paper: ClassVar[str] = "Zhang et al., IEEE TSP 2021"
+    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
+
+    def plan(self, round: int, coin: float) -> Plan:
+        exchange = coin >= self.hyper.skip_probability
+        return Plan(stages=(self.hyper.stage(round),), down=exchange, up=exchange)
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        return {"params": params, "anchor": params, "multiplier": tree.zeros_like(params), "received": params}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        return {**self.start(state["params"]), "anchor": state["anchor"], "multiplier": state["multiplier"]}
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        pull = tree.sub(carry["params"], carry["anchor"])
+        gradient = tree.add(tree.add(gradient, carry["multiplier"]), pull, 1 / self.hyper.eta)
+        return self.descend(carry, loss, gradient, stage)
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        eta, params = self.hyper.eta, carry["params"]
+        multiplier = tree.add(state["multiplier"], tree.sub(params, state["anchor"]), 1 / eta)
+        anchor = tree.add(params, multiplier, eta)
+        message, state = self.compress(state, {"delta": tree.sub(state["received"], anchor)}, ctx)
+        state = {**state, "params": params, "anchor": anchor, "multiplier": multiplier}
+        return Finished(state, message or None, metrics=self.train_loss(carry, ctx))
+
+    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+        anchor = received["model"].decode()
+        return {**state, "anchor": anchor, "received": anchor}
+
+    def init_server(self, params: Tree) -> State:
+        return {"params": params}
+
+    def model(self, server: State) -> Tree:
+        return server["params"]
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        delta = received["delta"].result
+        return ({"params": tree.sub(server["params"], delta)} if delta else server), {}
+
+    def reply(self, server: State, link: State, ctx: Context) -> Reply:
+        return Reply({"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}, link)

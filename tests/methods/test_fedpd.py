@@ -1,0 +1,120 @@
+"""FedPD against its equations in float64, and against the minimiser of heterogeneous quadratics."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayfl import seeding, tree
+from rayfl.executor import InlineExecutor
+from rayfl.methods.fedpd import FedPD
+from tests.contracts.executors import play
+from tests.contracts.seams.closed_form import batches, flat, points, start
+from tests.contracts.seams.quadratic import Quadratic, setup
+
+CLIENTS = range(4)
+
+
+def followed(method: FedPD, here: Any) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """After every round x0, all x_i, all x0_i and all lambda_i, by the equations."""
+    hyper = method.hyper
+    x0 = start(here)
+    x, anchor, lam = np.tile(x0, (4, 1)), np.tile(x0, (4, 1)), np.zeros((4, 10))
+    seen = []
+    for round in range(here.rounds):
+        lr = hyper.lr * hyper.lr_decay**round
+        for i in CLIENTS:
+            for batch in batches(here, round, i, epochs=hyper.epochs or 1, batch_size=hyper.batch_size):
+                x[i] = x[i] - lr * (batch.gradient(x[i]) + lam[i] + (x[i] - anchor[i]) / hyper.eta)
+            lam[i] = lam[i] + (x[i] - anchor[i]) / hyper.eta
+            anchor[i] = x[i] + hyper.eta * lam[i]
+        if seeding.coin(here.seed, round) >= hyper.skip_probability:
+            x0 = anchor.mean(axis=0)
+            anchor[:] = x0
+        seen.append((x0, x.copy(), anchor.copy(), lam.copy()))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "hyper",
+    [{}, {"skip_probability": 0.5, "eta": 0.4, "epochs": 2}, {"skip_probability": 0.8, "lr_decay": 0.9}],
+    ids=str,
+)
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
+    method = FedPD(Quadratic(), **{"lr": 0.05, "batch_size": 2, "eta": 0.3, **hyper})
+    here = setup(method, rounds=8, engine=engine)
+    executor = InlineExecutor(here)
+    records, worlds = play(here, executor)
+    exchanges = [seeding.coin(here.seed, round) >= method.hyper.skip_probability for round in range(8)]
+    assert sum(exchanges) > 0 and (sum(exchanges) < 8) == (method.hyper.skip_probability > 0)
+    for round, (x0, x, anchor, lam) in enumerate(followed(method, here)):
+        np.testing.assert_allclose(flat(worlds[round].server["params"]), x0, rtol=1e-5, atol=1e-5)
+        for i in CLIENTS:
+            state = tree.to_tensors(executor.get(worlds[round].states[i]))
+            for name, value in (("params", x), ("anchor", anchor), ("multiplier", lam)):
+                np.testing.assert_allclose(flat(state[name]), value[i], rtol=1e-4, atol=1e-4, err_msg=name)
+        # Everyone or nobody: 40 bytes each way, or nothing at all.
+        bits = 320 if exchanges[round] else 0
+        assert {(row.uplink_bits, row.downlink_bits) for row in records[round].clients} == {(bits, bits)}
+
+
+def exact(**hyper: Any) -> Any:
+    """So many full-batch steps that x_i is the minimiser of L_i to float32."""
+    return FedPD(Quadratic(), **{"lr": 0.2, "batch_size": 0, "steps": 60, "eta": 1.0, **hyper})
+
+
+@pytest.mark.parametrize("skip_probability", [0.0, 0.5])
+def test_with_an_exact_oracle_the_multiplier_is_minus_the_gradient(skip_probability: float):
+    here = setup(exact(skip_probability=skip_probability), rounds=4)
+    executor = InlineExecutor(here)
+    for world in play(here, executor)[1]:
+        for i in CLIENTS:
+            state = tree.to_tensors(executor.get(world.states[i]))
+            gradient = points(here, i).gradient(flat(state["params"]))
+            assert np.abs(gradient).max() > 0.1
+            np.testing.assert_allclose(flat(state["multiplier"]), -gradient, atol=2e-5)
+
+
+@pytest.mark.parametrize("eta", [0.5, 1.0, 3.0])
+def test_reaches_the_minimiser_of_the_mean_loss(eta: float):
+    # In rounds without an exchange clients that differ walk towards their own minimisers, so p = 0.
+    here = setup(exact(eta=eta, steps=80), rounds=60)
+    mine = [points(here, i) for i in CLIENTS]
+    hessian = np.mean([each.hessian() for each in mine], axis=0)
+    linear = np.mean([(each.a * each.c).mean(axis=0) for each in mine], axis=0)
+    minimiser = linear / hessian
+    # The clients disagree: each one's own minimiser is far from it.
+    own = [(each.a * each.c).mean(axis=0) / each.hessian() for each in mine]
+    assert min(np.abs(x - minimiser).max() for x in own) > 0.3
+    end = flat(play(here)[1][-1].server["params"])
+    np.testing.assert_allclose(end, minimiser, atol=1e-4)
+
+
+def test_a_client_that_was_away_goes_on_from_its_own_anchor():
+    here = setup(FedPD(Quadratic(), lr=0.05, batch_size=2), rounds=6, clients={"dropout_after_training": 0.4})
+    executor = InlineExecutor(here)
+    _, worlds = play(here, executor)
+    met = 0
+    for round, world in enumerate(worlds):
+        delivered = here.population.draw(round).among("delivered")
+        for i, ref in world.states.items():
+            state = tree.to_tensors(executor.get(ref))
+            fresh = np.array_equal(flat(state["anchor"]), flat(world.server["params"]))
+            assert fresh == (i in delivered) or not delivered
+            met += not fresh
+    assert met
+
+
+def test_the_coin_is_shared_and_comes_from_the_seed():
+    method = FedPD(Quadratic(), skip_probability=0.25)
+    assert [(plan.up, plan.down) for plan in (method.plan(0, 0.2499), method.plan(0, 0.25))] == [
+        (False, False),
+        (True, True),
+    ]
+    here = setup(FedPD(Quadratic(), skip_probability=0.5, batch_size=2), rounds=12)
+    patterns = {seed: [r.row.uplink_bits > 0 for r in play(replace(here, seed=seed))[0]] for seed in (1, 2, 3)}
+    for seed, pattern in patterns.items():
+        assert pattern == [seeding.coin(seed, round) >= 0.5 for round in range(12)]
+    assert len({tuple(pattern) for pattern in patterns.values()}) == 3
