@@ -231,8 +231,8 @@ def test_every_method_with_a_delta_can_be_wrapped(name: str):
     ends = []
     for elastic in (False, True, {"tau": 1.5, "every": 2}):
         setup = prepare(table({"name": name, "elastic": elastic}, splits={"heldout_ratio": 0.1}))
-        (record, _), *_, last = played(setup)
-        ends.append(doubles(last[1].server["params"]))
+        *_, (record, world) = played(setup)
+        ends.append(doubles(world.server["params"]))
         assert ("elastic/boosted_share" in record.means) == (elastic is not False)
     for other in ends[1:]:
         assert any(not np.array_equal(value, other[key]) for key, value in ends[0].items())

@@ -1,0 +1,131 @@
+"""STEM: Khanduri et al., STEM: A Stochastic Two-Sided Momentum Algorithm Achieving Near-Optimal Sample and
+Communication Complexities for Federated Learning, NeurIPS 2021, Algorithm 1.
+
+Worker k steps x_{t+1} = x_t - eta d_t and corrects its direction with one minibatch at two points:
+d_{t+1} = g(x_{t+1}) + (1 - a) (d_t - g(x_t)). After I steps the points and the directions of all workers are averaged.
+Round 0 is the start: the mean of gradients on large batches, at the common x_1, becomes d_1.
+
+- eta is constant within a round (lr, lr_decay) and a is a constant in (0, 1], in place of the paper's schedules;
+  a = 1 is local SGD.
+- After an exchange the point of the old gradient stays the worker's own x_{t+1}, from before the average, so that the
+  mean of d_t - g(x_t) over workers telescopes. A worker that missed the last exchange takes the averaged point.
+- Means are uniform and everyone takes part. Where nobody's start arrived, the next round's first step has a = 1.
+- On the wire a point is its difference to the averaged one that came down, which is the same mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.methods.base import (
+    Carry,
+    Context,
+    Finished,
+    HyperParameters,
+    Method,
+    Metrics,
+    Plan,
+    ServerHalf,
+    Stage,
+    Traits,
+)
+from rayfl.tree import State, Tree
+
+START = "start"
+"""The stage of round 0."""
+
+
+class STEMHyper(HyperParameters):
+    """Hyper-parameters of STEM."""
+
+    lr: float = Field(default=0.05, gt=0, description="learning rate, eta")
+    lr_decay: float = Field(
+        default=1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay ** (r - 1)"
+    )
+    steps: int = Field(default=10, ge=1, description="local steps between two exchanges, I")
+    batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
+    start_batch_size: int = Field(default=0, ge=0, description="examples of the first gradient, B; 0: the whole split")
+    momentum: float = Field(default=0.1, gt=0, le=1, description="weight of the fresh gradient, a")
+
+
+class STEM(Method, ServerHalf):
+    """Client state: the point x_t at which its old gradient is taken. Server: the averaged point and direction."""
+
+    Hyper: ClassVar[type[STEMHyper]] = STEMHyper
+    hyper: STEMHyper
+    paper: ClassVar[str] = "Khanduri et al., NeurIPS 2021"
+    gather: Mapping[str, Gather] = {"delta": WeightedMean(), "direction": WeightedMean()}
+
+    def plan(self, round: int, coin: float) -> Plan:
+        hyper = self.hyper
+        if round == 0:
+            return Plan(stages=(Stage(START, steps=1, batch_size=hyper.start_batch_size or None, lr=hyper.lr),))
+        lr = hyper.lr * hyper.lr_decay ** (round - 1)
+        return Plan(stages=(Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=lr),))
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        return {"point": params, "round": torch.tensor(-1)}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        assert received is not None, "STEM sends its point down every round"
+        params = received["model"].decode()
+        started = "direction" in received
+        followed = int(state["round"]) == ctx.round - 1 and ctx.round > 0
+        return {
+            "params": params,
+            "received": params,
+            "previous": state["point"] if followed else params,
+            "direction": received["direction"].decode() if started else tree.zeros_like(params),
+            "kept": torch.tensor(1 - self.hyper.momentum if started else 0.0),
+            "loss": torch.zeros(()),
+        }
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        if stage.name == START:
+            loss, gradient = self.task.value_and_grad(carry["params"], batch)
+            return {**carry, "direction": gradient, "loss": loss}
+        params = tree.add(carry["params"], carry["direction"], -stage.lr)
+        loss, gradient = self.task.value_and_grad(params, batch)
+        error = tree.sub(carry["direction"], self.task.grad(carry["previous"], batch))
+        direction = {name: gradient[name] + carry["kept"] * error[name] for name in gradient}
+        kept = torch.full_like(carry["kept"], 1 - self.hyper.momentum)
+        loss = carry["loss"] + loss
+        return {
+            **carry, "params": params, "previous": params, "direction": direction, "kept": kept, "loss": loss
+        }  # fmt: skip
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        sent = {"direction": carry["direction"]}
+        if ctx.round > 0:
+            sent["delta"] = tree.sub(carry["received"], carry["params"])
+        message, state = self.compress(state, sent, ctx)
+        state = {**state, "point": carry["params"], "round": torch.tensor(ctx.round)}
+        num_steps = sum(work.num_steps for work in ctx.work.values())
+        metrics = {"train/loss": float(carry["loss"]) / num_steps} if num_steps else {}
+        return Finished(state, message, metrics=metrics)
+
+    def init_server(self, params: Tree) -> State:
+        return {"params": params, "direction": tree.zeros_like(params), "started": torch.tensor(False)}
+
+    def model(self, server: State) -> Tree:
+        return server["params"]
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        names = {"model": "params", "direction": "direction"} if server["started"] else {"model": "params"}
+        return {name: ctx.downlink.encode(server[part], {}, ctx.generator)[0] for name, part in names.items()}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        if not received["direction"].count:
+            return server, {}
+        delta, direction = received["delta"].result, received["direction"].result
+        params = tree.sub(server["params"], delta) if delta else server["params"]
+        return {"params": params, "direction": direction, "started": torch.tensor(True)}, {}
