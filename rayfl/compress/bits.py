@@ -1,0 +1,139 @@
+"""Small numbers in as few bits as they need: fixed width, ternary digits, and Elias gamma codes.
+
+- Fixed width: entry i takes the bits [i * width, (i + 1) * width) of the buffer, the lowest bit of a byte first; beyond
+  8 bits the low bytes lie in front and the rest is packed behind them.
+- Ternary digits: five a byte (3^5 = 243), 1.6 bits each.
+- Elias gamma: a number n >= 1 of 1 + k binary digits is k zeros, a one, and its k lower digits, 2k + 1 bits.
+  The zeros and ones of all numbers lie in one buffer and the lower digits in another one, so that both can be read
+  without walking from number to number.
+"""
+
+import numpy as np
+
+MAX_WIDTH = 16
+TRITS_PER_BYTE = 5
+CHUNK = 1 << 17
+"""Entries worked on at a time, a multiple of 8: what is in flight stays in the processor's cache."""
+
+
+def pack(codes: np.ndarray, width: int) -> np.ndarray:
+    """uint8 [ceil(n * width / 8)] of uint8 or uint16 `codes` [n] below 2^width, for a width from 1 to 16."""
+    assert 1 <= width <= MAX_WIDTH, width
+    if width > 8:
+        low, high = (codes & 0xFF).astype(np.uint8), (codes >> 8).astype(np.uint8)
+        return np.concatenate([low, pack(high, width - 8)])
+    codes = codes.astype(np.uint8, copy=False)
+    num_words = -(-codes.size // 8)
+    packed = np.empty((num_words, width), np.uint8)
+    for start in range(0, codes.size, CHUNK):
+        words = _words(codes[start : start + CHUNK])
+        for half, low, high in _folds(width):
+            words = (words & low) | ((words >> (half - half * width // 8)) & high)
+        packed[start // 8 : start // 8 + words.size] = words.view(np.uint8).reshape(-1, 8)[:, :width]
+    return packed.reshape(-1)[: num_bytes(codes.size, width)]
+
+
+def unpack(buffer: np.ndarray, width: int, count: int) -> np.ndarray:
+    """The inverse: codes [count], uint8 for widths up to 8 and uint16 beyond."""
+    if width > 8:
+        low, high = buffer[:count], unpack(buffer[count:], width - 8, count)
+        return low | (high.astype(np.uint16) << 8)
+    codes = np.empty(-(-count // 8) * 8, np.uint8)
+    for start in range(0, count, CHUNK):
+        piece = buffer[start // 8 * width : (start + CHUNK) // 8 * width]
+        words = np.zeros(-(-piece.size // width), np.uint64)
+        whole = piece.size // width
+        words.view(np.uint8).reshape(-1, 8)[:whole, :width] = piece[: whole * width].reshape(whole, width)
+        words.view(np.uint8).reshape(-1, 8)[whole:, : piece.size - whole * width] = piece[whole * width :]
+        for half, low, high in reversed(_folds(width)):
+            words = (words & low) | ((words & high) << (half - half * width // 8))
+        codes[start : start + 8 * words.size] = words.view(np.uint8)
+    return codes[:count]
+
+
+def num_bytes(count: int, width: int) -> int:
+    """Bytes of `count` entries of `width` bits."""
+    return -(-count * width // 8)
+
+
+def pack_trits(digits: np.ndarray) -> np.ndarray:
+    """uint8 [m], m = ceil(n / 5), of uint8 `digits` [n] below 3; byte j holds the entries j, j + m, ..., j + 4m."""
+    num_packed = -(-digits.size // TRITS_PER_BYTE)
+    packed = np.zeros(num_packed, np.uint8)
+    for place in reversed(range(TRITS_PER_BYTE)):
+        packed *= 3
+        plane = digits[place * num_packed : (place + 1) * num_packed]
+        packed[: plane.size] += plane
+    return packed
+
+
+def unpack_trits(buffer: np.ndarray, count: int) -> np.ndarray:
+    """The inverse: uint8 [count]."""
+    digits = np.empty((TRITS_PER_BYTE, buffer.size), np.uint8)
+    rest = buffer
+    for plane in digits:
+        higher = rest // np.uint8(3)
+        np.subtract(rest, higher * np.uint8(3), out=plane)
+        rest = higher
+    return digits.reshape(-1)[:count]
+
+
+def encode_gamma(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Elias gamma codes of int64 `numbers` [n], each from 1 to 2^31: the buffers of their prefixes and lower digits.
+
+    The prefixes end with the last one, so they tell how many numbers there are.
+    """
+    # The exponent of a float64, which holds such numbers exactly, is the number of binary digits.
+    num_digits = np.frexp(numbers.astype(np.float64))[1].astype(np.int64) - 1
+    ends = np.cumsum(num_digits + 1)
+    prefixes = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
+    prefixes[ends - 1] = 1
+    last_digits = np.cumsum(num_digits) - 1
+    digits = np.zeros(prefixes.size - numbers.size, np.uint8)
+    chosen = np.flatnonzero(num_digits)
+    place = 0
+    while chosen.size:
+        digits[last_digits[chosen] - place] = (numbers[chosen] >> place) & 1
+        place += 1
+        chosen = chosen[num_digits[chosen] > place]
+    return np.packbits(prefixes), np.packbits(digits)
+
+
+def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
+    """The inverse: int64 numbers [n]."""
+    ends = np.flatnonzero(np.unpackbits(prefixes).view(np.bool_))
+    num_digits = np.diff(ends, prepend=-1) - 1
+    numbers = np.int64(1) << num_digits
+    last_digits = np.cumsum(num_digits) - 1
+    bits = np.unpackbits(digits)
+    chosen = np.flatnonzero(num_digits)
+    place = 0
+    while chosen.size:
+        numbers[chosen] |= bits[last_digits[chosen] - place].astype(np.int64) << place
+        place += 1
+        chosen = chosen[num_digits[chosen] > place]
+    return numbers
+
+
+def _words(codes: np.ndarray) -> np.ndarray:
+    """Eight codes a little-endian word, the first in the lowest byte, zeros behind the last."""
+    missing = -codes.size % 8
+    if missing:
+        codes = np.concatenate([codes, np.zeros(missing, np.uint8)])
+    return np.ascontiguousarray(codes).view("<u8")
+
+
+def _folds(width: int) -> list[tuple[int, np.uint64, np.uint64]]:
+    """How 8 codes of 8 bits become 8 of `width`: halves of 8, 16 and 32 bits are pushed together in turn.
+
+    Each step: the bits of a half, and masks of the filled bits of the lower and of the pushed upper halves.
+    """
+    if width == 8:
+        return []
+    folds = []
+    for half in (8, 16, 32):
+        filled = half * width // 8
+        field = (1 << filled) - 1
+        low = sum(field << start for start in range(0, 64, 2 * half))
+        folds.append((half, np.uint64(low), np.uint64(low << filled)))
+    return folds

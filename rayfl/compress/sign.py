@@ -1,0 +1,140 @@
+"""One bit an entry: signs at one scale a tensor, and 1-bit SGD with two means a group.
+
+Both are biased and remember nothing: wrap them in feedback.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.values import entries
+from rayfl.tree import Tree
+
+ROUNDING = 2.0**-40
+"""What rounding scales and means to float32 may take from a constant, generously."""
+
+
+@dataclass(frozen=True)
+class SignCodec:
+    """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.scale", one fp32."""
+
+    shapes: Shapes
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return {name: self._read(parts, name, math.prod(shape)).view(shape) for name, shape in self.shapes}
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return everything_of(self.shapes)
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        for name, tensor in self.decode(parts).items():
+            total[name].add_(tensor.to(total[name].device), alpha=weight)
+
+    def _read(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> Tensor:
+        """The decoded entries [size] of one tensor, float32."""
+        scale = parts[f"{name}.scale"]
+        if not scale.any():
+            return torch.zeros(size)
+        numbers = np.unpackbits(parts[f"{name}.signs"], count=size).astype(np.uint32)
+        numbers <<= np.uint32(31)
+        numbers |= scale.view(np.uint32)
+        return torch.from_numpy(numbers.view(np.float32))
+
+
+class ScaledSign(Compressor):
+    """(||v||_1 / d) sign(v) of each tensor of d entries, with sign(0) = +1; zeros where the whole tensor is zero.
+
+    A contraction with delta = ||v||_1^2 / (d ||v||_2^2) >= 1 / d; d bits, in whole bytes, and 32 a tensor. The constant
+    holds where the scale is a normal float32 (at least 2^-126) or zero.
+    Source: Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+    ICML 2019, section 4 and lemma 8; scale and sign after Bernstein et al., "signSGD", ICML 2018.
+    """
+
+    name: ClassVar[str] = "sign"
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """Signs and scales of all tensors; draws nothing. ValueError on NaN and infinity."""
+        parts = {}
+        for name, tensor in x.items():
+            flat = entries(name, tensor).numpy()
+            parts[f"{name}.signs"] = np.packbits(flat < 0)
+            scale = [np.abs(flat).mean(dtype=np.float64)] if flat.size else []
+            parts[f"{name}.scale"] = np.array(scale, np.float32)
+        return Packet(parts, SignCodec(shapes_of(x))), memory
+
+    def delta(self, num_entries: int) -> float | None:
+        """1 / d: all of the tensor's mass may be in one entry."""
+        return (1 - ROUNDING) / max(1, num_entries)
+
+
+@dataclass(frozen=True)
+class OneBitCodec:
+    """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.means", fp32 [2 * num_groups].
+
+    The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.
+    """
+
+    shapes: Shapes
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        decoded = {}
+        for name, shape in self.shapes:
+            num_groups, size = _groups(shape)
+            upper, lower = parts[f"{name}.means"].reshape(2, num_groups, 1)
+            negative = np.unpackbits(parts[f"{name}.signs"], count=num_groups * size).view(np.bool_)
+            numbers = np.where(negative.reshape(num_groups, size), lower, upper)
+            decoded[name] = torch.from_numpy(numbers).view(shape)
+        return decoded
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        return everything_of(self.shapes)
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        for name, tensor in self.decode(parts).items():
+            total[name].add_(tensor.to(total[name].device), alpha=weight)
+
+
+class OneBit(Compressor):
+    """1-bit SGD: an entry becomes the mean of the entries of its sign (zero counts as positive) in its group.
+
+    Groups are the paper's columns of a weight matrix, read as the entries that feed one output unit: the slices along
+    the first dimension of tensors of two or more (torch's rows and filters); a tensor of one dimension or none is one
+    group. A sign that does not occur in a group has mean 0. d bits, in whole bytes, and 64 a group.
+    The projection on the vectors constant on each sign of each group, so a contraction with
+    delta = sum of (n+ mu+^2 + n- mu-^2) / ||v||^2 >= 1 / d for groups of d entries, where the means are normal float32.
+    Source: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+    Distributed Training of Speech DNNs", Interspeech 2014, section 3.2. Its error feedback is the compressor feedback.
+    """
+
+    name: ClassVar[str] = "onebit"
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """Signs and means of all groups; draws nothing. ValueError on NaN and infinity."""
+        parts = {}
+        for name, tensor in x.items():
+            rows = entries(name, tensor).numpy().reshape(_groups(tuple(tensor.shape)))
+            negative = rows < 0
+            num_negative = np.count_nonzero(negative, axis=1)
+            lower = np.minimum(rows, 0).sum(axis=1, dtype=np.float64) / np.maximum(num_negative, 1)
+            num_others = rows.shape[1] - num_negative
+            upper = np.maximum(rows, 0).sum(axis=1, dtype=np.float64) / np.maximum(num_others, 1)
+            parts[f"{name}.signs"] = np.packbits(negative)
+            parts[f"{name}.means"] = np.concatenate([upper, lower]).astype(np.float32)
+        return Packet(parts, OneBitCodec(shapes_of(x))), memory
+
+    def delta(self, num_entries: int) -> float | None:
+        """1 / d: all of a group's mass may be in one of d entries of the same sign, the others zero."""
+        return (1 - ROUNDING) / max(1, num_entries)
+
+
+def _groups(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Number of groups and entries in each; a tensor without entries has no group."""
+    size = math.prod(shape)
+    num_groups = min(size, 1) if len(shape) < 2 else min(size, shape[0])
+    return num_groups, size // max(num_groups, 1)
