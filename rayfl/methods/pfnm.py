@@ -1,0 +1,117 @@
+"""PFNM: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019, Algorithm 1.
+
+Clients train networks of their own; the server matches their hidden neurons and merges those that belong together. One
+upload is enough (`rounds = 1`). In more rounds the clients train on from where they are, nothing comes down, and every
+round ends with a fresh match of what arrived.
+
+- Fully connected ReLU networks with biases only. The global model may be wider than the clients' ones.
+- The log odds of an existing neuron count once, as in the authors' code (the paper has them twice); its caps on counts
+  and on the layer's width are left out, and so are its class counts as precisions of the output layer.
+- A global neuron is the mean of its local ones, so that equal networks merge into themselves;
+  `estimate="posterior"` draws it towards the prior mean as the paper does.
+- What is matched is sent as it is: float32, not compressed.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
+
+from rayfl.compress.base import Message
+from rayfl.compress.dense import Dense
+from rayfl.gather import Aggregate, Collect, Gather
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Traits
+from rayfl.neuron_matching import Layer, Prior, merge
+from rayfl.task import Classification, Task
+from rayfl.training import GradientMethod, LocalWork
+from rayfl.tree import State, Tree
+
+
+class PFNMHyper(LocalWork):
+    """Hyper-parameters of PFNM."""
+
+    sigma: float = Field(default=1.0, gt=0, description="standard deviation of local neurons around their global one")
+    sigma0: float = Field(default=1.0, gt=0, description="standard deviation of global neurons around the prior mean")
+    gamma: float = Field(default=1.0, gt=0, description="mass of the Beta process: larger makes more neurons")
+    prior_bias: float = Field(default=0.1, description="prior mean of a neuron's bias, mu0; that of its weights is 0")
+    sweeps: int = Field(default=5, ge=0, description="how often every network is matched again")
+    estimate: Literal["mean", "posterior"] = Field(default="mean", description="what a global neuron is made of")
+    independent_start: bool = Field(default=False, description="every client starts from random weights of its own")
+
+
+class PFNM(GradientMethod, ServerHalf):
+    """Client state: its own network. Server: the merged network. ValueError for models that are no MLP."""
+
+    Hyper: ClassVar[type[PFNMHyper]] = PFNMHyper
+    hyper: PFNMHyper
+    paper: ClassVar[str] = "Yurochkin et al., ICML 2019"
+    gather: Mapping[str, Gather] = {"model": Collect()}
+    own_compression: ClassVar[bool] = True
+
+    # Any: hyper-parameters are whatever Hyper declares and validates.
+    def __init__(self, task: Task, **hyper: Any) -> None:
+        super().__init__(task, **hyper)
+        if not _fully_connected(task):
+            raise ValueError(
+                "pfnm matches the hidden neurons of fully connected ReLU networks; use model 'mlp' with hidden layers"
+            )
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(round),), down=False)
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        own = self.hyper.independent_start
+        return {"params": self.task.init(int(generator.integers(2**63))) if own else params}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        return self.start(state["params"])
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        packet, _ = Dense().encode(carry["params"], {}, ctx.generator)
+        return Finished({"params": carry["params"]}, {"model": packet}, metrics=self.train_loss(carry, ctx))
+
+    def init_server(self, params: Tree) -> State:
+        return {"params": params}
+
+    def model(self, server: State) -> Tree:
+        return server["params"]
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        networks = [layers(item) for item in received["model"].items.values() if isinstance(item, dict)]
+        if not networks:
+            return server, {}
+        hyper = self.hyper
+        prior = Prior(hyper.sigma, hyper.sigma0, hyper.gamma, hyper.prior_bias)
+        merged = merge(networks, prior, hyper.sweeps, hyper.estimate == "posterior", ctx.generator)
+        tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float32)) for layer in merged for part in layer)
+        params = dict(zip(server["params"], tensors, strict=True))
+        return {"params": params}, {"pfnm/hidden_neurons": float(sum(len(bias) for _, bias in merged[:-1]))}
+
+
+def layers(params: Tree) -> list[Layer]:
+    """Weights and biases layer by layer, from the input to the output, in float64."""
+    arrays = [tensor.detach().numpy().astype(np.float64) for tensor in params.values()]
+    return list(zip(arrays[::2], arrays[1::2], strict=True))
+
+
+def _fully_connected(task: Task) -> bool:
+    """Whether the network is linear layers with biases and a ReLU after each of them but the last."""
+    if not isinstance(task, Classification):
+        return False
+    if not all(isinstance(part, nn.Sequential | nn.Flatten | nn.Linear | nn.ReLU) for part in task.module.modules()):
+        return False
+    parts = [part for part in task.module.modules() if isinstance(part, nn.Linear | nn.ReLU)]
+    linear = [part for part in parts if isinstance(part, nn.Linear)]
+    alternating = all(isinstance(a, nn.Linear) != isinstance(b, nn.Linear) for a, b in pairwise(parts))
+    ends = bool(parts) and isinstance(parts[0], nn.Linear) and isinstance(parts[-1], nn.Linear)
+    biased = [name for _, name, _ in task.slots] == ["weight", "bias"] * len(linear)
+    return len(linear) > 1 and alternating and ends and biased
