@@ -12,6 +12,7 @@ import torch
 
 import rayfl.compress
 from rayfl.compress.base import Compressor, Packet
+from rayfl.compress.quantize import QSGD, Quantize, TernGrad
 from rayfl.tree import Tree
 
 
@@ -48,7 +49,16 @@ def label(compressor: Compressor) -> str:
     return repr(compressor).replace(" ", "")
 
 
-VARIANTS = list(variants())
+VARIANTS = [
+    *variants(),
+    # Buckets of a whole tensor and of a few entries, one level, and levels of more than 8 bits.
+    QSGD(levels=1, bucket=0),
+    QSGD(levels=200, coding="elias"),
+    Quantize(norm="inf", levels=3, bucket=5),
+    Quantize(norm="1", levels=1, bucket=5),
+    Quantize(norm="2", levels=32767, bucket=0),
+    TernGrad(clip=2.5),
+]
 every_compressor = pytest.mark.parametrize("compressor", VARIANTS, ids=label)
 
 
