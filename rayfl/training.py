@@ -14,6 +14,8 @@ from rayfl.optim import SGD, Adam, Optimizer, OptimizerName
 from rayfl.task import Task
 from rayfl.tree import Tree
 
+Weighting = Literal["samples", "uniform"]
+
 
 class LocalWork(HyperParameters):
     """Hyper-parameters of local training by minibatches."""
@@ -54,7 +56,7 @@ class LocalWork(HyperParameters):
 class LocalTraining(LocalWork):
     """Hyper-parameters of methods that average what their clients have trained, which is most of them."""
 
-    weighting: Literal["samples", "uniform"] = Field(default="samples", description="weight of a client in the average")
+    weighting: Weighting = Field(default="samples", description="weight of a client in the average")
 
 
 class GradientMethod(Method):
@@ -93,10 +95,7 @@ class GradientMethod(Method):
     def weigh(self, message: Message, ctx: Context) -> tuple[Message, float]:
         """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
         assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
-        if self.hyper.weighting == "uniform":
-            return message, 1.0
-        num_examples = ctx.traits.num_examples
-        return {**message, "num_examples": count_packet("num_examples", num_examples)}, float(num_examples)
+        return weighed(message, self.hyper.weighting, ctx)
 
     def train_loss(self, carry: Carry, ctx: Context) -> dict[str, float]:
         """The mean training loss over the round's steps, as a metric."""
@@ -106,6 +105,14 @@ class GradientMethod(Method):
     def progress(self, carry: Carry) -> Tree:
         """delta = received - trained, a descent direction."""
         return tree.sub(carry["received"], carry["params"])
+
+
+def weighed(message: Message, weighting: Weighting, ctx: Context) -> tuple[Message, float]:
+    """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
+    if weighting == "uniform":
+        return message, 1.0
+    num_examples = ctx.traits.num_examples
+    return {**message, "num_examples": count_packet("num_examples", num_examples)}, float(num_examples)
 
 
 def clip(gradient: Tree, max_norm: float | None) -> Tree:

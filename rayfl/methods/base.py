@@ -44,12 +44,14 @@ class Plan:
     """What happens in a round: the stages of local work, whether anything goes down or up, and who trains.
 
     `trainers="all"`: every client downloads and trains, only the sampled ones upload (pFedMe).
+    `coin`: the round's shared coin, handed on by methods whose odds depend on the compressor (MARINA).
     """
 
     stages: tuple[Stage, ...]
     down: bool = True
     up: bool = True
     trainers: Literal["sampled", "all"] = "sampled"
+    coin: float = 0.0
 
 
 @dataclass(frozen=True)

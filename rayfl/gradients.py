@@ -1,0 +1,102 @@
+"""Distributed gradient methods: a client's round is one gradient at the point that came down, sent compressed.
+
+There is no local training: only the server moves. The gradient is that of f_i(x) + l2 / 2 ||x||^2 on the client's
+whole train split (batch_size = 0, what the theory of these methods needs), or on one minibatch a round.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.data.batches import Batch
+from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, ServerHalf, Stage
+from rayfl.training import Weighting, weighed
+from rayfl.tree import State, Tree
+
+
+class GradientWork(HyperParameters):
+    """Hyper-parameters of a client that computes one gradient a round."""
+
+    batch_size: int = Field(default=0, ge=0, description="examples of the gradient, b; 0: the whole split")
+    l2: float = Field(default=0.0, ge=0, description="l2 / 2 ||x||^2 is part of every client's objective")
+    weighting: Weighting = Field(default="uniform", description="weight of a client in the mean")
+
+    def stage(self, lr: float = 0.0) -> Stage:
+        """One step on one batch."""
+        return Stage(steps=1, batch_size=self.batch_size or None, lr=lr)
+
+
+class GradientStep(GradientWork):
+    """The same, and the server's step along what it received."""
+
+    lr: float = Field(default=0.05, gt=0, description="step size, gamma")
+    lr_decay: float = Field(default=1.0, gt=0, le=1, description="the step size of round r is lr * lr_decay ** r")
+
+    def rate(self, round: int) -> float:
+        """The step size of a round."""
+        return self.lr * self.lr_decay**round
+
+
+class DistributedGradient(Method, ServerHalf):
+    """The client's gradient and the server's model; subclasses say what is sent (`finish`) and how the server steps.
+
+    Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
+    """
+
+    Hyper: ClassVar[type[GradientWork]] = GradientStep
+    hyper: GradientWork
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(),), coin=coin)
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        assert received is not None, f"{type(self).__name__} sends its model down every round"
+        return self.start(received["model"].decode())
+
+    def start(self, params: Tree) -> Carry:
+        """The carry of a client that has computed nothing yet."""
+        return {"params": params, "gradient": tree.zeros_like(params), "loss": torch.zeros(())}
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        loss, gradient = self.value_and_grad(carry["params"], batch)
+        return {**carry, "gradient": gradient, "loss": loss}
+
+    def value_and_grad(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """The objective's value (scalar) and its gradient, with l2."""
+        loss, gradient = self.task.value_and_grad(params, batch)
+        if not self.hyper.l2:
+            return loss, gradient
+        square = torch.stack([tensor.square().sum() for tensor in params.values()]).sum()
+        return loss + 0.5 * self.hyper.l2 * square, tree.add(gradient, params, self.hyper.l2)
+
+    def sent(self, state: State, trees: Mapping[str, Tree], carry: Carry, ctx: Context) -> Finished:
+        """The end of a round that sends these trees through the experiment's uplink compressor."""
+        message, state = self.compress(state, trees, ctx)
+        return self.finished(state, message, carry, ctx)
+
+    def finished(self, state: State, message: Message, carry: Carry, ctx: Context) -> Finished:
+        """The end of a round that sends this message: its weight, and the objective as a metric."""
+        metrics = {"train/loss": float(carry["loss"])}
+        if not message:
+            return Finished(state, None, metrics=metrics)
+        message, weight = weighed(message, self.hyper.weighting, ctx)
+        return Finished(state, message, weight, metrics)
+
+    def init_server(self, params: Tree) -> State:
+        return {"params": params}
+
+    def model(self, server: State) -> Tree:
+        return server["params"]
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
+
+
+def soft_threshold(x: Tree, threshold: float) -> Tree:
+    """The proximal point of threshold * ||x||_1: entries move towards 0 by `threshold` and stop there."""
+    return tree.map(lambda tensor: torch.nn.functional.softshrink(tensor, threshold), x) if threshold else x
