@@ -14,6 +14,7 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, ServerHalf, Stage
 from rayfl.training import Weighting, weighed
 from rayfl.tree import State, Tree
@@ -100,3 +101,32 @@ class DistributedGradient(Method, ServerHalf):
 def soft_threshold(x: Tree, threshold: float) -> Tree:
     """The proximal point of threshold * ||x||_1: entries move towards 0 by `threshold` and stop there."""
     return tree.map(lambda tensor: torch.nn.functional.softshrink(tensor, threshold), x) if threshold else x
+
+
+def stated_omega(ctx: Context, wanted: str) -> float:
+    """omega of the uplink on the whole model. ValueError where it states none, and so `wanted` has no default."""
+    omega = ctx.uplink.omega(tree.num_entries(ctx.initial))
+    if omega is None:
+        raise ValueError(
+            f"{wanted} has no default with uplink {ctx.uplink.name!r}, which states no omega; set method.{wanted} "
+            "yourself, or choose an unbiased uplink, for example dense"
+        )
+    return omega
+
+
+def damping(alpha: float | None, ctx: Context) -> float:
+    """alpha, by default 1 / (1 + omega) of the uplink. ValueError where that is unknown."""
+    return 1 / (1 + stated_omega(ctx, "alpha")) if alpha is None else alpha
+
+
+def shifted(shift: Tree, arrived: Aggregate, alpha: float, weighting: Weighting, ctx: Context) -> Tree:
+    """The server's h + alpha sum_i p_i D_i over those i that delivered, with p_i of all clients, so h = sum_i p_i h_i.
+
+    ValueError with weights by samples where clients are away: the server does not know the examples of all.
+    """
+    if weighting == "samples" and arrived.count < ctx.num_clients:
+        raise ValueError(
+            f"weighting='samples' needs every client in every round, and {arrived.count} of {ctx.num_clients} "
+            f"delivered in round {ctx.round}; use weighting='uniform'"
+        )
+    return tree.add(shift, arrived.result, alpha * arrived.count / ctx.num_clients)

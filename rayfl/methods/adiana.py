@@ -1,0 +1,148 @@
+"""ADIANA: Li, Kovalev, Qian, Richtarik, Acceleration for Compressed Gradient Descent in Distributed and Federated
+Optimization, ICML 2020, Algorithm 2; ALGORITHMS section 7 (slides, paper 004). For strongly convex objectives.
+
+x = theta1 z + theta2 w + (1 - theta1 - theta2) y. Client: sends Q(grad f_i(x) - h_i) and D_i = Q(grad f_i(w) - h_i),
+h_i <- h_i + alpha D_i. Server: g = h + the mean of the first, h <- h + alpha mean_i D_i,
+y' = prox_{eta R}(x - eta g) with R = l1 ||x||_1, z <- beta z + (1 - beta) x + (gamma / eta) (y' - x), w <- the old y
+with probability p (the round's shared coin), y <- y'. The slides garble y and gamma / eta in these lines.
+
+- Of mu, L = max_i L_i, n clients and omega (each may be given instead): alpha = 1 / (1 + omega),
+  p = min(1, max(1, sqrt(n / (32 omega)) - 1) / (2 (1 + omega))),
+  eta = min(1 / (2L), n / (64 omega (2p (omega + 1) + 1)^2 L)), theta1 = min(1/4, sqrt(eta mu / p)), theta2 = 1/2,
+  gamma = eta / (2 (theta1 + eta mu)), beta = 1 - gamma mu; omega = 0 gives p = 1 and eta = 1 / (2L).
+- L and mu are those of the data and the model; the defaults are as little a promise as any default learning rate.
+- A client's round is two gradients, at x and at w on the same examples: the whole train split (batch_size = 0), or one
+  minibatch. Both points come down, 8P bytes, and 2 C(P) go up. The model that is judged is y.
+- Where clients are away, the mean of g is over those who delivered, and h moves by alpha times the sum of their D_i
+  over n, so that h = mean_i h_i. Weights by samples need everyone in every round.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.gradients import DistributedGradient, GradientWork, damping, shifted, soft_threshold, stated_omega
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage, Traits
+from rayfl.tree import State, Tree
+
+
+class ADIANAHyper(GradientWork):
+    """Hyper-parameters of ADIANA; those that are left out follow from mu, L, n and the uplink's omega."""
+
+    smoothness: float = Field(default=10.0, gt=0, description="L, the largest curvature of any client's objective")
+    strong_convexity: float = Field(default=0.01, gt=0, description="mu, at least l2 where the loss is convex")
+    alpha: float | None = Field(default=None, gt=0, le=1, description="step of the shifts")
+    refresh_probability: float | None = Field(default=None, gt=0, le=1, description="chance that w becomes y, p")
+    eta: float | None = Field(default=None, gt=0, description="step size of y")
+    theta1: float | None = Field(default=None, gt=0, le=1, description="share of z in x")
+    theta2: float = Field(default=0.5, ge=0, le=1, description="share of w in x")
+    gamma: float | None = Field(default=None, gt=0, description="step size of z")
+    beta: float | None = Field(default=None, ge=0, le=1, description="share of the old z in z")
+    l1: float = Field(default=0.0, ge=0, description="l1 ||x||_1 is part of the objective, by its proximal step")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ADIANAHyper":
+        if self.strong_convexity > self.smoothness:
+            raise ValueError(
+                f"strong_convexity={self.strong_convexity} is above smoothness={self.smoothness}; mu is at most L"
+            )
+        if (self.theta1 or 0.0) + self.theta2 > 1:
+            raise ValueError(f"theta1={self.theta1} and theta2={self.theta2} are shares; their sum must be at most 1")
+        return self
+
+
+class Parameters(NamedTuple):
+    """Every number of the algorithm, under its symbol."""
+
+    alpha: float
+    p: float
+    eta: float
+    theta1: float
+    theta2: float
+    gamma: float
+    beta: float
+
+
+class ADIANA(DistributedGradient):
+    """Client state: the shift h_i. Server: y, z, w and h."""
+
+    Hyper: ClassVar[type[ADIANAHyper]] = ADIANAHyper
+    hyper: ADIANAHyper
+    paper: ClassVar[str] = "Li et al., ICML 2020"
+    gather: Mapping[str, Gather] = {"gradient": WeightedMean(), "shift": WeightedMean()}
+
+    def parameters(self, ctx: Context) -> Parameters:
+        """The numbers of this run. ValueError where one follows from an omega that the uplink does not state."""
+        hyper, n = self.hyper, ctx.num_clients
+        mu, smoothness = hyper.strong_convexity, hyper.smoothness
+        p, eta, theta1 = hyper.refresh_probability, hyper.eta, hyper.theta1
+        if p is None:
+            omega = stated_omega(ctx, "refresh_probability")
+            p = min(1.0, max(1.0, sqrt(n / (32 * omega)) - 1) / (2 * (1 + omega))) if omega else 1.0
+        if eta is None:
+            omega, eta = stated_omega(ctx, "eta"), 1 / (2 * smoothness)
+            if omega:
+                eta = min(eta, n / (64 * omega * (2 * p * (omega + 1) + 1) ** 2 * smoothness))
+        if theta1 is None:
+            theta1 = min(0.25, sqrt(eta * mu / p))
+        gamma = eta / (2 * (theta1 + eta * mu)) if hyper.gamma is None else hyper.gamma
+        beta = 1 - gamma * mu if hyper.beta is None else hyper.beta
+        return Parameters(damping(hyper.alpha, ctx), p, eta, theta1, hyper.theta2, gamma, beta)
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        return {"shift": tree.zeros_like(params)}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        carry = super().begin(state, received, ctx)
+        assert received is not None
+        return {**carry, "anchor": received["anchor"].decode(), "anchored": tree.zeros_like(carry["params"])}
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        _, anchored = self.value_and_grad(carry["anchor"], batch)
+        return {**super().step(carry, batch, stage=stage), "anchored": anchored}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        differences = {
+            "gradient": tree.sub(carry["gradient"], state["shift"]),
+            "shift": tree.sub(carry["anchored"], state["shift"]),
+        }
+        message, state = self.compress(state, differences, ctx)
+        shift = tree.add(state["shift"], message["shift"].decode(), damping(self.hyper.alpha, ctx))
+        return self.finished({**state, "shift": shift}, message, carry, ctx)
+
+    def init_server(self, params: Tree) -> State:
+        return {"y": params, "z": params, "w": params, "shift": tree.zeros_like(params)}
+
+    def model(self, server: State) -> Tree:
+        return server["y"]
+
+    def point(self, server: State, ctx: Context) -> Tree:
+        """x, where the gradient is taken."""
+        numbers = self.parameters(ctx)
+        x = tree.scale(server["y"], 1 - numbers.theta1 - numbers.theta2)
+        return tree.add(tree.add(x, server["z"], numbers.theta1), server["w"], numbers.theta2)
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        points = {"model": self.point(server, ctx), "anchor": server["w"]}
+        return {name: ctx.downlink.encode(point, {}, ctx.generator)[0] for name, point in points.items()}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        if not received["gradient"].count:
+            return server, {}
+        numbers, x = self.parameters(ctx), self.point(server, ctx)
+        gradient = tree.add(server["shift"], received["gradient"].result)
+        shift = shifted(server["shift"], received["shift"], numbers.alpha, self.hyper.weighting, ctx)
+        y = soft_threshold(tree.add(x, gradient, -numbers.eta), numbers.eta * self.hyper.l1)
+        z = tree.add(tree.scale(server["z"], numbers.beta), x, 1 - numbers.beta)
+        z = tree.add(z, tree.sub(y, x), numbers.gamma / numbers.eta)
+        w = server["y"] if ctx.plan.coin < numbers.p else server["w"]
+        return {"y": y, "z": z, "w": w, "shift": shift}, {}

@@ -1,0 +1,49 @@
+"""DCGD: Khirirat, Feyzmahdavian, Johansson, Distributed learning with compressed gradients, arXiv 1806.06573, 2018;
+ALGORITHMS section 7 (slides, paper 004).
+
+x <- prox_{gamma R}(x - gamma mean_i Q(grad f_i(x))) with R = l1 ||x||_1. Where the gradients of single clients do not
+vanish at the minimiser, x stays in a neighbourhood of it whose size grows with gamma and omega.
+
+- gamma about 1 / (L (1 + omega / n)) with L = max_i L_i; gamma is constant unless lr_decay is below 1.
+- A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch.
+- The mean is over those who delivered, uniform by default. A round in which nothing arrives moves nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.gradients import DistributedGradient, GradientStep, soft_threshold
+from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.tree import State
+
+
+class DCGDHyper(GradientStep):
+    """Hyper-parameters of DCGD."""
+
+    l1: float = Field(default=0.0, ge=0, description="l1 ||x||_1 is part of the objective, by its proximal step")
+
+
+class DCGD(DistributedGradient):
+    """Clients remember nothing (but an uplink's own memory, where it has one). Server: x."""
+
+    Hyper: ClassVar[type[DCGDHyper]] = DCGDHyper
+    hyper: DCGDHyper
+    paper: ClassVar[str] = "Khirirat et al., arXiv 1806.06573"
+    gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        return self.sent(state, {"gradient": carry["gradient"]}, carry, ctx)
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        gradient = received["gradient"].result
+        if not gradient:
+            return server, {}
+        lr = self.hyper.rate(ctx.round)
+        params = tree.add(server["params"], gradient, -lr)
+        return {"params": soft_threshold(params, lr * self.hyper.l1)}, {}
