@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from rayfl.methods.lag import LAG
 from tests.contracts.actors import SharedActors
-from tests.contracts.seams.lag import LAG
 from tests.contracts.seams.quadratic import setup
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from rayfl.executor import InlineExecutor
 from rayfl.methods.base import PeerHalf
+from rayfl.methods.lag import LAG
 from rayfl.setup import Evaluation
 from tests.contracts.every_method import (
     SERVER_CASES,
@@ -16,7 +17,6 @@ from tests.contracts.every_method import (
     leaves,
 )
 from tests.contracts.executors import play
-from tests.contracts.seams.lag import LAG
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.contracts.watching import watched
 

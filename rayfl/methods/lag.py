@@ -1,0 +1,86 @@
+"""LAG: Chen, Giannakis, Sun, Yin, LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed Learning,
+NeurIPS 2018, with the rule at the workers (LAG-WK). `lag_ps` has the rule at the server.
+
+A client uploads how its gradient changed since its last upload, and only if that is large beside how the model moved:
+||change||^2 > (1 / lr^2) sum_{d=1..D} xi ||x^{k+1-d} - x^{k-d}||^2. The server adds the changes to its sum of the last
+gradients of all clients and steps along their mean, in silent rounds too.
+
+- The objective is the mean over clients, so that the paper's 1 / (alpha^2 M^2) becomes 1 / alpha^2.
+- A silent client sends nothing and pays nothing; gradients are 0 before the first upload.
+- The theory is for gradients of the whole split (batch_size = 0); with minibatches noise triggers uploads.
+- A client that was away sees the way that x went meanwhile, not its steps: it counts m missed steps as m equal ones,
+  whose squares sum to no more than those of the true ones, so that it rather sends too often.
+- With a compressor on the uplink both ends remember the gradient as decoded.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl import tree
+from rayfl.gather import Aggregate, Gather, Sum
+from rayfl.gradients import DistributedGradient, GradientStep
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.tree import State, Tree
+
+
+class LAGHyper(GradientStep):
+    """Hyper-parameters of LAG; the paper's experiments have lr = 1 / L."""
+
+    threshold: float = Field(
+        default=0.1, ge=0, description="weight of each of the last squared steps, xi; 0: no laziness"
+    )
+    num_steps: int = Field(default=10, ge=1, description="how many steps the rule remembers, D")
+    weighting: Literal["uniform"] = Field(default="uniform", description="the objective is the plain mean over clients")
+
+
+class LAG(DistributedGradient):
+    """Client state: the gradient that the server has of it, and x, round number and squared steps as last seen."""
+
+    Hyper: ClassVar[type[LAGHyper]] = LAGHyper
+    hyper: LAGHyper
+    paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-WK)"
+    gather: Mapping[str, Gather] = {"change": Sum()}
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        steps = torch.zeros(self.hyper.num_steps)
+        return {"sent": tree.zeros_like(params), "model": params, "round": torch.tensor(0), "steps": steps}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        num_missed = ctx.round - int(state["round"])
+        steps = state["steps"]
+        if num_missed:
+            way = tree.norm(tree.sub(carry["params"], state["model"]))
+            steps = torch.cat([torch.full((num_missed,), (way / num_missed) ** 2), steps])[: len(steps)]
+        state = {**state, "model": carry["params"], "round": torch.tensor(ctx.round), "steps": steps}
+        change = tree.sub(carry["gradient"], state["sent"])
+        if tree.norm(change) ** 2 <= self.tolerated(steps, ctx):
+            return self.finished(state, {}, carry, ctx)
+        return self.upload(state, change, carry, ctx)
+
+    def tolerated(self, steps: Tensor, ctx: Context) -> float:
+        """(1 / lr^2) sum_d xi s_d of the last squared steps s [D]: what a change may be without an upload."""
+        return self.hyper.threshold * float(steps.sum()) / self.hyper.rate(ctx.round) ** 2
+
+    def upload(self, state: State, change: Tree, carry: Carry, ctx: Context) -> Finished:
+        """The end of a round that sends `change`; what the server then has of this client is remembered."""
+        message, state = self.compress(state, {"change": change}, ctx)
+        if message:
+            state = {**state, "sent": tree.add(state["sent"], message["change"].decode())}
+        return self.finished(state, message, carry, ctx)
+
+    def init_server(self, params: Tree) -> State:
+        return {"params": params, "gradients": tree.zeros_like(params)}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        gradients, change = server["gradients"], received["change"]
+        if change.count:
+            gradients = tree.add(gradients, change.sum)
+        params = tree.add(server["params"], gradients, -self.hyper.rate(ctx.round) / ctx.num_clients)
+        return {**server, "params": params, "gradients": gradients}, {}

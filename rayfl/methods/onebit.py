@@ -1,0 +1,39 @@
+"""1-bit SGD: Seide, Fu, Droppo, Li, Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+Distributed Training of Speech DNNs, Interspeech 2014, section 3.2.
+
+A client sends the signs of p_i = lr g_i + e_i and, for every group of entries, the mean of the positive and of the
+negative ones; what that leaves out, e_i = p_i - C(p_i), is added to its next message. The server averages.
+
+Where we differ: the error is kept in units of the model (lr inside, so that a change of lr does not rescale what is
+owed), the server steps without AdaGrad, and what it sends is the dense model (the paper also quantises the aggregate on
+its way back, with an error memory a worker). Groups are those of the compressor `onebit`.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl.compress.base import Compressor
+from rayfl.compress.feedback import ErrorFeedback
+from rayfl.compress.sign import OneBit
+from rayfl.compressed_sgd import CompressedSGD
+from rayfl.gradients import GradientStep
+
+
+class OneBitHyper(GradientStep):
+    """Hyper-parameters of 1-bit SGD."""
+
+    error_feedback: bool = Field(
+        default=True, description="add what was left out to the next message (false: ablation)"
+    )
+
+
+class OneBitSGD(CompressedSGD):
+    """Up: d bits and 64 a group; client state: the error e_i."""
+
+    Hyper: ClassVar[type[OneBitHyper]] = OneBitHyper
+    hyper: OneBitHyper
+    paper: ClassVar[str] = "Seide et al., 1-Bit SGD, Interspeech 2014"
+
+    def make_compressor(self) -> Compressor:
+        return ErrorFeedback(inner=OneBit()) if self.hyper.error_feedback else OneBit()

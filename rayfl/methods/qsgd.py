@@ -1,0 +1,35 @@
+"""QSGD: Alistarh, Grubic, Li, Tomioka, Vojnovic, QSGD: Communication-Efficient SGD via Gradient Quantization and
+Encoding, NeurIPS 2017, Algorithm 1.
+
+A client rounds every entry of its gradient at random to one of s levels of its bucket's 2-norm, without bias; the
+server averages. What the server sends is the dense model (in the paper all peers broadcast their encoded gradients).
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl.compress.base import Compressor
+from rayfl.compress.quantize import QSGD as Quantizer
+from rayfl.compress.quantize import Bucket, Coding, Levels
+from rayfl.compressed_sgd import CompressedSGD
+from rayfl.gradients import GradientStep
+
+
+class QSGDHyper(GradientStep):
+    """Hyper-parameters of QSGD."""
+
+    levels: Levels = Field(default=7, description="levels beside zero, s; 7: four bits an entry with its sign")
+    bucket: Bucket = Field(default=512, description="entries that share a norm; 0: the whole tensor")
+    coding: Coding = Field(default="fixed", description="fixed: as many bits for each entry; elias: few for zeros")
+
+
+class QSGD(CompressedSGD):
+    """Up: 1 + ceil(log2(s + 1)) bits an entry and 32 a bucket, or Elias codes; unbiased."""
+
+    Hyper: ClassVar[type[QSGDHyper]] = QSGDHyper
+    hyper: QSGDHyper
+    paper: ClassVar[str] = "Alistarh et al., QSGD, NeurIPS 2017"
+
+    def make_compressor(self) -> Compressor:
+        return Quantizer(levels=self.hyper.levels, bucket=self.hyper.bucket, coding=self.hyper.coding)

@@ -1,0 +1,37 @@
+"""TernGrad: Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NeurIPS 2017,
+Algorithm 1.
+
+A client sends each tensor of its gradient as one number m = max |g| and the entries m * sign(g), kept with probability
+|g| / m; the server averages. Every client has its own m (no scaler sharing), and what the server sends is the dense
+model (the paper sends the averaged gradient to workers with a copy of the model).
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl.compress.base import Compressor
+from rayfl.compress.quantize import TernGrad as Ternary
+from rayfl.compressed_sgd import CompressedSGD
+from rayfl.gradients import GradientStep
+
+
+class TernGradHyper(GradientStep):
+    """Hyper-parameters of TernGrad."""
+
+    clip: float = Field(
+        default=0.0,
+        ge=0,
+        description="clip a tensor's entries to so many standard deviations first (paper: 2.5); 0: no",
+    )
+
+
+class TernGrad(CompressedSGD):
+    """Up: five entries a byte and 4 bytes a tensor; unbiased unless clipped."""
+
+    Hyper: ClassVar[type[TernGradHyper]] = TernGradHyper
+    hyper: TernGradHyper
+    paper: ClassVar[str] = "Wen et al., TernGrad, NeurIPS 2017"
+
+    def make_compressor(self) -> Compressor:
+        return Ternary(clip=self.hyper.clip)
