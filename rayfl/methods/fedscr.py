@@ -1,0 +1,169 @@
+"""FedSCR: Wu, Yao, Lu, Wang, FedSCR: Structure-Based Communication Reduction for Federated Learning, IEEE TPDS 2021.
+
+Clients send the filters and channels of their update whose sum of magnitudes reaches a threshold, and keep the rest as
+a residual for the next round (compress/structured.py says how scores are made). The server averages as in FedAvg.
+
+- keep_ratio, which the paper does not have, gives every tensor the threshold that keeps about this share of its
+  entries; 0.1 is that of FedPSE's comparison. `threshold` is fixed, or where adaptive each client's own:
+  threshold * sigmoid(d1 divergence + d2 significance + d3 variance), as Plato has it, with
+  divergence = sqrt(sum over cut tensors of ||W - x||_1 / ||W||_1) of the trained W,
+  significance = sqrt(|sum of what was sent / sum of W|), and
+  variance = the mean over all earlier rounds of the variance of the senders' training losses.
+  Divergence and significance are of the client's last round, known to itself; before its first one the threshold is as
+  given. Up goes the loss, down the variance, four bytes each.
+- Rows and columns of matrices are cut like filters and channels, and every tensor has a residual.
+- The model goes down whole.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.compress.scalar import scalar_packet
+from rayfl.compress.structured import Scores, Structured
+from rayfl.gather import Aggregate, Collect
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.fedavg import FedAvg
+from rayfl.task import Task
+from rayfl.training import LocalTraining
+from rayfl.tree import State, Tree
+
+
+class FedSCRHyper(LocalTraining):
+    """Hyper-parameters of FedSCR."""
+
+    keep_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="share of each tensor's entries sent (0.1 without a threshold)",
+    )
+    threshold: float | None = Field(
+        default=None,
+        ge=0,
+        description="smallest score that is sent, instead of keep_ratio (0.3 if raw or adaptive)",
+    )
+    scores: Scores = Field(
+        default="normalized", description="sums of magnitudes over the tensor's largest, or raw sums"
+    )
+    adaptive: bool = Field(default=False, description="each client's threshold follows its divergence and significance")
+    divergence_factor: float = Field(default=1.0, ge=0, description="weight of the divergence, d1")
+    significance_factor: float = Field(default=1.0, ge=0, description="weight of the significance, d2")
+    variance_factor: float = Field(default=1.0, ge=0, description="weight of the mean variance of losses, d3")
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> "FedSCRHyper":
+        if self.keep_ratio is not None and (self.threshold is not None or self.adaptive or self.scores == "raw"):
+            raise ValueError("keep_ratio chooses normalized thresholds; leave out threshold, adaptive and raw scores")
+        self.compressor()
+        return self
+
+    def compressor(self) -> Structured:
+        """What the uplink goes through; where adaptive, at a client's first threshold."""
+        if self.threshold is not None or self.adaptive or self.scores == "raw":
+            return Structured(threshold=self.threshold, scores=self.scores)
+        return Structured(keep_ratio=0.1 if self.keep_ratio is None else self.keep_ratio)
+
+
+class FedSCR(FedAvg):
+    """Client state: the residual, and where adaptive its last divergence and significance (-1: none yet)."""
+
+    Hyper: ClassVar[type[FedSCRHyper]] = FedSCRHyper
+    hyper: FedSCRHyper
+    paper: ClassVar[str] = "Wu et al., IEEE TPDS 2021"
+    own_compression: ClassVar[bool] = True
+
+    # Any: hyper-parameters are whatever Hyper declares and validates.
+    def __init__(self, task: Task, **hyper: Any) -> None:
+        super().__init__(task, **hyper)
+        self.compressor = self.hyper.compressor()
+        if self.hyper.adaptive:
+            self.gather = {**self.gather, "loss": Collect()}
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        state: State = {"residual": tree.zeros_like(params)}
+        if self.hyper.adaptive:
+            state |= {"divergence": torch.tensor(-1.0), "significance": torch.tensor(-1.0)}
+        return state
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        carry = super().begin(state, received, ctx)
+        assert received is not None, "FedSCR sends its model down every round"
+        return {**carry, **received["variance"].decode()} if self.hyper.adaptive else carry
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        update = tree.add(state["residual"], self.progress(carry))
+        compressor = self.adapted(state, carry) if self.hyper.adaptive else self.compressor
+        packet, _ = compressor.encode(update, {}, ctx.generator)
+        sent, metrics = packet.decode(), self.train_loss(carry, ctx)
+        message, weight = self.weigh({"delta": packet}, ctx)
+        state = {"residual": tree.sub(update, sent)}
+        if self.hyper.adaptive:
+            message = {**message, "loss": scalar_packet("loss", metrics.get("train/loss", 0.0))}
+            metrics |= {"threshold": compressor.limit}
+            state |= {
+                "divergence": torch.tensor(divergence(carry["params"], carry["received"])),
+                "significance": torch.tensor(significance(sent, carry["params"])),
+            }
+        return Finished(state, message, weight, metrics)
+
+    def adapted(self, state: State, carry: Carry) -> Structured:
+        """The compressor at the client's threshold in this round."""
+        if state["divergence"] < 0:
+            return self.compressor
+        exponent = (
+            self.hyper.divergence_factor * float(state["divergence"])
+            + self.hyper.significance_factor * float(state["significance"])
+            + self.hyper.variance_factor * float(carry["variance"])
+        )
+        return self.compressor.model_copy(update={"threshold": self.compressor.limit / (1 + math.exp(-exponent))})
+
+    def init_server(self, params: Tree) -> State:
+        start = super().init_server(params)
+        if not self.hyper.adaptive:
+            return start
+        return {**start, "variances": torch.tensor(0.0, dtype=torch.float64), "rounds": torch.tensor(0)}
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        message = super().broadcast(server, ctx)
+        if not self.hyper.adaptive:
+            return message
+        mean = float(server["variances"]) / max(1, int(server["rounds"]))
+        return {**message, "variance": scalar_packet("variance", mean)}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        after, metrics = super().server_update(server, received, delivered, ctx)
+        if self.hyper.adaptive and delivered:
+            losses = [float(loss["loss"]) for loss in received["loss"].items.values() if isinstance(loss, dict)]
+            after |= {"variances": server["variances"] + np.var(losses), "rounds": server["rounds"] + 1}
+        return {**server, **after}, metrics
+
+
+def divergence(trained: Tree, received: Tree) -> float:
+    """sqrt(sum of ||W - x||_1 / ||W||_1) over the tensors of two or more dimensions."""
+    total = 0.0
+    for name, tensor in trained.items():
+        if tensor.ndim >= 2:
+            total += _ratio(float((tensor - received[name]).double().abs().sum()), float(tensor.double().abs().sum()))
+    return math.sqrt(total)
+
+
+def significance(sent: Tree, trained: Tree) -> float:
+    """sqrt(|sum of all entries sent / sum of all entries of W|)."""
+    sums = [sum(float(tensor.double().sum()) for tensor in value.values()) for value in (sent, trained)]
+    return math.sqrt(abs(_ratio(*sums)))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """part / whole; as large as a float32 can be where only the whole is zero, so that the sigmoid is 1."""
+    if whole == 0:
+        return 0.0 if part == 0 else float(np.finfo(np.float32).max)
+    return part / whole

@@ -1,0 +1,155 @@
+"""FedSTC: Sattler, Wiedemann, Mueller, Samek, Robust and Communication-Efficient Federated Learning from Non-i.i.d.
+Data, IEEE TNNLS 2019, Algorithm 2.
+
+Client: A_i += delta_i, C_i = STC(A_i), A_i -= C_i. Server: A += mean of C_i, C = STC(A), A -= C, x -= C. STC keeps the
+largest entries as signs times one magnitude (compress/ternary.py); what it drops stays in the residuals, on both sides.
+Those who delivered get C at the end of their round. Who was away for s rounds first downloads what it missed.
+
+- Clients and server start from the common x^0, made from the seed, so round 0 begins without a download.
+- What was missed goes down in the cheapest of three ways: the s broadcasts as they were (their sum has no shorter code
+  that is as easily read), the values of all entries that they touched, or the model. All three give the server's x to
+  the last bit. One missed broadcast always goes as it was.
+- A round in which nothing arrives broadcasts nothing and leaves the server's residual.
+- keep_ratio is the same both ways. The paper's is 1/400 with one local step; 0.1 is that of FedPSE's comparison.
+- Means are weighted by samples as in FedAvg; the paper's are uniform.
+The sign is ours: delta_i is x minus the trained model, so C is subtracted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.compress.base import Message, Packet, message_bits, shapes_of
+from rayfl.compress.dense import Dense
+from rayfl.compress.sparse import Scope, sparse_packet
+from rayfl.compress.ternary import Ternary, TernaryCodec
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf, Traits
+from rayfl.task import Task
+from rayfl.training import GradientMethod, LocalTraining
+from rayfl.tree import State, Tree
+
+
+class FedSTCHyper(LocalTraining):
+    """Hyper-parameters of FedSTC."""
+
+    keep_ratio: float = Field(default=0.1, gt=0, le=1, description="share of the entries sent each way, p")
+    scope: Scope = Field(default="tensor", description="largest entries of every tensor, or of the whole model")
+
+
+class FedSTC(GradientMethod, ServerHalf):
+    """Client state: its copy of x, and A_i. Server: x, A, the last broadcasts, and which of them touched each entry
+    last. Link: the number of broadcasts that the client has.
+    """
+
+    Hyper: ClassVar[type[FedSTCHyper]] = FedSTCHyper
+    hyper: FedSTCHyper
+    paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2019"
+    gather: Mapping[str, Gather] = {"update": WeightedMean()}
+    own_compression: ClassVar[bool] = True
+
+    # Any: hyper-parameters are whatever Hyper declares and validates.
+    def __init__(self, task: Task, **hyper: Any) -> None:
+        super().__init__(task, **hyper)
+        self.ternary = Ternary(keep_ratio=self.hyper.keep_ratio, scope=self.hyper.scope)
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        return {"params": params, "residual": tree.zeros_like(params)}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        return self.start(caught_up(state["params"], received or {}))
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        update = tree.add(state["residual"], self.progress(carry))
+        packet, _ = self.ternary.encode(update, {}, ctx.generator)
+        state = {"params": carry["received"], "residual": tree.sub(update, packet.decode())}
+        message, weight = self.weigh({"update": packet}, ctx)
+        return Finished(state, message, weight, self.train_loss(carry, ctx))
+
+    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+        return {**state, "params": caught_up(state["params"], received)}
+
+    def init_server(self, params: Tree) -> State:
+        return {
+            "params": params,
+            "residual": tree.zeros_like(params),
+            "count": torch.tensor(0),
+            "touched": tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int32), params),
+        }
+
+    def init_link(self, client: Traits, params: Tree) -> State:
+        return {"count": torch.tensor(0)}
+
+    def model(self, server: State) -> Tree:
+        return server["params"]
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {}
+
+    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+        return self._missed(server, int(link["count"])), {"count": server["count"]}
+
+    def reply(self, server: State, link: State, ctx: Context) -> Reply:
+        return Reply(self._missed(server, int(link["count"])), {"count": server["count"]})
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        mean = received["update"].result
+        if not mean:
+            return server, {}
+        update = tree.add(server["residual"], mean)
+        packet, _ = self.ternary.encode(update, {}, ctx.generator)
+        sent, support = packet.decode(), packet.support()
+        number = int(server["count"]) + 1
+        parts = {name: torch.from_numpy(part.copy()) for name, part in packet.parts.items()}
+        return {
+            "params": tree.sub(server["params"], sent),
+            "residual": tree.sub(update, sent),
+            "count": torch.tensor(number),
+            "touched": {name: before.masked_fill(support[name], number) for name, before in server["touched"].items()},
+            "broadcasts": worth_keeping({**server.get("broadcasts", {}), str(number): parts}, server["params"]),
+        }, {}
+
+    def _missed(self, server: State, count: int) -> Message:
+        """What a client that has the first `count` broadcasts lacks."""
+        missing, kept = range(count + 1, int(server["count"]) + 1), server.get("broadcasts", {})
+        codec = TernaryCodec(shapes_of(server["params"]), self.hyper.keep_ratio, self.hyper.scope)
+        ways: list[Message] = []
+        if all(str(number) in kept for number in missing):
+            ways.append({f"update {n}": Packet(_arrays(kept[str(n)]), codec) for n in missing})
+        if len(missing) > 1:
+            touched = tree.map(lambda last: last > count, server["touched"])
+            ways.append({"touched": sparse_packet(server["params"], touched)})
+            ways.append({"model": Dense().encode(server["params"], {}, np.random.default_rng(0))[0]})
+        return min(ways, key=message_bits)
+
+
+def caught_up(params: Tree, received: Message) -> Tree:
+    """A client's copy of x after a download."""
+    for name, packet in received.items():
+        value = packet.decode()
+        if name == "model":
+            params = value
+        elif name == "touched":
+            support = packet.support()
+            params = {name: torch.where(support[name], value[name], tensor) for name, tensor in params.items()}
+        else:
+            params = tree.sub(params, value)
+    return params
+
+
+def worth_keeping(broadcasts: Mapping[str, Tree], params: Tree) -> dict[str, Tree]:
+    """The last broadcasts that are together smaller than the model, and the last one however large it is."""
+    newest_first = sorted(broadcasts, key=int, reverse=True)
+    sizes = [sum(part.nbytes for part in broadcasts[number].values()) for number in newest_first]
+    num_kept = max(1, int((np.cumsum(sizes) < 4 * tree.num_entries(params)).sum()))
+    return {number: broadcasts[number] for number in reversed(newest_first[:num_kept])}
+
+
+def _arrays(parts: Tree) -> dict[str, np.ndarray]:
+    return {name: part.numpy() for name, part in parts.items()}
