@@ -13,6 +13,8 @@ import torch
 import rayfl.compress
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.quantize import QSGD, Quantize, TernGrad
+from rayfl.compress.structured import Structured
+from rayfl.compress.ternary import Ternary
 from rayfl.tree import Tree
 
 
@@ -58,6 +60,10 @@ VARIANTS = [
     Quantize(norm="1", levels=1, bucket=5),
     Quantize(norm="2", levels=32767, bucket=0),
     TernGrad(clip=2.5),
+    Ternary(keep_ratio=1.0),
+    Ternary(keep_ratio=0.4, scope="model"),
+    Structured(keep_ratio=0.3),
+    Structured(threshold=0.8),
 ]
 every_compressor = pytest.mark.parametrize("compressor", VARIANTS, ids=label)
 
