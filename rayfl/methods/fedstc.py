@@ -124,8 +124,8 @@ class FedSTC(GradientMethod, ServerHalf):
             ways.append({f"update {n}": Packet(_arrays(kept[str(n)]), codec) for n in missing})
         if len(missing) > 1:
             touched = tree.map(lambda last: last > count, server["touched"])
-            ways.append({"touched": sparse_packet(server["params"], touched)})
             ways.append({"model": Dense().encode(server["params"], {}, np.random.default_rng(0))[0]})
+            ways.append({"touched": sparse_packet(server["params"], touched)})
         return min(ways, key=message_bits)
 
 

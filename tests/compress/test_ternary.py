@@ -12,10 +12,9 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.ternary import Ternary
 from rayfl.settings import SettingsError
 from rayfl.tree import Tree
+from tests.compress.ternary_paper import LOW_BITS, num_bits, stc
 
 RNG = np.random.default_rng(0)
-LOW_BITS = {0.05: 4, 0.1: 3, 0.4: 0, 1 / 400: 8, 1.0: 0}
-"""b* by hand; see test_golomb.py."""
 
 
 def tree_of(*shapes: tuple[int, ...], seed: int = 1) -> Tree:
@@ -25,23 +24,6 @@ def tree_of(*shapes: tuple[int, ...], seed: int = 1) -> Tree:
 
 def encode(x: Tree, **settings: Any) -> Packet:
     return Ternary(**settings).encode(x, {}, RNG)[0]
-
-
-def stc(v: np.ndarray, keep_ratio: float) -> np.ndarray:
-    """mu sign(v) on the k largest |v|, ties to the lowest index."""
-    k = max(1, math.ceil(keep_ratio * v.size - 1e-9))
-    chosen = np.argsort(-np.abs(v), kind="stable")[:k]
-    result = np.zeros(v.size)
-    result[chosen] = np.sign(v[chosen]) * np.float32(np.abs(v[chosen].astype(np.float64)).mean())
-    return result
-
-
-def num_bits(v: np.ndarray, keep_ratio: float) -> int:
-    """mu, signs and positions, each in whole bytes."""
-    positions = np.flatnonzero(stc(v, keep_ratio))
-    gaps, b = np.diff(positions, prepend=-1) - 1, LOW_BITS[keep_ratio]
-    golomb = 0 if positions.size == v.size else math.ceil(sum(g // 2**b + 1 + b for g in gaps.tolist()) / 8)
-    return 32 + 8 * math.ceil(positions.size / 8) + 8 * golomb
 
 
 def flat(x: Tree) -> np.ndarray:
@@ -57,7 +39,9 @@ def test_equals_the_definition_tensor_by_tensor(keep_ratio: float):
         expected = stc(tensor.numpy().ravel(), keep_ratio)
         assert decoded[name].numpy().ravel().tolist() == expected.tolist()
         assert (support[name].numpy().ravel() == (expected != 0)).all()
-    assert packet.num_bits == sum(num_bits(tensor.numpy().ravel(), keep_ratio) for tensor in x.values())
+    assert packet.num_bits == sum(
+        num_bits(stc(tensor.numpy().ravel(), keep_ratio), keep_ratio) for tensor in x.values()
+    )
 
 
 @pytest.mark.parametrize("keep_ratio", LOW_BITS)
@@ -65,7 +49,7 @@ def test_equals_the_definition_on_the_whole_model(keep_ratio: float):
     x = tree_of((40, 30), (17,), (0, 3), (3, 5, 2, 2), ())
     packet = encode(x, keep_ratio=keep_ratio, scope="model")
     assert flat(packet.decode()).tolist() == stc(flat(x), keep_ratio).tolist()
-    assert packet.num_bits == num_bits(flat(x), keep_ratio)
+    assert packet.num_bits == num_bits(stc(flat(x), keep_ratio), keep_ratio)
     total = tree_of((40, 30), (17,), (0, 3), (3, 5, 2, 2), (), seed=2)
     before = flat(total).copy()
     packet.add_to(total, 0.5)
