@@ -91,10 +91,10 @@ class FedSTC(GradientMethod, ServerHalf):
         return {}
 
     def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        return self._missed(server, int(link["count"])), {"count": server["count"]}
+        return self._missed(server, int(link["count"]), ctx), {"count": server["count"]}
 
     def reply(self, server: State, link: State, ctx: Context) -> Reply:
-        return Reply(self._missed(server, int(link["count"])), {"count": server["count"]})
+        return Reply(self._missed(server, int(link["count"]), ctx), {"count": server["count"]})
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
@@ -115,7 +115,7 @@ class FedSTC(GradientMethod, ServerHalf):
             "broadcasts": worth_keeping({**server.get("broadcasts", {}), str(number): parts}, server["params"]),
         }, {}
 
-    def _missed(self, server: State, count: int) -> Message:
+    def _missed(self, server: State, count: int, ctx: Context) -> Message:
         """What a client that has the first `count` broadcasts lacks."""
         missing, kept = range(count + 1, int(server["count"]) + 1), server.get("broadcasts", {})
         codec = TernaryCodec(shapes_of(server["params"]), self.hyper.keep_ratio, self.hyper.scope)
@@ -124,7 +124,7 @@ class FedSTC(GradientMethod, ServerHalf):
             ways.append({f"update {n}": Packet(_arrays(kept[str(n)]), codec) for n in missing})
         if len(missing) > 1:
             touched = tree.map(lambda last: last > count, server["touched"])
-            ways.append({"model": Dense().encode(server["params"], {}, np.random.default_rng(0))[0]})
+            ways.append({"model": Dense().encode(server["params"], {}, ctx.generator)[0]})
             ways.append({"touched": sparse_packet(server["params"], touched)})
         return min(ways, key=message_bits)
 
