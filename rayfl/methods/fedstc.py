@@ -6,9 +6,9 @@ largest entries as signs times one magnitude (compress/ternary.py); what it drop
 Those who delivered get C at the end of their round. Who was away for s rounds first downloads what it missed.
 
 - Clients and server start from the common x^0, made from the seed, so round 0 begins without a download.
-- What was missed goes down in the cheapest of three ways: the s broadcasts as they were (their sum has no shorter code
-  that is as easily read), the values of all entries that they touched, or the model. All three give the server's x to
-  the last bit. One missed broadcast always goes as it was.
+- What was missed, the paper's partial sum, goes down in the cheapest of three ways: the s broadcasts as they were, the
+  new values of all entries that they touched, or the model. All three give the server's x to the last bit. One missed
+  broadcast always goes as it was.
 - A round in which nothing arrives broadcasts nothing and leaves the server's residual.
 - keep_ratio is the same both ways. The paper's is 1/400 with one local step; 0.1 is that of FedPSE's comparison.
 - Means are weighted by samples as in FedAvg; the paper's are uniform.
