@@ -139,6 +139,7 @@ class Experiment(Settings):
     """The whole description of a run; every table of the TOML file is a field."""
 
     name: str = Field(default="experiment", description="names the run")
+    label: str | None = Field(default=None, min_length=1, description="what legends call the run; default: its name")
     seed: int = Field(default=1, ge=0, description="the only source of randomness")
     rounds: int = Field(ge=1, description="communication rounds, T")
     data: Annotated[Source, *_field(Source)]
@@ -180,8 +181,13 @@ class Experiment(Settings):
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings)."""
-    return Experiment(**read_table(path, overrides))
+    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings).
+
+    A `[sweep]` table is left out: this is the experiment that the sweep varies (`rayfl.sweep.read_sweep` reads all).
+    """
+    table = read_table(path, overrides)
+    table.pop("sweep", None)
+    return Experiment(**table)
 
 
 def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -200,8 +206,8 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     table.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "experiment")
-    for override in overrides:
-        _override(table, override)
+    for one in overrides:
+        override(table, one)
     return table
 
 
@@ -210,19 +216,36 @@ def _others(path: Path) -> str:
     return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
 
 
-def _override(table: dict[str, Any], override: str) -> None:
-    key, sign, text = override.partition("=")
-    *path, last = (part.strip() for part in key.split("."))
-    if not sign or not all((*path, last)):
-        raise SettingsError(f"{override!r} is not an override; write key=value, for example method.lr=0.1")
-    for part in path:
+# Any: a TOML table.
+def override(table: dict[str, Any], text: str) -> None:
+    """Put one `key=value` into a table. SettingsError if it is none, or leads through what is no table."""
+    path, value = split_override(text)
+    put(table, path, _value(value), text)
+
+
+def split_override(text: str) -> tuple[list[str], str]:
+    """["method", "lr"] and "0.1" of "method.lr=0.1". SettingsError if it is no override."""
+    key, sign, value = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not sign or not all(path):
+        raise SettingsError(f"{text!r} is not an override; write key=value, for example method.lr=0.1")
+    return path, value
+
+
+# Any: a TOML table, and a value of it.
+def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> None:
+    """Set a value inside nested tables, making those that are missing; a bare name on the way becomes a table.
+
+    SettingsError, which quotes `said`, where the path leads through anything else.
+    """
+    for part in path[:-1]:
         inner = table.setdefault(part, {})
         if isinstance(inner, str):
             inner = table[part] = {"name": inner}
         if not isinstance(inner, dict):
-            raise SettingsError(f"{override!r} is not an override: {part} is {shown(inner)}, which has no keys")
+            raise SettingsError(f"{said!r} is not an override: {part} is {shown(inner)}, which has no keys")
         table = inner
-    table[last] = _value(text)
+    table[path[-1]] = value
 
 
 # Any: a TOML value.

@@ -6,27 +6,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 from markupsafe import Markup
 
+from rayfl.dots import Dot, dot_plot
 from rayfl.plots import ROUND, Key, Line, Strip, key, line_plot, stacked_plot, strip_plot, with_own_ids
 from rayfl.series import MEGABYTE_BITS, Curve, Group, Spread, curve, is_accuracy, metric_names, spread
+from rayfl.wording import MEANINGS, title
 
-_PLACES = {
-    "pooled": "Shared model, pooled test set",
-    "own": "Own test data, after the exchange",
-    "own_after_training": "Own test data, after local training",
-    "personal_pooled": "Own models, pooled test set, after the exchange",
-    "personal_pooled_after_training": "Own models, pooled test set, after local training",
-}
-"""The places at which rayfl/evaluation.py judges models, in words."""
-_MEANINGS = {
-    "pooled/accuracy": "The model that the server holds, judged on test data of all clients together.",
-    "own/accuracy": "Each client's model as the exchange left it, before it trains on, on its own test data.",
-    "own_after_training/accuracy": "Each client's model right after its local training, on its own test data.",
-    "personal_pooled/accuracy": "Each client's model as the exchange left it, on test data of all clients together.",
-    "personal_pooled_after_training/accuracy": "Each client's model right after its local training, on the same data.",
-    "train/loss": "How far the models are from the answers while they learn; it should fall.",
-}
 _PREFERRED = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy")
 _CLIENT_BANDS = "Lines are means over clients; half of the clients lie in the dark band, 8 of 10 in the light one."
+_COSTS = (
+    ("Against rounds", ROUND, "rounds", "How much is learned per round of communication; rounds count from 0."),
+    (
+        "Against bytes up",
+        "MB sent up so far",
+        "uplink_megabytes",
+        "The same over the bytes that clients sent: a method that sends less moves left. 1 MB is a million bytes.",
+    ),
+    (
+        "Against bytes",
+        "MB sent so far, up and down",
+        "megabytes",
+        "The same over all bytes sent: a method that sends less moves left. 1 MB is a million bytes.",
+    ),
+    (
+        "Against time",
+        "Simulated seconds so far",
+        "simulated_s",
+        "The same over the simulated clock, which models each client's speed and bandwidth.",
+    ),
+)
+"""What accuracy is drawn against: heading, label of the axis, field of `Curve`, caption."""
 _DELIVERED = "delivered"
 # Blue for what arrived, warm colours for what did not.
 _FATES = (0, 1, 4, 3, 6, 5, 2)
@@ -40,6 +48,7 @@ class Figure:
     caption: str
     svg: Markup
     legend: Sequence[Key] = ()
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,16 +66,6 @@ class Section:
         return first if all(figure.legend == first for figure in self.figures) else ()
 
 
-def title(name: str) -> str:
-    """A metric's name in words, or as it was recorded."""
-    place, _, what = name.rpartition("/")
-    if name == "train/loss":
-        return "Training loss"
-    if place not in _PLACES:
-        return name
-    return _PLACES[place] if is_accuracy(name) else f"{what.capitalize()}: {_PLACES[place]}"
-
-
 def accuracy_names(groups: Sequence[Group]) -> list[str]:
     """All accuracies, first what the most groups have, then pooled before own: the first is what runs are ranked by."""
     counts: dict[str, int] = {}
@@ -82,18 +81,12 @@ def sections(groups: Sequence[Group]) -> list[Section]:
     """All plots of a page, for one run or for a comparison; those without data are left out."""
     names, note = accuracy_names(groups), _bands_note(groups)
     if len(groups) == 1:
-        intro = " ".join([*(_MEANINGS[name] for name in names if name in _MEANINGS), note]).strip()
+        intro = " ".join([*(MEANINGS[name] for name in names if name in MEANINGS), note]).strip()
         curves = [(title(name), style, curve(groups[0], name)) for style, name in enumerate(names)]
-        accuracy = [Section("Accuracy", intro, _against_costs(curves))]
+        accuracy = [Section("Accuracy", intro, _against_costs(curves, [_COSTS[0], *_COSTS[2:]]))]
     else:
-        accuracy = [
-            Section(
-                f"Accuracy: {title(name)}",
-                f"{_MEANINGS.get(name, '')} {note}".strip(),
-                _against_costs(_curves(groups, name)),
-            )
-            for name in names
-        ]
+        accuracy = [_tradeoff(groups, names[0])] if names else []
+        accuracy += [_learning(groups, name, note) for name in names]
     others = [name for group in groups for name in metric_names(group.runs[0]) if not is_accuracy(name)]
     others = sorted(dict.fromkeys(others), key=lambda name: name != "train/loss")
     measured = [figure for name in others for figure in _measured(groups, name)]
@@ -115,6 +108,29 @@ def sections(groups: Sequence[Group]) -> list[Section]:
     return [_with_own_ids(section, f"s{number}") for number, section in enumerate(everything) if section.figures]
 
 
+def _learning(groups: Sequence[Group], name: str, note: str) -> Section:
+    intro = f"{MEANINGS.get(name, '')} {note}".strip()
+    return Section(f"Accuracy: {title(name)}", intro, _against_costs(_curves(groups, name), _COSTS))
+
+
+def _tradeoff(groups: Sequence[Group], name: str) -> Section:
+    """One dot a group: its final accuracy over all that its clients sent up. Empty if fewer than two sent anything."""
+    found = [(group, style, curve(group, name)) for style, group in enumerate(groups)]
+    dots = [
+        Dot(group.label, style, found.uplink_megabytes[-1], found.mean[-1], found.deviation[-1])
+        for group, style, found in found
+        if found is not None and found.uplink_megabytes[-1] > 0 and not np.isnan(found.mean[-1])
+    ]
+    heading = f"Bytes up and final accuracy: {title(name)}"
+    if len(dots) < 2:
+        return Section(heading, "", [])
+    intro = "What all clients sent up in the whole run, and where that led. Up and to the left is better."
+    if any(len(group.runs) > 1 for group in groups):
+        intro += " Dots are means over seeds, bars one standard deviation."
+    svg = dot_plot(dots, "MB sent up", "Final accuracy", percent=True)
+    return Section(heading, intro, [Figure("", "1 MB is a million bytes.", svg, wide=True)])
+
+
 def _with_own_ids(section: Section, mark: str) -> Section:
     figures = [
         replace(figure, svg=with_own_ids(figure.svg, f"{mark}f{number}"))
@@ -134,29 +150,16 @@ def _curves(groups: Sequence[Group], name: str) -> list[tuple[str, int, Curve | 
     return [(group.label, style, curve(group, name)) for style, group in enumerate(groups)]
 
 
-def _against_costs(curves: Sequence[tuple[str, int, Curve | None]]) -> list[Figure]:
-    """Accuracy against rounds, megabytes and simulated seconds; the last two only where they were counted."""
+def _against_costs(
+    curves: Sequence[tuple[str, int, Curve | None]], costs: Sequence[tuple[str, str, str, str]]
+) -> list[Figure]:
+    """Accuracy against each of `costs` (rows of _COSTS); bytes and seconds only where any were counted."""
     present = [(label, style, found) for label, style, found in curves if found is not None]
     if not present:
         return []
     keys = [key(label, style) for label, style, _ in present] if len(curves) > 1 else []
-    axes = (
-        ("Against rounds", ROUND, "rounds", "How much is learned per round of communication; rounds count from 0."),
-        (
-            "Against bytes",
-            "MB sent so far, up and down",
-            "megabytes",
-            "The same over all bytes sent: a method that sends less moves left. 1 MB is a million bytes.",
-        ),
-        (
-            "Against time",
-            "Simulated seconds so far",
-            "simulated_s",
-            "The same over the simulated clock, which models each client's speed and bandwidth.",
-        ),
-    )
     figures = []
-    for heading, x_label, field, caption in axes:
+    for heading, x_label, field, caption in costs:
         lines = [
             Line(label, style, getattr(found, field), found.mean, _deviation(found)) for label, style, found in present
         ]
@@ -283,5 +286,5 @@ def _measured(groups: Sequence[Group], name: str) -> list[Figure]:
     if len(groups) == 1 and len(groups[0].runs) == 1 and over_clients is not None:
         lines = [Line(lines[0].label, 0, lines[0].x, lines[0].y, _quantile_bands(over_clients))]
     keys = [key(line.label, line.style) for line in lines] if len(groups) > 1 else []
-    caption = _MEANINGS.get(name, f"Recorded as {name}.")
-    return [Figure(title(name), caption, line_plot(lines, ROUND, title(name)), keys)]
+    caption = MEANINGS.get(name, f"Recorded as {name}.")
+    return [Figure(title(name), caption, line_plot(lines, ROUND, title(name).partition(":")[0]), keys)]

@@ -20,15 +20,19 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 """Okabe and Ito's colours, which the colour-blind can tell apart (their yellow is too pale on white); then dashes."""
 _DASHES = ("-", "--", ":", "-.")
+_BORDERS = ("solid", "dashed", "dotted", "double")
+"""What a legend draws for each of the dashes: CSS has no line of dashes and dots."""
 ROUND = "Round"
 """The label of an x axis that counts rounds: whole numbers, never logarithmic."""
 _MOST_POINTS = 400
 _PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.6g} %")
-_PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
+_FAR_APART = 10
+"""From this factor on an axis is logarithmic."""
 _SIZE_INCHES = (5.2, 3.1)
 # Any: matplotlib keeps the type of these keys to itself.
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rayfl",
     # A run's name is shown as it is, dollar signs included.
@@ -78,16 +82,17 @@ class Key:
     """An entry of a legend: what the page shows beside a plot."""
 
     color: str
-    dashed: bool
+    dash: str
     label: str
 
 
 def key(label: str, style: int) -> Key:
     """The legend's entry of the line or strip with this style."""
-    return Key(_color(style), style % (len(COLORS) * len(_DASHES)) >= len(COLORS), label)
+    return Key(color(style), _BORDERS[style // len(COLORS) % len(_DASHES)], label)
 
 
-def _color(style: int) -> str:
+def color(style: int) -> str:
+    """The colour of a style."""
     return COLORS[style % len(COLORS)]
 
 
@@ -96,41 +101,49 @@ def line_plot(
 ) -> Markup:
     """Lines over x. A line of few points shows them; a long one is thinned to about 400 points.
 
-    Where the lines' ends lie a factor of 10 or more apart, x (unless rounds) is logarithmic: else the shortest could
-    not be read.
+    Where the lines' ends lie a factor of 10 or more apart, x (unless rounds) is logarithmic, else the shortest could
+    not be read; and so is y that would begin at zero (`from_zero`), where the lines' tops do.
     """
-    figure, axes = _canvas()
+    figure, axes = canvas()
+    # Many bands on top of each other hide the lines.
+    alpha = 0.16 if len(lines) <= 7 else 0.05
     for line in lines:
         kept = _thin(len(line.x))
-        x, y, tone = line.x[kept], line.y[kept], _color(line.style)
+        x, y, tone = line.x[kept], line.y[kept], color(line.style)
         for low, high in line.bands:
-            axes.fill_between(x, low[kept], high[kept], color=tone, alpha=0.16, linewidth=0)
+            axes.fill_between(x, low[kept], high[kept], color=tone, alpha=alpha, linewidth=0)
         dash = _DASHES[line.style // len(COLORS) % len(_DASHES)]
         axes.plot(x, y, color=tone, linestyle=dash, marker="o" if len(x) <= 15 else None, markersize=4)
     ends = [float(line.x[-1]) for line in lines]
-    if x_label != ROUND and min(ends) > 0 and max(ends) >= 10 * min(ends):
+    if x_label != ROUND and min(ends) > 0 and max(ends) >= _FAR_APART * min(ends):
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(_PLAIN)
+        axes.xaxis.set_major_formatter(PLAIN)
         x_label += " (logarithmic)"
     else:
         axes.set_xlim(left=min(0.0, *(float(line.x[0]) for line in lines)))
     if from_zero:
-        axes.set_ylim(0, 1.08 * max(float(line.y.max()) for line in lines) or 1)
-    return _finish(figure, axes, x_label, y_label, percent)
+        tops = [float(line.y.max()) for line in lines]
+        if min(tops) > 0 and max(tops) >= _FAR_APART * min(tops):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(PLAIN)
+            y_label += " (logarithmic)"
+        else:
+            axes.set_ylim(0, 1.08 * max(tops) or 1)
+    return finish(figure, axes, x_label, y_label, percent)
 
 
 def stacked_plot(x: np.ndarray, parts: Sequence[tuple[int, np.ndarray]], x_label: str, y_label: str) -> Markup:
     """Parts (style, counts) of a whole over integer x, stacked from below as steps of width 1."""
-    figure, axes = _canvas()
+    figure, axes = canvas()
     edges = np.append(x - 0.5, x[-1] + 0.5)
     base = np.zeros(len(x))
     for style, heights in parts:
-        axes.stairs(base + heights, edges, baseline=base, fill=True, color=_color(style), alpha=0.85)
+        axes.stairs(base + heights, edges, baseline=base, fill=True, color=color(style), alpha=0.85)
         base = base + heights
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    return _finish(figure, axes, x_label, y_label, percent=False)
+    return finish(figure, axes, x_label, y_label, percent=False)
 
 
 def strip_plot(strips: Sequence[Strip], x_label: str, percent: bool = False) -> Markup:
@@ -138,9 +151,9 @@ def strip_plot(strips: Sequence[Strip], x_label: str, percent: bool = False) -> 
 
     Dots are moved up and down by a fixed pattern, only so that they do not hide each other.
     """
-    figure, axes = _canvas(height=max(1.6, 0.8 + 0.55 * len(strips)))
+    figure, axes = canvas(height=max(1.6, 0.8 + 0.55 * len(strips)))
     for row, strip in enumerate(strips):
-        values, tone = np.sort(strip.values[~np.isnan(strip.values)]), _color(strip.style)
+        values, tone = np.sort(strip.values[~np.isnan(strip.values)]), color(strip.style)
         if not len(values):
             continue
         if len(values) <= 300:
@@ -152,18 +165,20 @@ def strip_plot(strips: Sequence[Strip], x_label: str, percent: bool = False) -> 
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(strips) - 0.5, -0.5)
-    return _finish(figure, axes, x_label, "", percent, horizontal=True)
+    return finish(figure, axes, x_label, "", percent, horizontal=True)
 
 
-def _canvas(height: float = _SIZE_INCHES[1]) -> tuple[Figure, Axes]:
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_SIZE_INCHES[0], height), layout="constrained")
+def canvas(height: float = _SIZE_INCHES[1], width: float = _SIZE_INCHES[0]) -> tuple[Figure, Axes]:
+    """An empty plot of this size in inches."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         return figure, figure.add_subplot()
 
 
-def _finish(figure: Figure, axes: Axes, x_label: str, y_label: str, percent: bool, horizontal: bool = False) -> Markup:
-    with matplotlib.rc_context(_STYLE):
+def finish(figure: Figure, axes: Axes, x_label: str, y_label: str, percent: bool, horizontal: bool = False) -> Markup:
+    """Label a plot and give its svg; `horizontal`: the values are along x."""
+    with matplotlib.rc_context(STYLE):
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         if axes.get_xscale() == "linear":

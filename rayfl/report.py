@@ -8,30 +8,23 @@ from pathlib import Path
 from typing import TypedDict
 
 import jinja2
-import numpy as np
 
-from rayfl.figures import accuracy_names, sections, title
+from rayfl import wording
+from rayfl.comparison import described, differences, final, ranking, targets
+from rayfl.figures import accuracy_names, sections
 from rayfl.files import write_text
-from rayfl.plots import key
 from rayfl.record import Run, read_run
 from rayfl.series import (
     MEGABYTE_BITS,
     Group,
-    Reached,
-    curve,
-    flatten,
     groups,
     is_accuracy,
     metric_names,
-    reached,
+    run_label,
     run_name,
     series,
 )
 from rayfl.settings import SettingsError
-
-_TARGETS = (0.8, 0.9, 0.95)
-_PLUS_MINUS = "\u00b1"
-_NONE = "\u2013"
 
 
 class Best(TypedDict):
@@ -116,17 +109,17 @@ def page(found: Sequence[Group]) -> dict[str, object]:
     several = sum(len(group.runs) for group in found) > 1
     names = accuracy_names(found)
     if names:
-        found = sorted(found, key=lambda group: -_final(group, names[0]))
+        found = sorted(found, key=lambda group: -final(group, names[0]))
     return {
-        "title": "Comparison of runs" if len(found) > 1 else found[0].label,
+        "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
         "lede": _lede(found),
-        "unfinished": [run_name(run) for group in found for run in group.runs if not run.finished],
+        "unfinished": [run_label(run) for group in found for run in group.runs if not run.finished],
         "empty": not any(len(run.rounds) for group in found for run in group.runs),
         "cards": [] if several else _cards(found[0].runs[0]),
-        "ranking": _ranking(found, names) if several else None,
-        "targets": _targets(found, names[0]) if several and names else None,
+        "ranking": ranking(found, names) if several else None,
+        "targets": targets(found, names[0]) if several and names else None,
         "settings": _settings([run for group in found for run in group.runs]),
-        "differences": _differences(found) if len(found) > 1 else None,
+        "differences": differences(found) if len(found) > 1 else None,
         "sections": sections(found),
     }
 
@@ -147,6 +140,12 @@ def _lede(found: Sequence[Group]) -> str:
     )
 
 
+def _title(group: Group) -> str:
+    """ "name: label" of a run that has a label, the group's label else."""
+    run = group.runs[0]
+    return f"{run_name(run)}: {group.label}" if run.experiment.get("label") else group.label
+
+
 def _name(run: Run, table: str) -> str:
     """ "fedpse" for {"method": {"name": "fedpse", ...}} and for {"method": "fedpse"}."""
     value = run.experiment.get(table, "")
@@ -161,125 +160,32 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
         found = series(run, name)
         assert found is not None, f"{name} is listed but has no values"
         best, at = found.best
-        cards.append((title(name), _percent(found.final), f"final; best {_percent(best)} in round {at}"))
+        cards.append(
+            (wording.title(name), wording.percent(found.final), f"final; best {wording.percent(best)} in round {at}")
+        )
     up, down = numbers["uplink_kilobytes_per_client_round"], numbers["downlink_kilobytes_per_client_round"]
-    cards.append(("Total sent up", _megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client and round"))
-    cards.append(("Total sent down", _megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client and round"))
+    cards.append(
+        ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client and round")
+    )
+    cards.append(
+        ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client and round")
+    )
     if numbers["simulated_s"]:
-        cards.append(("Simulated time", _seconds(numbers["simulated_s"]), "on the modelled clients and networks"))
-    cards.append(("Wall-clock time", _seconds(numbers["wall_s"]), f"for {numbers['rounds']} rounds on this machine"))
+        cards.append(
+            ("Simulated time", wording.seconds(numbers["simulated_s"]), "on the modelled clients and networks")
+        )
+    cards.append(
+        ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {numbers['rounds']} rounds on this machine")
+    )
     return cards
-
-
-def _ranking(found: Sequence[Group], names: Sequence[str]) -> dict[str, object]:
-    """The table of runs, best final accuracy first."""
-    with_seeds = any(len(group.runs) > 1 for group in found)
-    head = ["Run", *(["Seeds"] if with_seeds else []), "Rounds", *(f"Final: {title(name)}" for name in names)]
-    rows = []
-    for style, group in enumerate(found):
-        numbers = [summary(run) for run in group.runs]
-        cells = [", ".join(str(seed) for seed in group.seeds)] if with_seeds else []
-        cells.append(" / ".join(dict.fromkeys(str(one["rounds"]) for one in numbers)))
-        cells += [_finals(group, name) for name in names]
-        cells.append(_megabytes(float(np.mean([one["uplink_megabytes"] for one in numbers]))))
-        cells.append(_megabytes(float(np.mean([one["downlink_megabytes"] for one in numbers]))))
-        cells.append(_seconds(float(np.mean([one["simulated_s"] for one in numbers]))))
-        cells.append(_seconds(float(np.mean([one["wall_s"] for one in numbers]))))
-        rows.append((key(group.label, style), cells))
-    return {
-        "head": [*head, "Up", "Down", "Simulated time", "Wall-clock time"],
-        "rows": rows,
-        "with_seeds": with_seeds,
-        "by": title(names[0]) if names else "",
-    }
-
-
-def _final(group: Group, name: str) -> float:
-    """The mean final value, to sort by: a run that has none comes last."""
-    found = curve(group, name)
-    return float(found.mean[-1]) if found is not None and not np.isnan(found.mean[-1]) else -np.inf
-
-
-def _finals(group: Group, name: str) -> str:
-    found = curve(group, name)
-    if found is None:
-        return _NONE
-    if len(group.runs) == 1:
-        return _percent(found.mean[-1])
-    return f"{100 * found.mean[-1]:.1f} {_PLUS_MINUS} {100 * found.deviation[-1]:.1f} %"
-
-
-def _targets(found: Sequence[Group], name: str) -> dict[str, object]:
-    """What each run had spent when it first reached a share of the best final accuracy."""
-    best = max(_final(group, name) for group in found)
-    targets = [share * best for share in _TARGETS] if np.isfinite(best) else []
-    rows = [
-        (key(group.label, style), [_spent([reached(run, name, target) for run in group.runs]) for target in targets])
-        for style, group in enumerate(found)
-    ]
-    head = [f"{_percent(target)} ({share:.0%} of the best)" for share, target in zip(_TARGETS, targets, strict=False)]
-    return {"name": title(name), "head": ["Run", *head], "rows": rows}
-
-
-def _spent(found: Sequence[Reached | None]) -> str:
-    there = [one for one in found if one is not None]
-    if not there:
-        return "not reached"
-    if len(there) < len(found):
-        return f"reached by {len(there)} of {len(found)} seeds"
-    megabytes, seconds = np.mean([(one.megabytes, one.simulated_s) for one in there], axis=0)
-    rounds = f"{np.mean([one.round for one in there]):.1f}".removesuffix(".0")
-    return f"{_megabytes(megabytes)}, {_seconds(seconds)}, round {rounds}"
-
-
-def _described(run: Run) -> dict[str, object]:
-    """The experiment and the platform as dotted keys."""
-    return flatten({**run.experiment, "platform": dict(run.platform)})
 
 
 def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     """What all runs share, a row a table of the experiment: [(table, [(key, value), ...]), ...]."""
-    flat = [_described(run) for run in runs]
+    flat = [described(run) for run in runs]
     shared = {key: value for key, value in flat[0].items() if all(key in one and one[key] == value for one in flat)}
     rows: dict[str, list[tuple[str, str]]] = {}
     for dotted, value in shared.items():
         table, dot, rest = dotted.partition(".")
-        rows.setdefault(table if dot else "experiment", []).append((rest or table, _value(value)))
+        rows.setdefault(table if dot else "experiment", []).append((rest or table, wording.value(value)))
     return list(rows.items())
-
-
-def _differences(found: Sequence[Group]) -> dict[str, object]:
-    """The settings in which runs differ, a row a setting and a column a run."""
-    flat = [_described(group.runs[0]) for group in found]
-    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in ("name", "seed", "output")]
-    rows = [(key, [_value(one[key]) if key in one else _NONE for one in flat]) for key in keys]
-    return {
-        "head": ["Setting", *(group.label for group in found)],
-        "rows": [row for row in rows if len(set(row[1])) > 1],
-    }
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    if isinstance(value, list | tuple):
-        return ", ".join(_value(one) for one in value) if value else "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _megabytes(value: float) -> str:
-    if value == 0:
-        return "0 MB"
-    decimals = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:,.{decimals}f} MB"
-
-
-def _seconds(value: float) -> str:
-    if value < 120:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

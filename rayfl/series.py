@@ -1,6 +1,6 @@
 """The numbers behind a report: what a run's records say, one value a round, and what seeds of one experiment share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -10,7 +10,10 @@ from rayfl.record import Run
 
 MEGABYTE_BITS = 8e6
 """1 MB = 1e6 bytes."""
-_NAMES_NOT_SCIENCE = ("seed", "name", "output")
+NOT_SCIENCE = ("seed", "name", "label", "output")
+"""Tables and settings of an experiment that say which run it is and where it lies, not what is done."""
+_ONLY_TIME = ("executor", "actors", "num_cpus", "num_gpus", "address", "object_store_memory_mb", "start_timeout_s")
+"""Settings of `[runtime]` that change the time and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class Cost:
-    """What had been spent when a round was over: `megabytes` (both ways) and `simulated_s`, cumulative."""
+    """What had been spent when a round was over: `megabytes` (both ways), those up, `simulated_s`, cumulative."""
 
     rounds: np.ndarray
     megabytes: np.ndarray
+    uplink_megabytes: np.ndarray
     simulated_s: np.ndarray
 
-    def at(self, rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Megabytes and simulated seconds up to and including each of `rounds`."""
+    def at(self, rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Megabytes, megabytes up and simulated seconds up to and including each of `rounds`."""
         done = np.searchsorted(self.rounds, rounds, side="right")
-        return np.append(0.0, self.megabytes)[done], np.append(0.0, self.simulated_s)[done]
+        up, both, seconds = (
+            np.append(0.0, spent)[done] for spent in (self.uplink_megabytes, self.megabytes, self.simulated_s)
+        )
+        return both, up, seconds
 
 
 def metric_names(run: Run) -> list[str]:
@@ -92,9 +99,9 @@ def spread(run: Run, name: str) -> Spread | None:
 
 def cost(run: Run) -> Cost:
     """Cumulative bytes and simulated time of a run."""
-    bits = run.rounds["uplink_bits"].to_numpy() + run.rounds["downlink_bits"].to_numpy()
-    seconds = run.rounds["simulated_s"].to_numpy()
-    return Cost(run.rounds["round"].to_numpy(), np.cumsum(bits / MEGABYTE_BITS), np.cumsum(seconds))
+    up, down, seconds = (run.rounds[name].to_numpy() for name in ("uplink_bits", "downlink_bits", "simulated_s"))
+    both = np.cumsum((up + down) / MEGABYTE_BITS)
+    return Cost(run.rounds["round"].to_numpy(), both, np.cumsum(up / MEGABYTE_BITS), np.cumsum(seconds))
 
 
 def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -114,6 +121,18 @@ def run_name(run: Run) -> str:
     return str(run.experiment.get("name") or run.directory.resolve().name)
 
 
+def run_label(run: Run) -> str:
+    """What legends call the run: the label that a sweep or the user gave it, else its name."""
+    return str(run.experiment.get("label") or run_name(run))
+
+
+def science(experiment: Mapping[str, object]) -> dict[str, object]:
+    """All that decides a run's numbers but for its seed, as dotted keys."""
+    kept = {key: value for key, value in experiment.items() if key not in NOT_SCIENCE}
+    only_time = {f"runtime.{key}" for key in _ONLY_TIME}
+    return {key: value for key, value in flatten(kept).items() if key not in only_time}
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs that share everything but the seed."""
@@ -131,15 +150,14 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     """Put together what differs in nothing but the seed, the name and where it lies; labels are unique."""
     together: dict[str, list[Run]] = {}
     for run in runs:
-        science = {key: value for key, value in run.experiment.items() if key not in _NAMES_NOT_SCIENCE}
         # Two runs of one seed are two runs, not two draws: the second starts a group of its own.
-        key = repr(sorted(flatten(science).items()))
+        key = repr(sorted(science(run.experiment).items()))
         while any(other.experiment.get("seed") == run.experiment.get("seed") for other in together.get(key, ())):
             key += "'"
         together.setdefault(key, []).append(run)
     labels: list[str] = []
     for members in together.values():
-        label = _shared_name([run_name(run) for run in members])
+        label = _shared_name([run_label(run) for run in members])
         if label in labels:
             label = f"{label} ({members[0].directory.name})"
         while label in labels:
@@ -165,6 +183,7 @@ class Curve:
     mean: np.ndarray
     deviation: np.ndarray
     megabytes: np.ndarray
+    uplink_megabytes: np.ndarray
     simulated_s: np.ndarray
 
 
@@ -181,8 +200,8 @@ def curve(group: Group, name: str) -> Curve | None:
         return None
     values = np.stack([one.values[np.isin(one.rounds, rounds)] for one in present])
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
-    megabytes, seconds = np.mean([cost(run).at(rounds) for run in group.runs], axis=0)
-    return Curve(rounds, values.mean(axis=0), deviation, megabytes, seconds)
+    spent = np.mean([cost(run).at(rounds) for run in group.runs], axis=0)
+    return Curve(rounds, values.mean(axis=0), deviation, *spent)
 
 
 @dataclass(frozen=True)
@@ -191,6 +210,7 @@ class Reached:
 
     round: int
     megabytes: float
+    uplink_megabytes: float
     simulated_s: float
 
 
@@ -200,8 +220,8 @@ def reached(run: Run, name: str, target: float) -> Reached | None:
     if found is None or not (found.values >= target).any():
         return None
     first = found.rounds[found.values >= target][:1]
-    megabytes, seconds = cost(run).at(first)
-    return Reached(int(first[0]), float(megabytes[0]), float(seconds[0]))
+    both, up, seconds = cost(run).at(first)
+    return Reached(int(first[0]), float(both[0]), float(up[0]), float(seconds[0]))
 
 
 def flatten(tree: object, prefix: str = "") -> dict[str, object]:

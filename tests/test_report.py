@@ -182,13 +182,16 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
     assert ranking[1] == ["slow", "1", "3", "45.0 %", "45.0 %", *spent]
     # Targets are 0.8, 0.9, 0.95 of 0.5: 0.4, 0.45, 0.475. A round costs 1.5 MB and 4 s. Both seeds pass 0.4 in
     # round 1; 0.45 in rounds 1 and 2; 0.475 in round 2. Slow passes 0.4 and 0.45 in round 2, the last not.
-    assert ranking[2] == ["fast", "3.00 MB, 8.0 s, round 1", "3.75 MB, 10.0 s, round 1.5", "4.50 MB, 12.0 s, round 2"]
-    assert ranking[3] == ["slow", "4.50 MB, 12.0 s, round 2", "4.50 MB, 12.0 s, round 2", "not reached"]
+    third = "4.50 MB (3.00 MB up)\n12.0 s, round 2"
+    second = "3.75 MB (2.50 MB up)\n10.0 s, round 1.5"
+    assert ranking[2] == ["fast", "3.00 MB (2.00 MB up)\n8.0 s, round 1", second, third]
+    assert ranking[3] == ["slow", third, third, "not reached"]
     assert page.row("training.lr") == ["0.1", "0.01"]
     # One legend a section, as all its figures have the same lines: two accuracies, clients, messages, others.
     assert page.tags.count("ul") == 5
-    # Against three costs for each of two accuracies, the clients' end, up, down, loss, correlation distance.
-    assert page.tags.count("svg") == 11
+    # Final accuracy over bytes; against four costs for each of two accuracies, the clients' end, up, down, loss,
+    # correlation distance.
+    assert page.tags.count("svg") == 14
 
 
 def test_a_target_that_one_seed_missed_says_so(tmp_path):

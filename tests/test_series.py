@@ -60,16 +60,17 @@ def test_spread_is_the_quantiles_over_clients(tmp_path):
 def test_cost_counts_up_to_and_including_a_round(tmp_path):
     run = recorded(tmp_path / "run", {0: [], 2: [], 3: []})
     # Both ways 2 (r + 1) MB: 2, 6 and 8 in rounds 0, 2 and 3; round 1 was not recorded and costs nothing.
-    megabytes, seconds = cost(run).at(np.array([-1, 0, 1, 2, 3, 9]))
+    megabytes, uplink, seconds = cost(run).at(np.array([-1, 0, 1, 2, 3, 9]))
     assert megabytes.tolist() == [0, 2, 2, 8, 16, 16]
+    assert uplink.tolist() == [0, 1, 1, 4, 8, 8]
     assert seconds.tolist() == [0, 10, 10, 20, 30, 30]
 
 
 def test_reached_is_the_first_round_at_the_target(tmp_path):
     run = recorded(tmp_path / "run", accuracies(0.1, 0.6, 0.5, 0.8))
     # Megabytes both ways after round 1: 2 + 4.
-    assert reached(run, "pooled/accuracy", 0.5) == Reached(1, 6.0, 20.0)
-    assert reached(run, "pooled/accuracy", 0.8) == Reached(3, 20.0, 40.0)
+    assert reached(run, "pooled/accuracy", 0.5) == Reached(1, 6.0, 3.0, 20.0)
+    assert reached(run, "pooled/accuracy", 0.8) == Reached(3, 20.0, 10.0, 40.0)
     assert reached(run, "pooled/accuracy", 0.81) is None
     assert reached(run, "own/accuracy", 0.1) is None
 
