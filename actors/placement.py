@@ -68,6 +68,20 @@ def place(runtime: Runtime, nodes: Sequence[Node]) -> Placement:
     return Placement(wanted, num_cpus, runtime.num_gpus, runtime.start_timeout_s)
 
 
+def share(runtime: Runtime, nodes: Sequence[Node], parallel: int) -> Runtime:
+    """The runtime of each of `parallel` runs at once, such that the actors of all fit. SettingsError if they do not.
+
+    Where the experiment leaves the number of actors open, the runs together have as many as one alone would have.
+    """
+    _check_gpu(runtime, nodes)
+    actors = runtime.actors or max(1, _default_actors(runtime, nodes) // parallel)
+    try:
+        placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes)
+    except SettingsError as error:
+        raise SettingsError(f"{error} (--parallel {parallel}: {actors} actors a run)") from None
+    return runtime.model_copy(update={"actors": actors, "num_cpus": placement.num_cpus})
+
+
 def _check_gpu(runtime: Runtime, nodes: Sequence[Node]) -> None:
     """SettingsError for what no node could ever give a single actor."""
     share = runtime.num_gpus

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.client import Actor
 from actors.coordinator import Coordinator
 from actors.errors import ClusterError, unwrapped
-from actors.placement import Placement, nodes, place
+from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
 from rayfl.config import Experiment, Runtime
 from rayfl.record import RoundRow
@@ -113,6 +113,16 @@ def session(runtime: Runtime) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def address() -> str:
+    """Where other processes find the Ray of this session."""
+    return ray.get_runtime_context().gcs_address
+
+
+def shared(runtime: Runtime, parallel: int) -> Runtime:
+    """The runtime of each of `parallel` runs at once in this session. SettingsError if the cluster cannot hold them."""
+    return share(runtime, nodes(), parallel)
 
 
 def _join(address: str) -> None:

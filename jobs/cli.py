@@ -1,4 +1,4 @@
-"""The command `rayfl`: run, report, data, methods, datasets, bench."""
+"""The command `rayfl`: run, sweep, report, data, methods, datasets, bench."""
 
 import json
 import sys
@@ -60,15 +60,66 @@ def run(
     overwrite: bool,
     inline: bool,
 ) -> None:
-    """Run the experiment in FILE; KEY=VALUE replaces single settings, as in method.lr=0.1."""
-    extra = [f"rounds={rounds}"] * (rounds is not None)
-    extra += [f"runtime.actors={actors}"] * (actors is not None)
-    extra += ["runtime.executor=inline"] * inline
+    """Run the experiment in FILE; KEY=VALUE replaces single settings, as in method.lr=0.1.
+
+    A file with a [sweep] table is run as by `rayfl sweep`, one combination after another.
+    """
+    settings = [*overrides, *_settings(rounds, actors, inline)]
     with sentences():
+        from rayfl.sweep import read_sweep
+
+        combinations = read_sweep(file, settings)
+        if combinations is not None:
+            from jobs.sweep import sweep as run_all
+
+            sys.exit(run_all(combinations, output, overwrite=overwrite))
+
         from jobs.run import run_file
 
-        if not run_file(file, [*overrides, *extra], output, overwrite):
+        if not run_file(file, settings, output, overwrite):
             sys.exit(INTERRUPTED)
+
+
+def _settings(rounds: int | None, actors: int | None, inline: bool) -> list[str]:
+    """The options that stand for settings, as overrides."""
+    found = [f"rounds={rounds}"] * (rounds is not None)
+    found += [f"runtime.actors={actors}"] * (actors is not None)
+    return found + ["runtime.executor=inline"] * inline
+
+
+@main.command()
+@click.argument("file", type=EXISTING)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--dir", "directory", type=EXISTING, help="Sweep directory; what finished there is not run again.")
+@click.option("--parallel", type=int, default=1, metavar="N", help="Runs at once; they share the machine or cluster.")
+@click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
+@click.option("--actors", type=int, help="Number of client actors of each run.")
+@click.option("--overwrite", is_flag=True, help="Run again what has finished in --dir.")
+@click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
+def sweep(
+    file: Path,
+    overrides: Sequence[str],
+    directory: Path | None,
+    parallel: int,
+    rounds: int | None,
+    actors: int | None,
+    overwrite: bool,
+    inline: bool,
+) -> None:
+    """Run all combinations of the [sweep] table in FILE and compare them on one page.
+
+    KEY=VALUE replaces single settings; that of a swept KEY takes it out of the sweep, sweep.KEY=[...] puts it in.
+    """
+    with sentences():
+        from rayfl.sweep import read_sweep
+
+        combinations = read_sweep(file, [*overrides, *_settings(rounds, actors, inline)])
+        if combinations is None:
+            raise ValueError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
+
+        from jobs.sweep import sweep as run_all
+
+        sys.exit(run_all(combinations, directory, parallel, overwrite))
 
 
 @main.command()
@@ -76,17 +127,19 @@ def run(
 @click.option("--output", type=EXISTING, help="The page; by default report.html in the one run directory, or here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
 def report(directories: Sequence[Path], output: Path | None, as_json: bool) -> None:
-    """Write one page about one run directory, or comparing several."""
+    """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs."""
     with sentences():
-        from rayfl.record import read_run
+        from rayfl.record import read_run, run_directories
         from rayfl.report import report as write
         from rayfl.report import summary
 
+        found = [run for directory in directories for run in run_directories(directory)]
         if as_json:
-            print(json.dumps([summary(read_run(directory)) for directory in directories], indent=2))
+            print(json.dumps([summary(read_run(directory)) for directory in found], indent=2))
             return
-        default = directories[0] / "report.html" if len(directories) == 1 else Path("comparison.html")
-        print(f"report: {write(directories, output or default)}")
+        name = "report.html" if len(found) == 1 else "comparison.html"
+        default = directories[0] / name if len(directories) == 1 else Path(name)
+        print(f"report: {write(found, output or default)}")
 
 
 @main.command()
@@ -94,13 +147,15 @@ def report(directories: Sequence[Path], output: Path | None, as_json: bool) -> N
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--picture", type=EXISTING, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None) -> None:
-    """Show who holds what in the experiment in FILE: a table, and a picture."""
+    """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
     with sentences():
         from rayfl.config import read
         from rayfl.data import picture as drawing
         from rayfl.prepare import deal
+        from rayfl.sweep import read_sweep
 
-        experiment = read(file, overrides)
+        combinations = read_sweep(file, overrides)
+        experiment = combinations[0].experiment if combinations else read(file, overrides)
         path = picture or Path(f"{experiment.name}-data.png")
         if path.suffix not in (".png", ".svg"):
             raise ValueError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")

@@ -1,7 +1,7 @@
 """What a run says while it goes on: a live bar on a terminal, a line a round in a log; a table at the end."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from rayfl.record import RoundRow
 from rayfl.report import Summary
@@ -86,3 +87,26 @@ def result(summary: Summary, report: Path | None) -> None:
     print(f"run directory: {summary['directory']}")
     if report is not None:
         print(f"report:        {report}")
+
+
+def sweep_result(
+    name: str, rows: Sequence[tuple[str, str, Summary | None]], directory: Path, page: Path | None
+) -> None:
+    """The table that ends a sweep: title and status of every run, and the numbers of those that finished."""
+    table = Table(title=f"{name}: {len(rows)} runs", title_justify="left")
+    accuracies = [key for _, _, found in rows if found for key in found["final"]]
+    judged = next((key for key in (*HEADLINES, *accuracies) if key in accuracies), None)
+    table.add_column("run", overflow="fold")
+    for head in ("", *([f"final {judged}"] if judged else []), "uplink", "downlink"):
+        table.add_column(head, justify="left" if not head else "right")
+    for title, status, found in rows:
+        cells = []
+        if found:
+            value = found["final"].get(judged or "")
+            cells = [f"{100 * value:.2f} %" if value is not None else ""] if judged else []
+            cells += [f"{found[key]:.3f} MB" for key in ("uplink_megabytes", "downlink_megabytes")]
+        table.add_row(Text(title), status, *cells)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    print(f"sweep directory: {directory}")
+    if page is not None:
+        print(f"comparison:      {page}")

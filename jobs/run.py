@@ -29,7 +29,7 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
             place(experiment.runtime, nodes())
         directory = create_run_directory(output or free_directory(experiment), overwrite)
         describe_run(directory, experiment.as_dict(), machine.describe(setup.threads), to_toml(experiment))
-        with console.following(experiment.rounds, experiment.name) as listener:
+        with console.following(experiment.rounds, experiment.label or experiment.name) as listener:
             if inline:
                 save, executor = experiment.output.save_models, InlineExecutor(setup)
                 play(setup, executor, directory, lambda record: listener(record.row, record.means), save)

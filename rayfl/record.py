@@ -246,6 +246,13 @@ def read_run(directory: Path) -> Run:
     )
 
 
+def run_directories(directory: Path) -> list[Path]:
+    """The runs inside a sweep's directory, by name; of any other directory, itself."""
+    if (directory / "experiment.json").is_file() or not directory.is_dir():
+        return [directory]
+    return sorted(path.parent for path in directory.glob("*/experiment.json")) or [directory]
+
+
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))

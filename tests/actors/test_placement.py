@@ -3,7 +3,7 @@
 import pytest
 import ray
 
-from actors.placement import Node, Placement, nodes, place
+from actors.placement import Node, Placement, nodes, place, share
 from rayfl.config import Runtime
 from rayfl.settings import SettingsError
 
@@ -76,3 +76,29 @@ def test_the_nodes_of_a_running_cluster() -> None:
     assert nodes() == [Node(ray.util.get_node_ip_address(), 4.0, 1.0)]
     with pytest.raises(SettingsError, match="holds 4 of them"):
         place(Runtime(actors=5, num_gpus=0.25), nodes())
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cluster", "parallel", "expected"),
+    [
+        # Two cores for two runs: an actor of one core each; for three: an actor each, of which three fit.
+        ({}, LAPTOP, 2, (1, 1.0)),
+        ({}, LAPTOP, 3, (1, 0.6666)),
+        ({}, LAPTOP, 1, (2, 1.0)),
+        ({"actors": 4}, LAPTOP, 2, (4, 0.25)),
+        ({}, PAIR, 3, (4, 1.0)),
+        # Shares of 0.25 of two GPUs are eight actors, and two runs have four each.
+        ({"num_gpus": 0.25}, PAIR, 2, (4, 1.0)),
+    ],
+)
+def test_runs_at_once_share_the_cluster(runtime, cluster, parallel, expected) -> None:
+    shared = share(Runtime(**runtime), cluster, parallel)
+    assert (shared.actors, pytest.approx(shared.num_cpus)) == expected
+    # What all runs ask for together fits.
+    together = shared.model_copy(update={"actors": expected[0] * parallel})
+    assert place(together, cluster).num_actors == expected[0] * parallel
+
+
+def test_runs_that_do_not_fit_beside_each_other_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"do not fit: the cluster holds 8 .*\(--parallel 3: 4 actors a run\)"):
+        share(Runtime(actors=4, num_gpus=0.25), PAIR, 3)

@@ -1,0 +1,254 @@
+"""Run all combinations of a sweep, one after another or several at once, and compare them on one page.
+
+One after another: in this process, on one Ray session. Several at once: each in a process of its own, which is a job of
+its own on that session; so a run that dies takes nobody along, and Ray's resources are shared out among them.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGINT
+from typing import Literal
+
+from actors import session
+from actors.errors import ClusterError
+from jobs import console
+from jobs.cli import INTERRUPTED
+from jobs.run import free_directory, run
+from rayfl.config import Experiment, to_toml
+from rayfl.prepare import prepare
+from rayfl.record import read_run
+from rayfl.report import report, summary
+from rayfl.series import science
+from rayfl.settings import SettingsError
+from rayfl.sweep import Combination
+from rayfl.work import ClientError
+
+Status = Literal["finished", "skipped", "stopped", "failed"]
+FAILED = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one combination; `error` is the sentence of a failed one."""
+
+    combination: Combination
+    directory: Path
+    status: Status
+    error: str = ""
+
+
+def sweep(
+    combinations: Sequence[Combination], directory: Path | None = None, parallel: int = 1, overwrite: bool = False
+) -> int:
+    """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
+
+    0: all finished; 1: some failed; 130: a signal ended the sweep. SettingsError, before anything is written, where a
+    combination cannot run or another experiment lies where it would go.
+    """
+    if parallel < 1:
+        raise SettingsError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
+    directory = directory or free_directory(combinations[0].experiment)
+    waiting, outcomes = _validated(combinations, directory, overwrite)
+    if waiting:
+        with _session([one.experiment for one in waiting]) as on_ray:
+            outcomes += _run_all(waiting, directory, min(parallel, len(waiting)), on_ray)
+    place = {one.directory: number for number, one in enumerate(combinations)}
+    outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
+    finished = [outcome.directory for outcome in outcomes if outcome.status in ("finished", "skipped")]
+    page = report(finished, directory / "comparison.html") if finished else None
+    rows = [
+        (outcome.combination.title, outcome.status, summary(read_run(path)))
+        if (path := outcome.directory) in finished
+        else (outcome.combination.title, outcome.status, None)
+        for outcome in outcomes
+    ]
+    console.sweep_result(combinations[0].experiment.name, rows, directory, page)
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        print(f"rayfl: {outcome.combination.title} failed: {outcome.error}", file=sys.stderr)
+    if len(finished) + len(failed) < len(combinations):
+        print(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {directory}")
+        return INTERRUPTED
+    return FAILED if failed else 0
+
+
+def _validated(
+    combinations: Sequence[Combination], directory: Path, overwrite: bool
+) -> tuple[list[Combination], list[Outcome]]:
+    """The combinations that are to be run, and those that have finished before."""
+    if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
+        raise SettingsError(f"{directory} is no directory of a sweep; name another one")
+    waiting, skipped = [], []
+    for one in combinations:
+        try:
+            # Also compressors that cannot carry this model: they say so as they make their memory.
+            setup = prepare(one.experiment)
+            setup.uplink.init(setup.initial)
+            done = not overwrite and _is_done(directory / one.directory, one.experiment)
+        except ValueError as error:
+            raise SettingsError(f"{one.title}: {error}") from None
+        if done:
+            skipped.append(Outcome(one, directory / one.directory, "skipped"))
+        else:
+            waiting.append(one)
+    return waiting, skipped
+
+
+def _is_done(directory: Path, experiment: Experiment) -> bool:
+    """Whether the run finished before. SettingsError if what finished there is another experiment."""
+    if not (directory / "experiment.json").is_file():
+        return False
+    found = read_run(directory)
+    if not found.finished:
+        return False
+    before, now = dict(found.experiment), experiment.as_dict()
+    if science(before) | {"seed": before.get("seed")} != science(now) | {"seed": now["seed"]}:
+        raise SettingsError(f"{directory} holds a run with other settings; name another --dir, or give --overwrite")
+    return True
+
+
+@contextmanager
+def _session(experiments: Sequence[Experiment]) -> Iterator[bool]:
+    """One Ray for all runs, if any runs on it; tells whether one does."""
+    runtimes = [one.runtime for one in experiments if one.runtime.executor == "ray"]
+    for key in ("address", "object_store_memory_mb"):
+        if len({getattr(runtime, key) for runtime in runtimes}) > 1:
+            raise SettingsError(f"runtime.{key} cannot be swept, because all runs share one Ray; give it one value")
+    with session.session(runtimes[0]) if runtimes else nullcontext():
+        yield bool(runtimes)
+
+
+def _run_all(waiting: Sequence[Combination], directory: Path, parallel: int, on_ray: bool) -> list[Outcome]:
+    experiments = {one.directory: _sharing(one, parallel) for one in waiting}
+    if parallel == 1:
+        return list(_one_by_one(waiting, directory))
+    return _Processes(directory, experiments, session.address() if on_ray else None).run(waiting, parallel)
+
+
+def _sharing(one: Combination, parallel: int) -> Experiment:
+    """The experiment with its share of the cluster. SettingsError if that is too small for its actors."""
+    if one.experiment.runtime.executor == "inline":
+        return one.experiment
+    try:
+        return one.experiment.model_copy(update={"runtime": session.shared(one.experiment.runtime, parallel)})
+    except ValueError as error:
+        raise SettingsError(f"{one.title}: {error}") from None
+
+
+def _one_by_one(waiting: Sequence[Combination], directory: Path) -> Iterator[Outcome]:
+    """Runs one after another; a signal ends the one that runs, and those after it are not begun."""
+    for number, one in enumerate(waiting):
+        print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
+        outcome = _attempt(one, directory / one.directory)
+        yield outcome
+        if outcome.status == "stopped":
+            return
+
+
+def _attempt(one: Combination, directory: Path) -> Outcome:
+    """Run one combination; whatever goes wrong in it is its own."""
+    try:
+        # Only what did not finish is ever run, and what is left of it makes way.
+        run(one.experiment, directory, overwrite=True)
+    except (ClientError, ClusterError, ValueError, OSError) as error:
+        return Outcome(one, directory, "failed", str(error))
+    except Exception as error:  # noqa: BLE001 (a mistake of ours in one run must not cost the others)
+        traceback.print_exc()
+        return Outcome(one, directory, "failed", f"{type(error).__name__}: {error}")
+    return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")
+
+
+@dataclass
+class _Processes:
+    """Runs combinations in processes of their own, which join the Ray at `address`."""
+
+    directory: Path
+    experiments: dict[str, Experiment]
+    address: str | None
+    stopping: bool = False
+    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, waiting: Sequence[Combination], parallel: int) -> list[Outcome]:
+        """Up to `parallel` at once. The first signal lets those that run end their round, the second ends them."""
+        outcomes = []
+        with (
+            tempfile.TemporaryDirectory() as files,
+            ThreadPoolExecutor(parallel) as pool,
+            session.interruptible(self.stop),
+        ):
+            futures = [pool.submit(self._one, one, Path(files) / f"{n}.toml") for n, one in enumerate(waiting)]
+            try:
+                for future in as_completed(futures):
+                    if (outcome := future.result()) is not None:
+                        outcomes.append(outcome)
+                        print(f"[{len(outcomes)}/{len(waiting)}] {outcome.combination.title}: {outcome.status}")
+            except KeyboardInterrupt:
+                self._each(subprocess.Popen.kill)
+                raise
+        return outcomes
+
+    def stop(self) -> None:
+        """Begin no further run, and ask those that run to end."""
+        with self.lock:
+            self.stopping = True
+            self._each(lambda process: process.send_signal(SIGINT))
+
+    def _each(self, act: Callable[[subprocess.Popen[str]], None]) -> None:
+        for process in list(self.running.values()):
+            act(process)
+
+    def _one(self, one: Combination, file: Path) -> Outcome | None:
+        """One run, from its start to its end; None if it was not begun."""
+        directory = self.directory / one.directory
+        file.write_text(to_toml(self.experiments[one.directory]), encoding="utf-8")
+        command = [sys.executable, "-m", "jobs.run", str(file), "--output", str(directory), "--overwrite"]
+        with tempfile.TemporaryFile("w+") as errors:
+            with self.lock:
+                if self.stopping:
+                    return None
+                # A session of its own, so that a terminal's Ctrl-C comes to it once, from `stop`.
+                process = subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=self._environment(),
+                    start_new_session=True,
+                )
+                self.running[one.directory] = process
+            with process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.startswith("round "):
+                        print(f"{one.title}  {line}", end="", flush=True)
+            del self.running[one.directory]
+            errors.seek(0)
+            status, error = _end(process.returncode, errors.read())
+            # A signal that finds a process still starting ends it at once, in an exit code of its own.
+            return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
+
+    def _environment(self) -> dict[str, str]:
+        here = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+        return {**os.environ, "PYTHONPATH": path} | ({"RAY_ADDRESS": self.address} if self.address else {})
+
+
+def _end(code: int, errors: str) -> tuple[Status, str]:
+    """What an exit code and stderr say: an error's sentence is the last one of ours, else the last line."""
+    if code == 0:
+        return "finished", ""
+    if code == INTERRUPTED:
+        return "stopped", ""
+    lines = [line for line in errors.splitlines() if line.strip()]
+    ours = [line.removeprefix("rayfl: ").removeprefix("the run failed: ") for line in lines if "rayfl: " in line[:7]]
+    return "failed", (ours or lines or [f"its process ended with code {code}"])[-1]

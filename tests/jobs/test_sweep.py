@@ -1,0 +1,231 @@
+"""`rayfl sweep`, and `rayfl run` of a file with a sweep: what runs, is skipped, fails, and is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jobs import sweep as sweeping
+from jobs.cli import main
+from jobs.sweep import _end
+from rayfl.record import read_run
+from rayfl.sweep import read_sweep
+from rayfl.work import ClientError
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP = """
+name = "small"
+rounds = 2
+data = "digits"
+partition = "iid"
+model = "logistic"
+clients = {count = 4}
+method = {name = "fedavg", lr = 0.1}
+output = {report = false, save_models = false}
+
+[sweep]
+uplink = ["dense", {name = "topk", keep_ratio = 0.1, label = "top 10 %"}]
+seed = [1, 2]
+"""
+NAMES = ["dense,seed=1", "dense,seed=2", "top-10,seed=1", "top-10,seed=2"]
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(SWEEP)
+    return path
+
+
+def rayfl(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(result: Result, *words: str) -> None:
+    """Exit code 2 and one sentence with these words, and nothing else."""
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.strip().splitlines()) == 1 and result.stderr.startswith("rayfl: ")
+    for word in words:
+        assert word in result.stderr
+
+
+def runs_in(directory: str) -> list[str]:
+    return sorted(path.name for path in Path(directory).iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize(("command", "place"), [("run", "--output"), ("sweep", "--dir")])
+def test_every_combination_has_its_run_and_all_are_on_one_page(file, command, place):
+    result = rayfl(command, file, "--inline", place, "all")
+    assert result.exit_code == 0, result.output
+    assert runs_in("all") == NAMES
+    for name in NAMES:
+        run = read_run(Path("all", name))
+        # 650 parameters and a sample count of 64 bits, from each of four clients.
+        assert run.finished and len(run.rounds) == 2
+        assert (run.rounds["uplink_bits"][0].as_py() == 4 * (32 * 650 + 64)) == name.startswith("dense")
+        assert run.experiment["seed"] == int(name[-1])
+    page = Path("all/comparison.html").read_text()
+    assert "4 federated runs side by side" in page and ">top 10 %<" in page.replace("</span>", ">")
+    assert "4/4" in result.output and "sweep directory: all" in result.output
+
+
+def test_a_sweep_takes_the_next_free_directory_of_its_name(file):
+    for name in ("small", "small-2"):
+        assert rayfl("sweep", file, "--inline", "--rounds", 1, "seed=1", "uplink=dense").exit_code == 0
+        assert Path("runs", name, "comparison.html").exists()
+
+
+def test_what_has_finished_is_skipped_and_what_has_not_is_run(file):
+    # Only the seed 1, then a run that was cut.
+    assert rayfl("sweep", file, "--inline", "--dir", "all", "sweep.seed=[1]").exit_code == 0
+    before = {name: Path("all", name, "records/rounds.parquet").stat().st_mtime_ns for name in NAMES[::2]}
+    cut = Path("all", NAMES[1])
+    cut.mkdir()
+    (cut / "experiment.json").write_text("{}")
+    (cut / "platform.json").write_text("{}")
+    result = rayfl("sweep", file, "--inline", "--dir", "all")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("skipped") == 2 and "[2/2]" in result.output
+    assert before == {name: Path("all", name, "records/rounds.parquet").stat().st_mtime_ns for name in NAMES[::2]}
+    assert all(read_run(Path("all", name)).finished for name in NAMES)
+
+
+def test_another_experiment_in_the_directory_is_not_mistaken_for_the_same(file):
+    assert rayfl("sweep", file, "--inline", "--dir", "all", "seed=1").exit_code == 0
+    refused(rayfl("sweep", file, "--inline", "--dir", "all", "seed=2"), "dense", "other settings", "--overwrite")
+    refused(rayfl("sweep", file, "--inline", "--dir", "all", "seed=1", "rounds=3"), "other settings")
+    assert rayfl("sweep", file, "--inline", "--dir", "all", "seed=1", "rounds=3", "--overwrite").exit_code == 0
+    assert len(read_run(Path("all/dense")).rounds) == 3
+    refused(rayfl("sweep", file, "--inline", "--dir", "all/dense"), "no directory of a sweep")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sweep.seed=[1, -2]"], ["dense, seed=-2", "seed=-2 is not allowed"]),
+        # What shows only once data and model are there.
+        (['sweep.model=["logistic", "convnet2"]'], ["model=convnet2", "16x16"]),
+        (["sweep.clients.count=[4, 5000]"], ["count=5000"]),
+        (["--parallel", "0"], ["--parallel 0", "at least 1"]),
+        (["sweep.uplink=3"], ["sweep.uplink=3", "list"]),
+    ],
+)
+def test_all_combinations_are_validated_before_anything_starts(file, arguments, words):
+    refused(rayfl("sweep", file, "--inline", *arguments), *words)
+    assert not Path("runs").exists()
+
+
+def test_a_file_without_a_sweep_is_refused_by_sweep(file):
+    file.write_text(SWEEP.partition("[sweep]")[0])
+    refused(rayfl("sweep", file, "--inline"), "no [sweep] table", "rayfl run")
+
+
+@pytest.mark.parametrize("error", [ClientError("round 1, client 2: boom"), KeyError("weight")])
+def test_one_that_fails_does_not_end_the_others(file, monkeypatch, error):
+    play = sweeping.run
+
+    def sometimes(experiment, output, overwrite):
+        if experiment.label == "dense" and experiment.seed == 2:
+            raise error
+        return play(experiment, output, overwrite)
+
+    monkeypatch.setattr(sweeping, "run", sometimes)
+    result = rayfl("sweep", file, "--inline", "--dir", "all")
+    assert result.exit_code == 1
+    said = str(error) if isinstance(error, ClientError) else "KeyError: 'weight'"
+    assert result.stderr.splitlines()[-1] == f"rayfl: dense, seed=2 failed: {said}"
+    assert runs_in("all") == [NAMES[0], *NAMES[2:]]
+    assert "3 federated runs side by side" in Path("all/comparison.html").read_text()
+    # The same directory again: only that one is run.
+    monkeypatch.setattr(sweeping, "run", play)
+    result = rayfl("sweep", file, "--inline", "--dir", "all")
+    assert result.exit_code == 0 and result.output.count("skipped") == 3 and runs_in("all") == NAMES
+
+
+def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
+    play = sweeping.run
+
+    def interrupted(experiment, output, overwrite):
+        play(experiment, output, overwrite)
+        if experiment.seed == 2:
+            (output / "records/rounds.parquet").rename(output / "records/rounds.arrows")
+
+    monkeypatch.setattr(sweeping, "run", interrupted)
+    result = rayfl("sweep", file, "--inline", "--dir", "all")
+    assert result.exit_code == 130 and runs_in("all") == NAMES[:2]
+    assert "stopped with 1 of 4 runs finished; go on with --dir all" in result.output
+
+
+def test_the_report_of_a_sweeps_directory_is_of_its_runs(file):
+    assert rayfl("sweep", file, "--inline", "--dir", "all", "seed=1").exit_code == 0
+    Path("all/comparison.html").unlink()
+    assert "report: all/comparison.html" in rayfl("report", "all").output
+    numbers = json.loads(rayfl("report", "all", "--json").stdout)
+    assert [Path(run["directory"]).name for run in numbers] == ["dense", "top-10"]
+
+
+def test_data_shows_the_first_combination(file):
+    result = rayfl("data", file, "sweep.clients.count=[3, 2]", "--picture", "who.png")
+    assert result.exit_code == 0, result.output
+
+
+def test_what_a_process_says_at_its_end():
+    assert _end(0, "") == ("finished", "")
+    assert _end(130, "") == ("stopped", "")
+    assert _end(1, "warning\nrayfl: the run failed: boom\n\n") == ("failed", "boom")
+    assert _end(1, "Traceback\n  File\nKeyError: 3\n") == ("failed", "KeyError: 3")
+    assert _end(-9, "") == ("failed", "its process ended with code -9")
+
+
+def environment() -> dict[str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def test_several_at_once_give_the_same_records_and_one_may_fail(file):
+    assert rayfl("sweep", file, "--inline", "--dir", "one", "seed=1").exit_code == 0
+    # The second finds something in its directory that no run wrote, which shows only as it starts.
+    Path("two/top-10/mine").mkdir(parents=True)
+    command = [sys.executable, "-m", "jobs.cli", "sweep", str(file), "--inline", "--dir", "two", "--parallel", "2"]
+    done = subprocess.run([*command, "seed=1"], env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1, done.stderr
+    assert "rayfl: top 10 % failed: two/top-10 holds" in done.stderr and "Traceback" not in done.stderr
+    assert "dense  round 2/2" in done.stdout and "dense: finished" in done.stdout
+    one, two = (read_run(Path(name, "dense")) for name in ("one", "two"))
+    assert one.metrics == two.metrics and one.clients == two.clients
+    assert Path("two/top-10/mine").is_dir()
+
+
+@pytest.mark.ray
+def test_several_at_once_share_one_ray_and_a_signal_ends_all_after_their_round(file):
+    command = [sys.executable, "-m", "jobs.cli", "sweep", str(file), "--dir", "all", "--parallel", "2", "seed=1"]
+    with subprocess.Popen(
+        [*command, "--rounds", "100000"], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        seen = set()
+        while seen != {"dense", "top 10 %"}:
+            line = process.stdout.readline()
+            assert line, process.poll()
+            if "  round " in line:
+                seen.add(line.partition("  round ")[0])
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 130, rest
+    assert "stopped with 0 of 2 runs finished" in rest
+    for name in ("dense", "top-10"):
+        run = read_run(Path("all", name))
+        assert not run.finished and 1 <= len(run.rounds) < 100_000
+
+
+def test_the_shipped_sweep_is_valid():
+    found = read_sweep(ROOT / "jobs/experiments/compress-fmnist.toml")
+    assert found is not None and len(found) >= 12
+    assert found[0].experiment.uplink.name == "dense"
+    assert len({str(one.experiment.uplink) for one in found}) == len(found)
