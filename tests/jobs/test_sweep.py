@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -222,6 +223,14 @@ def test_several_at_once_share_one_ray_and_a_signal_ends_all_after_their_round(f
     for name in ("dense", "top-10"):
         run = read_run(Path("all", name))
         assert not run.finished and 1 <= len(run.rounds) < 100_000
+
+
+def test_the_sweep_that_the_readme_shows_is_valid(file):
+    (shown,) = re.findall(r"```\n(\[sweep\]\n.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    file.write_text(SWEEP.partition("[sweep]")[0] + shown)
+    found = read_sweep(file)
+    assert found is not None and len(found) == 18
+    assert found[-1].title == "seed=3, lr=0.1, top-k 1 %, feedback"
 
 
 def test_the_shipped_sweep_is_valid():
