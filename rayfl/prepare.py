@@ -1,6 +1,7 @@
 """From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
 
 import torch
+from torch import nn
 
 from rayfl import engine, seeding, tree
 from rayfl.config import Experiment
@@ -18,6 +19,7 @@ def prepare(experiment: Experiment) -> Setup:
     dataset = experiment.data.load()
     task = Classification(experiment.model.builder(dataset.input_shape, dataset.num_classes))
     chosen = experiment.method.make(task)
+    check_inputs(task, experiment.model.name, dataset)
     partition = deal(experiment, dataset)
     runtime = experiment.runtime
     setup = Setup(
@@ -39,6 +41,17 @@ def prepare(experiment: Experiment) -> Setup:
     )
     check(setup, experiment)
     return setup
+
+
+def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
+    """SettingsError where the data are tokens and the model does not embed them, or the other way round."""
+    embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in task.module.modules())
+    if dataset.kind == "text" and not embeds:
+        raise SettingsError(
+            f"model {model!r} takes numbers, and dataset {dataset.name!r} is tokens; choose a text model"
+        )
+    if dataset.kind != "text" and embeds:
+        raise SettingsError(f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose another")
 
 
 def check(setup: Setup, experiment: Experiment) -> None:

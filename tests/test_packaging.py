@@ -82,11 +82,13 @@ def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set
     provided = importlib.metadata.packages_distributions()
     declared = {canonicalize_name(requirement.name) for requirement in requirements}
     own = {*PACKAGES, "tests", *sys.stdlib_module_names}
-    return {name for name in names - own if not declared & {canonicalize_name(n) for n in provided.get(name, [])}}
+    return {name for name in names - own if not declared & {canonicalize_name(n) for n in provided.get(name, [name])}}
 
 
 def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
-    assert undeclared(PACKAGES, DEPENDENCIES) == set()
+    # h5py is imported only where a file of TensorFlow Federated is read, and its absence gets a sentence there.
+    assert undeclared(PACKAGES, [*DEPENDENCIES, *EXTRAS["tff"]]) == set()
+    assert undeclared(PACKAGES, DEPENDENCIES) == {"h5py"}
     assert "torch" in undeclared(PACKAGES, [r for r in DEPENDENCIES if r.name != "torch"])
 
 

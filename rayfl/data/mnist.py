@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.fetch import download
 from rayfl.data.idx import find_idx, read_idx
 from rayfl.settings import SettingsError
-from rayfl.vision import torchvision
 
 FASHION_MNIST_OF_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 STEMS = {
@@ -33,8 +33,8 @@ class _FourFiles(Source):
         folder = self.root if self.root is not None else self._folder_without_root()
         return Dataset(
             name=self.name,
-            train=_samples(folder.expanduser(), "train"),
-            test=_samples(folder.expanduser(), "test"),
+            train=read_samples(folder.expanduser(), *STEMS["train"]),
+            test=read_samples(folder.expanduser(), *STEMS["test"]),
             num_classes=10,
             kind="image",
             mean=(self.mean,),
@@ -47,15 +47,8 @@ class _FourFiles(Source):
 
     def _download(self, kind: str, advice: str) -> Path:
         """The folder into which torchvision's class `kind` downloads and unpacks the four files."""
-        cache = self.cache.expanduser()
-        try:
-            getattr(torchvision().datasets, kind)(cache, download=True)
-        except (OSError, RuntimeError, ImportError) as error:
-            reason = str(error).partition("\n")[0].rstrip(":")
-            raise SettingsError(
-                f"{self.name} is not on this machine and cannot be downloaded ({reason}): {advice}"
-            ) from None
-        return cache / kind / "raw"
+        download(self.name, kind, self.cache, advice)
+        return self.cache.expanduser() / kind / "raw"
 
 
 class MNIST(_FourFiles):
@@ -85,10 +78,14 @@ class FashionMNIST(_FourFiles):
         return self._download("FashionMNIST", advice)
 
 
-def _samples(folder: Path, split: str) -> Samples:
-    images, labels = (_array(folder, stem) for stem in STEMS[split])
+def read_samples(folder: Path, images_stem: str, labels_stem: str) -> Samples:
+    """Images uint8 [n, 1, height, width] and their labels from two IDX files. SettingsError if one is not there."""
+    images, labels = _array(folder, images_stem), _array(folder, labels_stem)
     if images.ndim != 3 or images.shape[:1] != labels.shape:
-        raise SettingsError(f"{folder}: {split} has images of shape {images.shape} and labels of shape {labels.shape}")
+        raise SettingsError(
+            f"{folder}: {images_stem} has images of shape {images.shape} and labels of shape {labels.shape}; fetch it "
+            f"again"
+        )
     return Samples(images[:, None], labels.astype(np.int64))
 
 

@@ -1,0 +1,53 @@
+"""The JSON files of LEAF: users, num_samples, and for each user its x and y.
+
+Caldas et al.: LEAF, a benchmark for federated settings (2018); https://github.com/TalwalkarLab/leaf.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rayfl.settings import SettingsError
+
+
+class User(NamedTuple):
+    """One user's samples as JSON has them: x and y are lists of the same length."""
+
+    name: str
+    x: list[Any]
+    y: list[Any]
+
+
+def has_leaf(folder: Path) -> bool:
+    """Whether `folder` holds what LEAF's preprocess.sh leaves: train/*.json and test/*.json."""
+    return all(any((folder / split).glob("*.json")) for split in ("train", "test"))
+
+
+def read_leaf(folder: Path) -> Iterator[User]:
+    """All users in the JSON files of `folder`, file after file by name; only one file is in memory at a time.
+
+    SettingsError if a file is not LEAF's or does not hold what it announces.
+    """
+    for path in sorted(folder.glob("*.json")):
+        yield from _users(path)
+
+
+def _users(path: Path) -> Iterator[User]:
+    try:
+        content = json.loads(path.read_bytes())
+        for name, announced in zip(content["users"], content["num_samples"], strict=True):
+            user = User(name, content["user_data"][name]["x"], content["user_data"][name]["y"])
+            if not len(user.x) == len(user.y) == announced:
+                raise SettingsError(
+                    f"{path}: user {name!r} has {len(user.x)} x and {len(user.y)} y where num_samples says "
+                    f"{announced}: fetch or make the file again"
+                )
+            yield user
+    except SettingsError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"{path} is not a JSON file of LEAF with users, num_samples and user_data "
+            f"({type(error).__name__}: {error}): fetch or make it again"
+        ) from None

@@ -1,0 +1,40 @@
+"""Samples that know their owner, put together from what each owner (a writer, a speaking role) has in the files."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from rayfl.data.datasets import Samples
+from rayfl.settings import SettingsError
+
+
+class Owned(NamedTuple):
+    """What one owner has in one split. inputs: [n, ...]; labels: int64 [n]."""
+
+    owner: str
+    inputs: np.ndarray
+    labels: np.ndarray
+
+
+def joined(dataset: str, train: Iterable[Owned], test: Iterable[Owned]) -> tuple[Samples, Samples]:
+    """Both splits; the group of a sample is its owner's place among the sorted names of all owners of either split.
+
+    SettingsError if a split has no samples.
+    """
+    splits = {"train": list(train), "test": list(test)}
+    for split, parts in splits.items():
+        if not any(len(part.labels) for part in parts):
+            raise SettingsError(f"{dataset}: its files hold no {split} samples; fetch or make them again")
+    owners = sorted({part.owner for parts in splits.values() for part in parts})
+    numbers = {owner: number for number, owner in enumerate(owners)}
+    return _samples(splits["train"], numbers), _samples(splits["test"], numbers)
+
+
+def _samples(parts: list[Owned], numbers: dict[str, int]) -> Samples:
+    owners = [numbers[part.owner] for part in parts]
+    return Samples(
+        inputs=np.concatenate([part.inputs for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        groups=np.repeat(np.array(owners, np.int64), [len(part.labels) for part in parts]),
+    )

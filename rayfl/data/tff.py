@@ -1,0 +1,47 @@
+"""The HDF5 files of TensorFlow Federated: a group `examples` with a group a client, and in it an array a feature.
+
+h5py opens them, which is an optional dependency: `pip install 'rayfl[tff]'`.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayfl.settings import SettingsError
+
+
+def has_tff(folder: Path, stem: str) -> bool:
+    """Whether `folder` holds STEM_train.h5 and STEM_test.h5."""
+    return all((folder / f"{stem}_{split}.h5").is_file() for split in ("train", "test"))
+
+
+def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Each client's name and its arrays of the given features, in the order of the names.
+
+    SettingsError if h5py is not installed or the file is not one of TensorFlow Federated.
+    """
+    h5py = _h5py(path)
+    try:
+        with h5py.File(path, "r") as file:
+            yield from clients(file["examples"], *features)
+    except (OSError, KeyError, AttributeError) as error:
+        wanted = ", ".join(f"examples/CLIENT/{feature}" for feature in features)
+        raise SettingsError(f"{path} is not an HDF5 file with {wanted} ({error}): fetch it again") from None
+
+
+# Any: h5py's groups and datasets, or anything else that is indexed like them.
+def clients(examples: Mapping[str, Mapping[str, Any]], *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """What `read_tff` yields, from the open group `examples`."""
+    for name in sorted(examples):
+        yield name, [np.asarray(examples[name][feature][()]) for feature in features]
+
+
+# Any: the h5py package, which need not be there.
+def _h5py(path: Path) -> Any:
+    try:
+        return importlib.import_module("h5py")
+    except ImportError:
+        raise SettingsError(f"{path} is read by h5py, which is not installed: run `pip install 'rayfl[tff]'`") from None
