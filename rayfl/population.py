@@ -41,8 +41,20 @@ class Uniform(Settings):
         return generator.uniform(self.low, self.high, count)
 
 
-Trait = float | tuple[float, ...] | LogNormal | Uniform
-"""One value for all, a list that is dealt out in turn, or a distribution."""
+class Groups(Settings):
+    """One value a group of clients: groups of every g-th client, or of neighbouring ids, as even as can be."""
+
+    groups: tuple[float, ...] = Field(min_length=1)
+    order: Literal["in-turn", "blocks"] = "in-turn"
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        clients, number = np.arange(count), len(self.groups)
+        members = clients % number if self.order == "in-turn" else clients * number // count
+        return np.asarray(self.groups, dtype=np.float64)[members]
+
+
+Trait = float | tuple[float, ...] | LogNormal | Uniform | Groups
+"""One value for all, a list that is dealt out in turn, a distribution, or groups."""
 
 
 class Clients(Settings):
@@ -55,7 +67,9 @@ class Clients(Settings):
     dropout_after_training: float = Field(
         default=0.0, ge=0, lt=1, description="chance to vanish with the trained update"
     )
-    retention_ratio: Trait = Field(default=1.0, description="share of the model that a client can keep, r_i")
+    retention_ratio: Trait | None = Field(
+        default=None, description="share of the model that a client can keep, r_i; default: what the method says, or 1"
+    )
     examples_per_s: Trait = Field(default=1000.0, description="training speed, examples a second")
     uplink_mbps: Trait = Field(default=10.0, description="megabits (1e6) a second from the client")
     downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
@@ -115,6 +129,7 @@ class Population:
             examples_per_s=float(drawn["examples_per_s"][client]),
             uplink_bps=float(drawn["uplink_mbps"][client]) * 1e6,
             downlink_bps=float(drawn["downlink_mbps"][client]) * 1e6,
+            retention_given=self.settings.retention_ratio is not None,
         )
 
     def draw(self, round: int, everyone: bool = False) -> Participation:
@@ -138,9 +153,9 @@ class Population:
 
     def _values(self, name: str) -> np.ndarray:
         trait, count = getattr(self.settings, name), self.settings.count
-        if isinstance(trait, LogNormal | Uniform):
+        if isinstance(trait, LogNormal | Uniform | Groups):
             return trait.draw(count, seeding.generator(self.seed, purpose=name))
-        return np.resize(np.asarray(trait, dtype=np.float64), count)
+        return np.resize(np.asarray(1.0 if trait is None else trait, dtype=np.float64), count)
 
 
 # Any: a trait's type is what this function looks at.
@@ -151,8 +166,8 @@ def _check_trait(name: str, trait: Any, at_most: float) -> None:
         raise ValueError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both {allowed}")
     if isinstance(trait, LogNormal) and at_most < np.inf:
         raise ValueError(f"{name} must be {allowed}, which a log-normal draw need not be; give low and high instead")
-    if isinstance(trait, float | tuple):
-        values = (trait,) if isinstance(trait, float) else trait
+    if isinstance(trait, float | tuple | Groups):
+        values = (trait,) if isinstance(trait, float) else trait.groups if isinstance(trait, Groups) else trait
         if not values:
             raise ValueError(f"{name}=[] has no values; give at least one")
         wrong = [value for value in values if not 0 < value <= at_most]

@@ -9,7 +9,10 @@ from tests.test_config import experiment_of
 
 FEDAVG = {"method": "fedavg"}
 INNER = {"name": "topk", "keep_ratio": 2.0}
-UNION = "a number, a list of numbers, a table with median and sigma or a table with low and high"
+UNION = (
+    "a number, a list of numbers, a table with median and sigma, a table with low and high or a table with groups and "
+    "order"
+)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,11 @@ UNION = "a number, a list of numbers, a table with median and sigma or a table w
         ({"clients": {"count": 20, "fraction": 1.5}},
          "clients.fraction=1.5 is not allowed; it must be a number in (0, 1], or be left out"),
         ({"clients": {"count": 20, "retention_ratio": "x"}},
-         f"clients.retention_ratio='x' is not allowed; it must be {UNION}"),
+         f"clients.retention_ratio='x' is not allowed; it must be {UNION}, or be left out"),
+        ({"clients": {"count": 20, "retention_ratio": {"groups": [0.5, 1.5]}}},
+         "clients.retention_ratio=1.5 is not allowed; it must be in (0, 1]"),
+        ({"clients": {"count": 20, "retention_ratio": {"groups": []}}},
+         "clients.retention_ratio={'groups': []} is not allowed; it must be"),
         ({"clients": {"count": 20, "retention_ratio": 1.5}},
          "clients.retention_ratio=1.5 is not allowed; it must be in (0, 1]"),
         ({"clients": {"count": 20, "retention_ratio": {"low": 0.5, "high": 1.5}}},

@@ -140,6 +140,24 @@ def test_traits():
     assert len(people) == 5
 
 
+def test_groups_in_turn_are_the_fifths_of_dis_pfl():
+    # Index mod 5, as Dis-PFL's code has it.
+    people = population(count=12, retention_ratio={"groups": [0.2, 0.4, 0.6, 0.8, 1.0]})
+    assert [people.traits(i).retention_ratio for i in range(12)] == [0.2, 0.4, 0.6, 0.8, 1.0] * 2 + [0.2, 0.4]
+
+
+def test_groups_in_blocks_are_neighbouring_ids():
+    # 7 clients in 3 groups: 0 1 2 | 3 4 | 5 6.
+    people = population(count=7, uplink_mbps={"groups": [1.0, 2.0, 4.0], "order": "blocks"})
+    assert [people.traits(i).uplink_bps for i in range(7)] == [1e6, 1e6, 1e6, 2e6, 2e6, 4e6, 4e6]
+
+
+def test_a_method_knows_whether_the_experiment_says_what_clients_keep():
+    free, full = (population(1, count=2, **table).traits(1) for table in ({}, {"retention_ratio": 1.0}))
+    assert (free.retention_ratio, free.retention_given) == (1.0, False)
+    assert (full.retention_ratio, full.retention_given) == (1.0, True)
+
+
 def test_drawn_traits_follow_their_distributions_and_the_seed():
     tables = {"examples_per_s": {"median": 100, "sigma": 0.5}, "retention_ratio": {"low": 0.2, "high": 0.6}}
     people, again, other = (population(seed, count=4000, **tables) for seed in (1, 1, 2))

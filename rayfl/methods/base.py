@@ -56,7 +56,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Traits:
-    """What is fixed about a client: size of its train split, share of the model it can keep, and its speeds."""
+    """What is fixed about a client: size of its train split, share of the model it can keep, and its speeds.
+
+    `retention_given`: whether the experiment says that share, so that a method's own default may take its place if not.
+    """
 
     id: int
     num_examples: int
@@ -64,6 +67,7 @@ class Traits:
     examples_per_s: float = 1000.0
     uplink_bps: float = 10e6
     downlink_bps: float = 50e6
+    retention_given: bool = False
 
 
 @dataclass(frozen=True)
