@@ -17,7 +17,7 @@ def prepare(experiment: Experiment) -> Setup:
     """Everything that stays the same through all rounds. SettingsError or ValueError, in one sentence, where parts
     do not fit, before anything starts."""
     dataset = experiment.data.load()
-    task = Classification(experiment.model.builder(dataset.input_shape, dataset.num_classes))
+    task = Classification(experiment.model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
     chosen = experiment.method.make(task)
     check_inputs(task, experiment.model.name, dataset)
     partition = deal(experiment, dataset)

@@ -6,11 +6,14 @@ after another; `task.functional()` is the same task differentiated by torch.func
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from rayfl import flops
 from rayfl.data.batches import Batch
 from rayfl.tree import Tree
 
@@ -45,6 +48,18 @@ class Task(ABC):
     def evaluated(self, params: Tree, batch: Batch) -> Tensor:
         """The network's output [batch, ...] in evaluation mode (no dropout), which can be differentiated too."""
         return self.outputs(params, batch)
+
+    def evaluated_loss(self, params: Tree, batch: Batch) -> Tensor:
+        """The loss in evaluation mode (no dropout), which can be differentiated too."""
+        return self.loss(params, batch)
+
+    @property
+    def weight_uses(self) -> Mapping[str, int]:
+        """By name of a weight, how often an entry multiplies in an example's forward pass (`rayfl.flops`).
+
+        {} where that is not known.
+        """
+        return {}
 
     def grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> Tree:
         """Gradient of `objective` (default: the loss) at `params`."""
@@ -85,10 +100,14 @@ class Task(ABC):
 
 
 class Classification(Task):
-    """Softmax classification by a network: cross-entropy loss, accuracy. The module is a skeleton without storage."""
+    """Softmax classification by a network: cross-entropy loss, accuracy. The module is a skeleton without storage.
 
-    def __init__(self, build: Callable[[], nn.Module]) -> None:
+    `input_shape`, the shape of one example, lets it count its operations.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], input_shape: tuple[int, ...] | None = None) -> None:
         self.build = build
+        self.input_shape = input_shape
         self._skeleton()
         refuse_batch_statistics(self.module)
         self.stochastic = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in self.module.modules())
@@ -122,11 +141,27 @@ class Classification(Task):
         return (losses * batch.weights).sum() / batch.weights.sum().clamp(min=1.0)
 
     def evaluated(self, params: Tree, batch: Batch) -> Tensor:
+        with self._evaluating():
+            return self.outputs(params, batch)
+
+    def evaluated_loss(self, params: Tree, batch: Batch) -> Tensor:
+        with self._evaluating():
+            return self.loss(params, batch)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         self.module.eval()
         try:
-            return self.outputs(params, batch)
+            yield
         finally:
             self.module.train()
+
+    @cached_property
+    def weight_uses(self) -> Mapping[str, int]:
+        if self.input_shape is None:
+            return {}
+        with torch.device("meta"):
+            return flops.weight_uses(self.build(), self.input_shape)
 
     def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
         with torch.no_grad():
