@@ -13,6 +13,7 @@ import torch
 
 from rayfl import evaluation, gather, tree
 from rayfl.arithmetic import fixed
+from rayfl.comm import paper_comm
 from rayfl.executor import Done, Executor, Job, Ref
 from rayfl.gather import Aggregate, Relay
 from rayfl.ledger import Ledger, RoundRecord, record
@@ -210,6 +211,7 @@ def mix(
             uplink_bits=sizes[client] * int(graph[:, client].sum()),
             downlink_bits=sum(sizes[sender] for sender in heard.tolist()),
         )
+    ledger.metrics |= paper_comm(graph, {client: ledger.reports[client].num_values for client in messages})
     receivers = [client for client in ledger.reports if client in world.states or not setup.stateful]
     works = [mix_job(part, weights, present) for part in parts(receivers, executor.num_workers)]
     jobs = [

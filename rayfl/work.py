@@ -72,7 +72,10 @@ class PooledJob:
 
 @dataclass(frozen=True)
 class Report:
-    """What one client did in a wave. `relayed` names the packets that it left for others to read unopened."""
+    """What one client did in a wave. `relayed` names the packets that it left for others to read unopened.
+
+    `num_values`: numbers in its message, which papers count instead of bits.
+    """
 
     client: int
     sent: bool = False
@@ -81,6 +84,7 @@ class Report:
     work: Mapping[str, Work] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     relayed: tuple[str, ...] = ()
+    num_values: int = 0
 
 
 @dataclass(frozen=True)

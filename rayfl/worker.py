@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rayfl import evaluation, gather, tree
+from rayfl.comm import num_values
 from rayfl.compress.base import Message, message_bits
 from rayfl.engine import Start
 from rayfl.gather import Aggregate, Relay
@@ -219,7 +220,8 @@ class Trainee:
             metrics |= self._judged(finished.state, carry)
         bits = message_bits(message)
         relayed = tuple(name for name in self.worker.relayed if name in message)
-        report = Report(self.client, sent, bits, self.downlink_bits, work, metrics, relayed)
+        values = num_values(message) if self.setup.is_peer else 0
+        report = Report(self.client, sent, bits, self.downlink_bits, work, metrics, relayed, values)
         return report, message, finished.weight
 
     def _judged(self, state: State, carry: Carry) -> dict[str, float]:
