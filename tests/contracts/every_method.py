@@ -14,6 +14,7 @@ from rayfl.elastic import Elastic
 from rayfl.executor import Executor
 from rayfl.gather import Relay
 from rayfl.methods.base import Method, PeerHalf
+from rayfl.methods.dispfl import DisPFL
 from rayfl.prepare import prepare
 from rayfl.registry import methods
 from rayfl.rounds import World
@@ -21,7 +22,6 @@ from rayfl.setup import Setup
 from rayfl.topology import FullyConnected
 from rayfl.tree import PackedBits
 from tests.contracts.seams import quadratic
-from tests.contracts.seams.dis_pfl import DisPFL
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.per_fedavg import PerFedAvg
 from tests.contracts.seams.scaffold import Scaffold
@@ -36,6 +36,9 @@ HYPER: Mapping[str, Options] = {
     "adiana": {"alpha": 0.5, "refresh_probability": 0.6, "eta": 0.05},
     # Of three rounds of seed 5 the last is one of differences.
     "marina": {"dense_probability": 0.6},
+    # Momentum and random regrowth here, gradients on the quadratics.
+    "dispfl": {"steps": 4, "regrow": "random", "momentum": 0.5, "density": 0.3},
+    "lottery_dsgd": {"steps": 4, "batch_size": 16, "min_accuracy": 0.1},
 }
 """Hyper-parameters under contract, of methods whose defaults would leave something out."""
 

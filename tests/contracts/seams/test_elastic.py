@@ -5,11 +5,11 @@ import pytest
 
 from rayfl import seeding, tree
 from rayfl.elastic import Elastic
+from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.fedavg import FedAvg
 from rayfl.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, points, start
-from tests.contracts.seams.dis_pfl import DisPFL
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import HELDOUT, Quadratic, setup
 from tests.contracts.seams.scaffold import Scaffold

@@ -1,0 +1,126 @@
+"""Dis-PFL: Dai et al., DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized Sparse
+Training, ICML 2022, Algorithms 1 and 2.
+
+A peer keeps a share of the model. It trains what it keeps, moves its mask, and sends its trained weights w_j with the
+mask m_j that they were trained under; then every entry of its new mask becomes the mean over the neighbours (itself
+included) that hold the entry: w <- (sum_j w_j / sum_j m_j) o m_new, 0/0 = 0.
+
+Where paper and code differ or leave something open:
+- Line 7 prints one mask for two roles. As in the authors' code the denominator has the masks of the training and the
+  product the new one: with new masks below, an entry that a neighbour has just regrown would shrink towards 0.
+- A round here ends with the exchange that the paper's next round begins with; all start from one model, so the
+  exchange before the first round would change nothing. The result is the model trained last, the paper's w_{k,T}.
+- `regrow="gradient"` is Algorithm 2: one more training batch at the trained weights, in evaluation mode. The authors'
+  published scripts switch it off, which is `regrow="random"`, and differ in that masks start different.
+- The gradient is masked before it is clipped (the authors clip the dense one; the paper does not clip).
+- Neighbours weigh as the topology says; its default, uniform weights, is the paper's.
+- "Comm" of the paper's tables is recorded as comm/busiest_megabytes, "FLOPS" as flops/training (which has the search
+  batch only where there is a search; the authors' code counts it always).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl import flops, masks
+from rayfl.compress.base import Message
+from rayfl.compress.sparse import sparse_packet
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate, ElementwiseMean, Gather
+from rayfl.masks import Distribution, Prune
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Plan, Stage, Traits
+from rayfl.training import GradientMethod, LocalWork
+from rayfl.tree import State, Tree
+
+TRAIN, SEARCH = "train", "search"
+
+
+class DisPFLHyper(LocalWork):
+    """Hyper-parameters of Dis-PFL, with the paper's values."""
+
+    lr: float = Field(default=0.1, gt=0, description="client learning rate, eta")
+    lr_decay: float = Field(default=0.998, gt=0, le=1, description="the learning rate of round t is lr * lr_decay ** t")
+    epochs: int | None = Field(default=None, ge=1, description="local epochs a round (5 where steps is not given)")
+    batch_size: int = Field(default=128, ge=0, description="examples a batch, b; 0: the whole split")
+    weight_decay: float = Field(default=5e-4, ge=0, description="L2 penalty added to the gradient")
+    density: float | None = Field(
+        default=None, gt=0, le=1, description="share of the entries kept; default: clients.retention_ratio, else 0.5"
+    )
+    distribution: Distribution = Field(default="erk", description="densities of the tensors: erk, or uniform")
+    erk_power: float = Field(default=1.0, ge=0, description="exponent of the raw ERK densities")
+    prune: Prune = Field(default="all", description="all tensors, or weights_only: biases and norms stay dense")
+    different_initial: bool = Field(default=True, description="whether masks start different, or as one mask")
+    anneal: float = Field(default=0.5, ge=0, le=1, description="share of the kept entries that round 0 moves, alpha_0")
+    regrow: Literal["gradient", "random"] = Field(default="gradient", description="how entries come back")
+
+    def stage(self, round: int, name: str = TRAIN) -> Stage:
+        stage = super().stage(round, name)
+        return replace(stage, epochs=5) if self.epochs is None and self.steps is None else stage
+
+
+class DisPFL(GradientMethod, PeerHalf):
+    """State: weights, and the mask of the next training; after the last round the trained weights too."""
+
+    Hyper: ClassVar[type[DisPFLHyper]] = DisPFLHyper
+    hyper: DisPFLHyper
+    paper: ClassVar[str] = "Dai et al., ICML 2022"
+    personalized: ClassVar[bool] = True
+    own_compression: ClassVar[bool] = True
+    gather: Mapping[str, Gather] = {"weights": ElementwiseMean("sent")}
+
+    def plan(self, round: int, coin: float) -> Plan:
+        train = self.hyper.stage(round, TRAIN)
+        if self.hyper.regrow == "random":
+            return Plan(stages=(train,))
+        return Plan(stages=(train, replace(train, name=SEARCH, epochs=None, steps=1)))
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        hyper, density = self.hyper, masks.kept_ratio(client, self.hyper.density, 0.5)
+        density_of = masks.densities(params, density, hyper.distribution, hyper.erk_power, hyper.prune)
+        draws = generator if hyper.different_initial else masks.common_generator(params)
+        mask = masks.random_mask(params, density_of, draws)
+        return {"params": masks.masked(params, mask), "mask": mask}
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        carry = {**self.start(state["params"]), "mask": state["mask"]}
+        # The search puts the gradient here.
+        return carry if self.hyper.regrow == "random" else {**carry, "gradient": state["params"]}
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        if stage.name == SEARCH:
+            return {**carry, "gradient": self.task.grad(carry["params"], batch, self.task.evaluated_loss)}
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        # Where weight and gradient are 0 so are weight decay and momentum: what is not kept stays exactly 0.
+        return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        params, mask = carry["params"], carry["mask"]
+        message = {"weights": sparse_packet(params, mask)}
+        share = masks.annealed(self.hyper.anneal, ctx.round, ctx.num_rounds)
+
+        def regrow(name: str) -> masks.Regrow:
+            if self.hyper.regrow == "random":
+                return masks.at_random(ctx.generator)
+            return masks.by_gradient(name, carry["gradient"][name])
+
+        moved = {name: masks.search(name, mask[name], params[name], share, regrow(name)) for name in mask}
+        new = {"params": params, "mask": moved}
+        if ctx.round == ctx.num_rounds - 1:
+            new["trained"] = params
+        trained, searched = (ctx.work[name].num_examples if name in ctx.work else 0 for name in (TRAIN, SEARCH))
+        metrics = flops.training_metrics(self.task.weight_uses, mask, trained, searched)
+        loss = self.train_loss(carry, replace(ctx, work={TRAIN: ctx.work[TRAIN]}))
+        return Finished(new, message, 1.0, {**loss, **metrics})
+
+    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+        average = received["weights"].result if received else state["params"]
+        return {**state, "params": masks.masked(average, state["mask"])}
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        return {"params": carry["params"] if carry is not None else state["params"]}
+
+    def outcome(self, state: State) -> Tree:
+        return state.get("trained", state["params"])
