@@ -1,4 +1,4 @@
-"""Client optimizers as pure functions: `init` makes the state, `update` gives new parameters and a new state.
+"""Optimizers as pure functions: `init` makes the state, `update` gives new parameters and a new state.
 
 They run unchanged under vmap: no data-dependent branches, no in-place writes.
 """
@@ -29,6 +29,10 @@ class Optimizer(Settings):
     def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
         """One step of size `lr`; returns the new parameters and the new state."""
 
+    def penalised(self, gradient: Tree, params: Tree) -> Tree:
+        """The gradient with that of the L2 penalty."""
+        return tree.add(gradient, params, self.weight_decay) if self.weight_decay else gradient
+
 
 class SGD(Optimizer):
     """v <- momentum * v + g, x <- x - lr * v (torch.optim.SGD without dampening); plain x - lr * g without momentum."""
@@ -40,8 +44,7 @@ class SGD(Optimizer):
         return {"velocity": tree.zeros_like(params)} if self.momentum else {}
 
     def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
-        if self.weight_decay:
-            gradient = tree.add(gradient, params, self.weight_decay)
+        gradient = self.penalised(gradient, params)
         if self.momentum:
             gradient = tree.add(gradient, state["velocity"], self.momentum)
             state = {"velocity": gradient}
@@ -62,8 +65,7 @@ class Adam(Optimizer):
         return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "count": count}
 
     def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
-        if self.weight_decay:
-            gradient = tree.add(gradient, params, self.weight_decay)
+        gradient = self.penalised(gradient, params)
         mean = tree.add(tree.scale(state["mean"], self.beta1), gradient, 1 - self.beta1)
         square = tree.add(tree.scale(state["square"], self.beta2), tree.mul(gradient, gradient), 1 - self.beta2)
         count = state["count"] + 1
