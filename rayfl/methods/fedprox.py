@@ -1,0 +1,38 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
+
+Client i minimises f_i(y) + mu / 2 ||y - x_t||^2 by local steps, with x_t the model that it received; the rest is
+FedAvg, and with mu = 0 all of it.
+
+- Everyone does the same amount of work (`epochs` or `steps`); the paper lets slow clients do less.
+- The mean is by samples like FedAvg's; the paper draws clients by their samples and takes a plain one.
+- The recorded training loss is f_i, without the proximal term.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.data.batches import Batch
+from rayfl.methods.base import Carry, Stage
+from rayfl.methods.fedavg import FedAvg
+from rayfl.training import LocalTraining
+
+
+class FedProxHyper(LocalTraining):
+    """Hyper-parameters of FedProx."""
+
+    mu: float = Field(default=0.01, ge=0, description="weight of the proximal term mu / 2 ||y - x_t||^2")
+
+
+class FedProx(FedAvg):
+    """Client: y <- y - eta_l (g_i(y) + mu (y - x_t))."""
+
+    Hyper: ClassVar[type[FedProxHyper]] = FedProxHyper
+    hyper: FedProxHyper
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        pull = tree.sub(carry["params"], carry["received"])
+        return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.mu), stage)
