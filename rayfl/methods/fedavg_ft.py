@@ -1,0 +1,49 @@
+"""FedAvg-FT: FedAvg whose clients fine-tune the global model before they are judged; ALGORITHMS section 1.9, after the
+baselines of Dai et al., Dis-PFL, ICML 2022 (paper 001).
+
+The personal model of client i is E_ft epochs of local training away from the global x. It is made for an evaluation
+and thrown away: training and wires are FedAvg's, bit for bit.
+
+- ft_epochs is by default what a round of local training does, and ft_lr the lr of round 0: lr_decay does not apply.
+- `own_after_training` fine-tunes the x that the client had received, not what its round made of it, which would be
+  tuned twice.
+- `pooled` is the global model as it is.
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl.methods.base import Carry, Context, Stage
+from rayfl.methods.fedavg import FedAvg
+from rayfl.training import LocalTraining
+from rayfl.tree import State, Tree
+
+
+class FedAvgFTHyper(LocalTraining):
+    """Hyper-parameters of FedAvg-FT; what is not said of fine-tuning is as in local training."""
+
+    ft_epochs: int | None = Field(
+        default=None, ge=1, description="epochs of fine-tuning (left out: as much as a round of local training)"
+    )
+    ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
+
+
+class FedAvgFT(FedAvg):
+    """FedAvg, and the stage before an evaluation."""
+
+    Hyper: ClassVar[type[FedAvgFTHyper]] = FedAvgFTHyper
+    hyper: FedAvgFTHyper
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
+
+    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+        """Fine-tuning on the client's own train split."""
+        hyper = self.hyper
+        stage = replace(hyper.stage(0, "fine-tuning"), lr=hyper.ft_lr or hyper.lr)
+        return (replace(stage, epochs=hyper.ft_epochs, steps=None) if hyper.ft_epochs else stage,)
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        params = model if carry is None else carry["received"]
+        assert params is not None, "FedAvg-FT has a global model to fine-tune"
+        return self.start(params)
