@@ -8,10 +8,11 @@ import numpy as np
 
 from rayfl.data.datasets import Dataset
 from rayfl.data.fetch import Fetched
-from rayfl.data.leaf import has_leaf, read_leaf
+from rayfl.data.kept import kept
+from rayfl.data.leaf import has_leaf, leaf_files, read_leaf
 from rayfl.data.moments import moments
 from rayfl.data.owned import Owned, joined
-from rayfl.data.tff import has_tff, read_tff
+from rayfl.data.tff import read_tff, tff_files
 from rayfl.settings import SettingsError
 
 SIDE = 28
@@ -38,12 +39,13 @@ class FederatedEMNIST(Fetched):
         """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
         folder = self.folder()
         if has_leaf(folder):
+            files = leaf_files(folder)
             parts = [_leaf(folder / split) for split in ("train", "test")]
-        elif has_tff(folder, "fed_emnist"):
-            parts = [_tff(folder / f"fed_emnist_{split}.h5") for split in ("train", "test")]
+        elif files := tff_files(folder, "fed_emnist"):
+            parts = [_tff(path) for path in files]
         else:
             raise self.missing(f"{folder} has neither train/*.json and test/*.json nor fed_emnist_*.h5")
-        train, test = joined(self.name, *parts)
+        train, test = kept(self.cache, self.name, files, lambda: joined(self.name, *parts))
         mean, std = moments(train.inputs)
         return Dataset(self.name, train, test, NUM_CLASSES, "image", mean, std)
 

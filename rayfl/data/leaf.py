@@ -24,6 +24,11 @@ def has_leaf(folder: Path) -> bool:
     return all(any((folder / split).glob("*.json")) for split in ("train", "test"))
 
 
+def leaf_files(folder: Path) -> list[Path]:
+    """All JSON files of both splits."""
+    return [path for split in ("train", "test") for path in sorted((folder / split).glob("*.json"))]
+
+
 def read_leaf(folder: Path) -> Iterator[User]:
     """All users in the JSON files of `folder`, file after file by name; only one file is in memory at a time.
 

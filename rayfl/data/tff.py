@@ -13,9 +13,10 @@ import numpy as np
 from rayfl.settings import SettingsError
 
 
-def has_tff(folder: Path, stem: str) -> bool:
-    """Whether `folder` holds STEM_train.h5 and STEM_test.h5."""
-    return all((folder / f"{stem}_{split}.h5").is_file() for split in ("train", "test"))
+def tff_files(folder: Path, stem: str) -> list[Path]:
+    """STEM_train.h5 and STEM_test.h5 in `folder`; [] unless both are there."""
+    paths = [folder / f"{stem}_{split}.h5" for split in ("train", "test")]
+    return paths if all(path.is_file() for path in paths) else []
 
 
 def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:

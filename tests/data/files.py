@@ -25,8 +25,8 @@ def numbered(first: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
 def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, per_file: int = 2) -> None:
     """CIFAR's pickles in `folder`, whose checksums torchvision's class `kind` takes for the published ones.
 
-    Image i of the train split is filled with i, image i of the test split with 100 + i; its first pixel's green is 200
-    and its blue 201. Labels count up from 0 modulo 10.
+    Image i of the train split is filled with i, image i of the test split with 100 + i; in row 0,
+    column 5 green is 200 and blue 201. Labels count up from 0 modulo 10.
     """
     found = getattr(torchvision().datasets, kind)
     base = folder / found.base_folder
@@ -39,7 +39,7 @@ def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, per_fi
 
     def batch(name: str, first: int) -> list[str]:
         images = numbered(first, per_file, (3, 32, 32))
-        images[:, 1, 0, 0], images[:, 2, 0, 0] = 200, 201
+        images[:, 1, 0, 5], images[:, 2, 0, 5] = 200, 201
         labels = [label % 10 for label in range(first % 100, first % 100 + per_file)]
         return write(name, {"data": images.reshape(per_file, -1), key: labels})
 

@@ -18,8 +18,8 @@ def test_the_published_files_in_a_root(tmp_path, monkeypatch, source, num_train,
     assert (dataset.train.inputs.dtype, dataset.train.inputs.shape) == (np.uint8, (num_train, 3, 32, 32))
     assert dataset.train.inputs[:, 0, 0, 0].tolist() == list(range(num_train))
     # Red, green and blue stay apart, and rows stay rows.
-    assert dataset.test.inputs[1, :, 0, 0].tolist() == [101, 200, 201]
-    assert (dataset.test.inputs[1, :, 0, 1:] == 101).all()
+    assert dataset.test.inputs[1, :, 0, 5].tolist() == [101, 200, 201]
+    assert (dataset.test.inputs[1, :, 1:] == 101).all()
     assert (dataset.train.labels.dtype, dataset.test.labels.tolist()) == (np.int64, [0, 1])
     assert (dataset.name, dataset.num_classes, dataset.kind) == (source.name, num_classes, "image")
 
@@ -27,7 +27,7 @@ def test_the_published_files_in_a_root(tmp_path, monkeypatch, source, num_train,
 def test_batches_are_normalised_by_channel(tmp_path, monkeypatch):
     write_cifar(tmp_path, monkeypatch, "CIFAR10")
     dataset = CIFAR10(root=tmp_path).load()
-    pixel = dataset.prepare(dataset.test.inputs[1:])[0, :, 0, 0]
+    pixel = dataset.prepare(dataset.test.inputs[1:])[0, :, 0, 5]
     expected = [(101 / 255 - 0.4914) / 0.2470, (200 / 255 - 0.4822) / 0.2435, (201 / 255 - 0.4465) / 0.2616]
     torch.testing.assert_close(pixel, torch.tensor(expected))
 

@@ -22,7 +22,7 @@ def write_cinic(folder):
 
 def test_cinic_classes_are_the_sorted_folders(tmp_path):
     write_cinic(tmp_path)
-    dataset = CINIC10(root=tmp_path).load()
+    dataset = CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
     assert (dataset.train.inputs.dtype, dataset.train.inputs.shape) == (np.uint8, (6, 3, 32, 32))
     assert dataset.train.labels.tolist() == dataset.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert dataset.train.inputs[:, 0, 0, 0].tolist() == [0, 0, 10, 10, 20, 20]
@@ -34,7 +34,7 @@ def test_cinic_classes_are_the_sorted_folders(tmp_path):
 
 def test_cinic_may_train_on_its_validation_images_too(tmp_path):
     write_cinic(tmp_path)
-    dataset = CINIC10(root=tmp_path, with_validation=True).load()
+    dataset = CINIC10(root=tmp_path, cache=tmp_path / "cache", with_validation=True).load()
     assert dataset.train.inputs[:, 0, 0, 0].tolist() == [0, 0, 10, 10, 20, 20, 1, 1, 11, 11, 21, 21]
     assert dataset.train.labels.tolist() == [0, 0, 1, 1, 2, 2] * 2
     assert len(dataset.test) == 6
@@ -44,7 +44,7 @@ def test_a_split_with_other_classes_is_refused(tmp_path):
     write_cinic(tmp_path)
     (tmp_path / "test" / "truck").rename(tmp_path / "test" / "ship")
     with pytest.raises(SettingsError, match="test has the 3 classes airplane, bird, ship where the train split has"):
-        CINIC10(root=tmp_path).load()
+        CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 def test_an_image_of_another_size_or_no_image_is_named(tmp_path):
@@ -52,10 +52,10 @@ def test_an_image_of_another_size_or_no_image_is_named(tmp_path):
     path = tmp_path / "train" / "bird" / "bird-1.png"
     write_image(path, flat(0, 31))
     with pytest.raises(SettingsError, match=r"bird-1\.png is 31x31 pixels and not 32x32"):
-        CINIC10(root=tmp_path).load()
+        CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
     path.write_bytes(b"not an image")
     with pytest.raises(SettingsError, match=r"bird-1\.png cannot be read"):
-        CINIC10(root=tmp_path).load()
+        CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 def write_tiny(folder, annotations: str):
@@ -70,7 +70,7 @@ def write_tiny(folder, annotations: str):
 
 def test_tiny_imagenet_is_tested_on_its_annotated_validation_images(tmp_path):
     write_tiny(tmp_path, "val_0.JPEG\tn01629819\t0\t0\t1\t1\nval_1.JPEG\tn01443537\t0\t0\t1\t1\n")
-    dataset = TinyImageNet(root=tmp_path).load()
+    dataset = TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
     assert dataset.train.inputs.shape == (2, 3, 64, 64) and dataset.train.labels.tolist() == [0, 1]
     assert dataset.test.labels.tolist() == [1, 0]
     # JPEG keeps colours only nearly.
@@ -82,7 +82,7 @@ def test_tiny_imagenet_is_tested_on_its_annotated_validation_images(tmp_path):
 def test_an_annotation_that_names_no_class_is_refused(tmp_path, line):
     write_tiny(tmp_path, f"val_1.JPEG\tn01443537\t0\t0\t1\t1\n{line}\n")
     with pytest.raises(SettingsError, match=r"line 2 of .*val_annotations\.txt does not name"):
-        TinyImageNet(root=tmp_path).load()
+        TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 @pytest.mark.parametrize(("source", "file"), [(CINIC10, "CINIC-10"), (TinyImageNet, "tiny-imagenet-200")])
@@ -91,4 +91,4 @@ def test_what_to_fetch_and_where_to_put_it_is_said(tmp_path, source, file):
         source(cache=tmp_path).load()
     # A folder without the classes is no better.
     with pytest.raises(SettingsError, match="has 0 class folders"):
-        source(root=tmp_path).load()
+        source(root=tmp_path, cache=tmp_path / "cache").load()

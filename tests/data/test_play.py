@@ -66,7 +66,7 @@ def played(setup: Setup, directory: Path) -> list[RoundRecord]:
 def plays(tmp_path) -> dict[str, Any]:
     for split in ("train", "test"):
         write_leaf(tmp_path / "plays", split, "all_data.json", USERS)
-    return {"name": "shakespeare", "root": str(tmp_path / "plays")}
+    return {"name": "shakespeare", "root": str(tmp_path / "plays"), "cache": str(tmp_path / "cache")}
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])

@@ -41,7 +41,7 @@ def test_each_writer_is_a_client(tmp_path):
     test = {name: {"pixels": images(7), "label": np.array([10], np.int32)} for name in ("f0", "f1")}
     write(tmp_path / "fed_emnist_train.h5", train)
     write(tmp_path / "fed_emnist_test.h5", test)
-    dataset = FederatedEMNIST(root=tmp_path).load()
+    dataset = FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
     partition = Natural(min_samples=1).split(dataset, 2, generator(0))
     assert dataset.train.labels[partition.train[1]].tolist() == [0, 61]
     assert dataset.train.inputs[partition.train[1], 0, 3, 3].tolist() == [51, 102]
@@ -54,7 +54,7 @@ def test_each_role_is_a_client(tmp_path):
         {"ROMEO": {"snippets": [b"But soft!", b"Ay\nme"]}, "NURSE": {"snippets": [b"I"]}},
     )
     write(tmp_path / "shakespeare_test.h5", {"ROMEO": {"snippets": [b"O"]}, "NURSE": {"snippets": [b"He"]}})
-    dataset = Shakespeare(root=tmp_path).load()
+    dataset = Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
     partition = Natural().split(dataset, 2, generator(0))
     # One label a character and one for the end of each snippet.
     assert partition.train.sizes.tolist() == [2, 10 + 6]
@@ -66,10 +66,10 @@ def test_a_file_without_the_features_is_named(tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"shakespeare_{split}.h5", {"ROMEO": {"lines": [b"O"]}})
     with pytest.raises(SettingsError, match=r"shakespeare_train\.h5 is not an HDF5 file with examples/CLIENT/snippets"):
-        Shakespeare(root=tmp_path).load()
+        Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
     (tmp_path / "shakespeare_train.h5").write_bytes(b"not HDF5")
     with pytest.raises(SettingsError, match=r"shakespeare_train\.h5 is not an HDF5 file"):
-        Shakespeare(root=tmp_path).load()
+        Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
     with pytest.raises(
         SettingsError, match=r"is read by h5py, which is not installed: run `pip install 'rayfl\[tff\]'`"
     ):
-        FederatedEMNIST(root=tmp_path).load()
+        FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 def test_windows_end_before_their_label():

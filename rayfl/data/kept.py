@@ -1,0 +1,76 @@
+"""Arrays that took long to read, kept on disk as .npy files and memory-mapped from then on.
+
+Half a million small images, or gigabytes of JSON, take minutes to decode: the next run of a sweep need not wait again.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rayfl.data.datasets import Samples
+
+FORMAT = 1
+"""To be raised where the same files shall become other arrays, so that older ones are not taken for them."""
+Splits = tuple[Samples, Samples]
+"""Train and test samples."""
+
+
+def kept(cache: Path, name: str, files: Sequence[Path], read: Callable[[], Splits]) -> Splits:
+    """What `read` makes of `files`, memory-mapped from `cache`/arrays if it is there, else read and put there.
+
+    Taken for the same are files of the same paths, sizes and times of change, in the same order. Where `cache` cannot
+    be written or is full, the samples are those in memory.
+    """
+    folder = cache.expanduser() / "arrays" / f"{name}-{_digest(name, files)}"
+    if not folder.is_dir():
+        splits = read()
+        if not _save(folder, splits):
+            return splits
+    return _load(folder, "train"), _load(folder, "test")
+
+
+def _digest(name: str, files: Sequence[Path]) -> str:
+    found = [(str(path.absolute()), status.st_size, status.st_mtime_ns) for path in files if (status := path.stat())]
+    return hashlib.sha256(json.dumps([FORMAT, name, found]).encode()).hexdigest()[:16]
+
+
+def _save(folder: Path, splits: Splits) -> bool:
+    """Write all arrays and then give the folder its name, so that whoever finds it finds it whole; False if not."""
+    partial = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.partial-"))
+        for split, samples in zip(("train", "test"), splits, strict=True):
+            for part, values in (("inputs", samples.inputs), ("labels", samples.labels), ("groups", samples.groups)):
+                if values is not None:
+                    with open(partial / f"{split}-{part}.npy", "wb") as file:
+                        np.save(file, values, allow_pickle=False)
+                        file.flush()
+                        os.fsync(file.fileno())
+        os.rename(partial, folder)
+    except OSError:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+        # Another run may have been faster.
+        return folder.is_dir()
+    return True
+
+
+def _load(folder: Path, split: str) -> Samples:
+    groups = folder / f"{split}-groups.npy"
+    return Samples(
+        inputs=_mapped(folder / f"{split}-inputs.npy"),
+        labels=_mapped(folder / f"{split}-labels.npy"),
+        groups=_mapped(groups) if groups.exists() else None,
+    )
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """As a plain array: pickle does not know how to share a memmap's buffer."""
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
