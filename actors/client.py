@@ -1,7 +1,7 @@
 """ClientActor: the Ray actor in which clients run. It holds the setup and nothing of any client between calls."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -27,14 +27,17 @@ class ClientActor:
     def __init__(self) -> None:
         settle()
 
-    def join(self, setup: Sequence[ray.ObjectRef], gpu_share: float) -> int:
-        """Read the setup and prepare torch; returns the process id. SettingsError if there is no GPU to work on.
+    def join(self, setup: Sequence[ray.ObjectRef], gpu_share: float) -> tuple[int, Mapping[str, object]]:
+        """Read the setup and prepare torch; returns the process id and `rayfl.machine.describe`.
+
+        SettingsError if there is no GPU to work on.
 
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early.
         """
         import torch
 
         from rayfl.arithmetic import fix
+        from rayfl.machine import describe
         from rayfl.settings import SettingsError
         from rayfl.worker import Worker
 
@@ -47,7 +50,7 @@ class ClientActor:
             # Ray shares a GPU out by counting and limits no one's memory.
             torch.cuda.set_per_process_memory_fraction(min(gpu_share, 1.0))
         fix(self.worker.setup.threads, device)
-        return os.getpid()
+        return os.getpid(), describe(self.worker.setup.threads)
 
     # Any: a job and what it reads and leaves behind; rayfl.worker says which kind has which.
     def call(self, kind: str, shared: Any, work: Any, *inputs: Any) -> Any:

@@ -1,25 +1,55 @@
-"""Coordinator: the Ray actor that plays an experiment. It owns the client actors, every state and the run directory."""
+"""Coordinator: the Ray actor that plays an experiment. It owns the client actors, every state and the run directory.
+
+What is lost with a node it plays again from the last checkpoint; whoever finds the coordinator itself dead starts
+another one, which resumes the run directory (actors/session.py).
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING
 
 import ray
+from ray.exceptions import ObjectLostError
 
+from actors.errors import ClusterError, LostObjects
 from actors.placement import Placement
 from rayfl.process import settle, trim
 
 if TYPE_CHECKING:
+    from rayfl.checkpoint import Checkpoints
+    from rayfl.executor import Executor
     from rayfl.ledger import RoundRecord
     from rayfl.record import RoundRow
+    from rayfl.setup import Setup
 
 _CONTROL = "control"
 """Calls of this group are answered while a run goes on."""
 
+TRIES = 4
+"""How often in a row objects may be lost without a round in between."""
 
-class Stopped(Exception):
-    """The run was asked to end; raised between rounds."""
+
+@dataclass(frozen=True)
+class Order:
+    """What a coordinator is to do: play into a run directory, or go on where a run was cut."""
+
+    placement: Placement
+    directory: Path
+    save_models: bool
+    checkpoints: "Checkpoints"
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
+class News:
+    """What a coordinator tells: whether its actors are ready, new rounds with their means, new sentences, the end."""
+
+    started: bool
+    rounds: "Sequence[tuple[RoundRow, Mapping[str, float]]]"
+    sentences: Sequence[str]
+    over: bool
 
 
 # Ray's type stubs know no concurrency groups.
@@ -33,29 +63,28 @@ class Coordinator:
     def __init__(self) -> None:
         settle()
         self._changed = Condition()
-        self._num_rounds = 0
         self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
+        self._sentences: list[str] = []
         self._started = self._stopping = self._over = self._trims = False
 
-    def run(self, setup: Sequence[ray.ObjectRef], placement: Placement, directory: Path, save_models: bool) -> bool:
-        """Play all rounds into `directory`. False if `stop` ended the run before its last round.
+    def run(self, setup: Sequence[ray.ObjectRef], order: Order) -> bool:
+        """Play all rounds. False if `stop` ended the run before its last round.
 
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
         those of `RayExecutor` and of `rayfl.play.play`.
         """
         from actors.pool import RayExecutor
-        from rayfl.play import play
+        from rayfl.play import Stopped
 
         try:
-            executor = RayExecutor(setup[0], placement)
+            executor = RayExecutor(setup[0], order.placement, self._say)
             try:
                 value = ray.get(setup[0])
-                self._num_rounds = value.rounds
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.linked
                 self._tell(started=True)
-                play(value, executor, directory, self._record, save_models)
+                self._play(value, executor, order)
             except Stopped:
                 return False
             finally:
@@ -64,18 +93,50 @@ class Coordinator:
             self._tell(over=True)
         return True
 
+    def _play(self, setup: "Setup", executor: "Executor", order: Order) -> None:
+        """Play, and again from the last checkpoint where objects were lost with a node."""
+        from rayfl.play import play
+
+        resumed, failures, reached = order.resumed, 0, 0
+        while True:
+            try:
+                play(
+                    setup,
+                    executor,
+                    order.directory,
+                    self._record,
+                    save_models=order.save_models,
+                    checkpoints=order.checkpoints,
+                    resumed=resumed,
+                    stopping=lambda: self._stopping,
+                    notice=self._say,
+                )
+                return
+            except (LostObjects, ObjectLostError) as error:
+                failures = failures + 1 if len(self._rounds) == reached else 1
+                resumed, reached = True, len(self._rounds)
+                if failures == TRIES:
+                    raise ClusterError(f"objects were lost {TRIES} times in a row, the last time: {error}") from error
+                self._say(f"objects were lost with a node ({_first_line(error)}); playing again from the disk")
+
     @ray.method(concurrency_group=_CONTROL)
-    def progress(self, after: int, timeout_s: float) -> tuple[bool, list[tuple["RoundRow", Mapping[str, float]]], bool]:
-        """Whether the actors are ready, the rounds beyond the first `after` with their means, whether `run` is over.
+    def progress(self, rounds: int, sentences: int, timeout_s: float) -> News:
+        """What there is beyond the first `rounds` rounds and `sentences` sentences.
 
         Waits until there is something new, for at most `timeout_s`.
         """
         with self._changed:
             started = self._started
             self._changed.wait_for(
-                lambda: self._over or len(self._rounds) > after or self._started != started, timeout_s
+                lambda: (
+                    self._over
+                    or len(self._rounds) > rounds
+                    or len(self._sentences) > sentences
+                    or self._started != started
+                ),
+                timeout_s,
             )
-            return self._started, self._rounds[after:], self._over
+            return News(self._started, self._rounds[rounds:], self._sentences[sentences:], self._over)
 
     @ray.method(concurrency_group=_CONTROL)
     def stop(self) -> None:
@@ -88,10 +149,17 @@ class Coordinator:
             self._changed.notify_all()
         if self._trims:
             trim()
-        if self._stopping and record.row.round + 1 < self._num_rounds:
-            raise Stopped
+
+    def _say(self, sentence: str) -> None:
+        with self._changed:
+            self._sentences.append(sentence)
+            self._changed.notify_all()
 
     def _tell(self, started: bool = False, over: bool = False) -> None:
         with self._changed:
             self._started, self._over = self._started or started, self._over or over
             self._changed.notify_all()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split("\n")[0]

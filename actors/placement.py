@@ -37,12 +37,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """The pool of client actors: how many, what each asks for, and how long all may take to start."""
+    """The pool of client actors: how many, what each asks for, how long all may take to start, and a call to answer."""
 
     num_actors: int
     num_cpus: float
     num_gpus: float
     start_timeout_s: float = 120.0
+    call_timeout_s: float | None = None
 
 
 def nodes() -> list[Node]:
@@ -65,7 +66,7 @@ def place(runtime: Runtime, nodes: Sequence[Node]) -> Placement:
             f"runtime.actors={wanted} with num_cpus={num_cpus:g} and num_gpus={runtime.num_gpus:g} each do not fit: "
             f"the cluster holds {fitting} of them ({_listed(nodes)}); ask for fewer actors or for less an actor"
         )
-    return Placement(wanted, num_cpus, runtime.num_gpus, runtime.start_timeout_s)
+    return Placement(wanted, num_cpus, runtime.num_gpus, runtime.start_timeout_s, runtime.call_timeout_s)
 
 
 def share(runtime: Runtime, nodes: Sequence[Node], parallel: int) -> Runtime:

@@ -5,22 +5,24 @@ death of an actor loses nothing but the call that it was working on. `max_restar
 Ray's own restarts would run a call on an actor without its setup.
 """
 
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from actors.client import Actor, ClientActor
-from actors.errors import ClusterError, unwrapped
+from actors.errors import ClusterError, LostObjects, unwrapped
 from actors.placement import Placement
 from rayfl.compress.base import Packet
 from rayfl.executor import Done, Job, Ref
 from rayfl.gather import Handle
+from rayfl.machine import DECISIVE
 from rayfl.work import ClientError, Shared
 
 TRIES = 4
@@ -53,24 +55,65 @@ class Call:
     index: int
     actor: Actor
     refs: list[ObjectRef]
+    deadline: float
+
+
+@dataclass
+class Wave:
+    """The jobs of one `run` and what has become of each."""
+
+    kind: str
+    shared: Ref
+    jobs: Sequence[Job]
+    waiting: deque[int] = field(init=False)
+    tries: list[int] = field(init=False)
+    done: dict[int, Done] = field(default_factory=dict)
+    failed: dict[int, BaseException] = field(default_factory=dict)
+    flying: dict[ObjectRef, Call] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting, self.tries = deque(range(len(self.jobs))), [0] * len(self.jobs)
+
+    @property
+    def deadline(self) -> float:
+        """When the first of the calls under way has taken too long."""
+        return min((call.deadline for call in self.flying.values()), default=math.inf)
+
+    def late(self) -> list[ObjectRef]:
+        """The calls under way that have taken too long."""
+        now = time.monotonic()
+        return [ref for ref, call in self.flying.items() if call.deadline <= now]
+
+    def whereabouts(self, index: int) -> str:
+        """Round, step and clients of a job."""
+        return whereabouts(self.kind, self.shared, self.jobs[index])
 
 
 class RayExecutor:
     """The `Executor` of rayfl on Ray actors. `close` ends the actors."""
 
-    def __init__(self, setup: ObjectRef, placement: Placement) -> None:
-        """Start the actors. ClusterError if they are not ready in time; SettingsError for what they cannot do."""
+    def __init__(
+        self, setup: ObjectRef, placement: Placement, notice: Callable[[str], None] = lambda sentence: None
+    ) -> None:
+        """Start the actors. ClusterError if they are not ready in time; SettingsError for what they cannot do.
+
+        `notice` is told, in one sentence each, of actors that were lost and what was done about it.
+        """
         self.placement, self.num_workers = placement, placement.num_actors
+        self._notice = notice
+        self._platform: Mapping[str, object] = {}
         self.pids: dict[Actor, int] = {}
         self._setup = setup
         self._idle: deque[Actor] = deque()
         self._starting: dict[ObjectRef, Starting] = {}
         self._false_starts = 0
+        self._opening = True
         for _ in range(self.num_workers):
             self._start()
         try:
             while self._starting:
                 self._wait([])
+            self._opening = False
         except BaseException:
             self.close()
             raise
@@ -91,33 +134,20 @@ class RayExecutor:
         """Do all jobs. ClientError where a client's own code fails, or where a call loses its actor again and again.
 
         After an error no further job is sent, and of the errors of those under way the one of the first job is raised:
-        since jobs are sent in order, it is the one that a single worker would have met.
+        since jobs are sent in order, it is the one that a single worker would have met. LostObjects where what a job
+        reads, or has left, went away with a node.
         """
-        waiting, tries = deque(range(len(jobs))), [0] * len(jobs)
-        done: dict[int, Done] = {}
-        failed: dict[int, BaseException] = {}
-        flying: dict[ObjectRef, Call] = {}
-        while flying or (waiting and not failed):
-            while waiting and self._idle and not failed:
-                call = self._send(waiting.popleft(), kind, shared, jobs)
-                flying[call.refs[0]] = call
-            for ref in self._wait(list(flying)):
-                call = flying.pop(ref)
-                try:
-                    done[call.index] = Done(ray.get(ref), call.refs[1:])
-                    self._idle.append(call.actor)
-                except RayTaskError as error:
-                    failed[call.index] = readable(error, kind, shared, jobs[call.index])
-                    self._idle.append(call.actor)
-                except RayError as error:
-                    self._replace(call.actor)
-                    tries[call.index] += 1
-                    if tries[call.index] == TRIES:
-                        failed[call.index] = lost(error, kind, shared, jobs[call.index])
-                    waiting.appendleft(call.index)
-        if failed:
-            raise failed[min(failed)]
-        return [done[index] for index in range(len(jobs))]
+        wave = Wave(kind, shared, jobs)
+        while wave.flying or (wave.waiting and not wave.failed):
+            while wave.waiting and self._idle and not wave.failed:
+                self._send(wave)
+            for ref in self._wait(list(wave.flying), wave.deadline):
+                self._take(wave, ref)
+            for ref in wave.late():
+                self._lose(wave, wave.flying.pop(ref), f"no answer in call_timeout_s={self.placement.call_timeout_s:g}")
+        if wave.failed:
+            raise wave.failed[min(wave.failed)]
+        return [wave.done[index] for index in range(len(jobs))]
 
     def close(self) -> None:
         """End all actors."""
@@ -127,10 +157,47 @@ class RayExecutor:
         self._starting.clear()
         self._idle.clear()
 
-    def _send(self, index: int, kind: str, shared: Ref, jobs: Sequence[Job]) -> Call:
-        job, actor = jobs[index], self._idle.popleft()
-        answer = actor.call.options(num_returns=1 + job.num_outputs).remote(kind, shared, job.work, *job.inputs)
-        return Call(index, actor, answer if job.num_outputs else [answer])
+    def _send(self, wave: "Wave") -> None:
+        index, actor, limit = wave.waiting.popleft(), self._idle.popleft(), self.placement.call_timeout_s
+        job = wave.jobs[index]
+        method = actor.call.options(num_returns=1 + job.num_outputs)
+        answer = method.remote(wave.kind, wave.shared, job.work, *job.inputs)
+        refs = answer if job.num_outputs else [answer]
+        wave.flying[refs[0]] = Call(index, actor, refs, time.monotonic() + (math.inf if limit is None else limit))
+
+    def _take(self, wave: "Wave", ref: ObjectRef) -> None:
+        """What came of a call that is over."""
+        call = wave.flying.pop(ref)
+        try:
+            wave.done[call.index] = Done(ray.get(ref), call.refs[1:])
+        except RayTaskError as error:
+            wave.failed[call.index] = readable(error, wave.kind, wave.shared, wave.jobs[call.index])
+        except ObjectLostError as error:
+            wave.failed[call.index] = LostObjects(f"{wave.whereabouts(call.index)}: {error}")
+        except RayError as error:
+            self._lose(wave, call, " ".join(str(error).split()))
+            return
+        self._idle.append(call.actor)
+
+    def _lose(self, wave: "Wave", call: Call, reason: str) -> None:
+        """An actor died in a call, or does not answer: a new actor, and the call again, unless that was the last try.
+
+        Whatever still runs in the old one is killed: its results would be those of a call that is sent again.
+        """
+        tried = wave.tries[call.index] = wave.tries[call.index] + 1
+        where = wave.whereabouts(call.index)
+        pid = self.pids.pop(call.actor, None)
+        ray.kill(call.actor)
+        self._start()
+        if tried == TRIES:
+            wave.failed[call.index] = ClientError(
+                f"{where}: the actor died or did not answer in {TRIES} tries; if memory ran out, ask for fewer actors "
+                f"or a smaller runtime.chunk_size. The last time: {reason}"
+            )
+            return
+        wave.waiting.appendleft(call.index)
+        again = f"its call is sent again, try {tried + 1} of {TRIES}"
+        self._notice(f"{where}: client actor {pid} is gone ({_shortened(reason)}); {again}")
 
     def _start(self) -> None:
         size = self.placement
@@ -138,20 +205,21 @@ class RayExecutor:
         joined = actor.join.remote([self._setup], size.num_gpus)
         self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s)
 
-    def _replace(self, actor: Actor) -> None:
-        """A new actor for one that died, or that cannot be reached and must not go on."""
-        ray.kill(actor)
-        self.pids.pop(actor, None)
-        self._start()
+    def _wait(self, calls: list[ObjectRef], deadline: float = math.inf) -> list[ObjectRef]:
+        """Wait for one of the calls, for a new actor, or until `deadline`; returns the calls that are over.
 
-    def _wait(self, calls: list[ObjectRef]) -> list[ObjectRef]:
-        """Wait for one of the calls or for a new actor; returns the calls that are over."""
-        deadline = min((starting.deadline for starting in self._starting.values()), default=None)
-        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+        A new actor for which there is no room holds nobody up while there are others: Ray starts it when there is.
+        """
+        # Where some live, only calls have deadlines; where none does, new actors have theirs.
+        late = min((starting.deadline for starting in self._starting.values()), default=math.inf)
+        until = deadline if self.pids and not self._opening else min(deadline, late)
         refs = [*calls, *self._starting]
+        patience = None if until == math.inf else max(0.0, until - time.monotonic())
         ready, _ = ray.wait(refs, num_returns=1, timeout=patience)
         if not ready:
-            raise ClusterError(self._late())
+            if late <= time.monotonic() and (self._opening or not self.pids):
+                raise ClusterError(self._late())
+            return []
         also_ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         for ref in [ref for ref in also_ready if ref in self._starting]:
             self._welcome(ref)
@@ -161,7 +229,7 @@ class RayExecutor:
         """Take a new actor in; start another one if it died on the way."""
         actor = self._starting.pop(ref).actor
         try:
-            self.pids[actor] = ray.get(ref)
+            pid, platform = ray.get(ref)
         except RayTaskError as error:
             raise unwrapped(error) from None
         except RayError as error:
@@ -172,8 +240,21 @@ class RayExecutor:
                 ) from error
             self._start()
         else:
+            self._check(actor, platform)
+            self.pids[actor] = pid
             self._false_starts = 0
             self._idle.append(actor)
+
+    def _check(self, actor: Actor, platform: Mapping[str, object]) -> None:
+        """ClusterError for an actor whose arithmetic may differ from that of the others."""
+        self._platform = self._platform or platform
+        for key in DECISIVE:
+            if platform[key] != self._platform[key]:
+                ray.kill(actor)
+                raise ClusterError(
+                    f"a client actor has {key}={platform[key]} where others have {self._platform[key]}, so results "
+                    "would depend on who does what; run on nodes that are alike"
+                )
 
     def _late(self) -> str:
         size = self.placement
@@ -189,18 +270,12 @@ def readable(error: RayTaskError, kind: str, shared: Ref, job: Job) -> BaseExcep
     cause = unwrapped(error)
     if isinstance(cause, ClientError):
         return cause
-    kind_of_error = ClusterError if isinstance(cause, RayError) else ClientError
+    kind_of_error = ClientError
+    if isinstance(cause, RayError):
+        kind_of_error = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
     wrapped = kind_of_error(f"{whereabouts(kind, shared, job)}: {type(cause).__name__}: {cause}")
     wrapped.add_note(str(error))
     return wrapped
-
-
-def lost(error: RayError, kind: str, shared: Ref, job: Job) -> ClientError:
-    """The end of a call that lost its actor too often."""
-    return ClientError(
-        f"{whereabouts(kind, shared, job)}: the actor died in {TRIES} tries; if memory ran out, ask for fewer actors "
-        f"or a smaller runtime.chunk_size. The last time Ray said: {' '.join(str(error).split())}"
-    )
 
 
 def whereabouts(kind: str, shared: Ref, job: Job) -> str:
@@ -210,3 +285,7 @@ def whereabouts(kind: str, shared: Ref, job: Job) -> str:
     ids = [client[0] if isinstance(client, tuple) else client for client in clients]
     of = f", clients {ids[0]} to {ids[-1]}" if ids else ""
     return f"round {about.round}, {kind}{of}"
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= 120 else f"{reason[:117]}..."

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.client import Actor
-from actors.coordinator import Coordinator
+from actors.coordinator import TRIES, Coordinator, News, Order
 from actors.errors import ClusterError, unwrapped
 from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
@@ -42,43 +43,78 @@ def play(
     directory: Path,
     on_round: OnRound,
     on_start: Callable[[Placement], None] = lambda placement: None,
+    notice: Callable[[str], None] = lambda sentence: None,
+    resumed: bool = False,
 ) -> bool:
     """Play an experiment on Ray into `directory`. True if all rounds were played, False if a signal ended the run.
 
-    `on_start` is told once the actors are ready, `on_round` of every round's row and means. The first SIGINT or SIGTERM
-    ends the run after the current round, the second one at once; the records are readable either way.
+    `resumed`: go on where the run in `directory` was cut. `on_start` is told once the actors are ready, `on_round` of
+    every round's row and means, `notice` of what was lost and how the run goes on, in one sentence each. The first
+    SIGINT or SIGTERM ends the run after the current round, the second one at once; it can be resumed either way.
     SettingsError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
     """
     with session(experiment.runtime):
         placement = place(experiment.runtime, nodes())
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        coordinator = Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
-        try:
-            reference = ray.put(setup)
-            over = coordinator.run.remote([reference], placement, directory.absolute(), experiment.output.save_models)
-            with interruptible(lambda: coordinator.stop.remote()):
-                follow(coordinator, lambda: on_start(placement), on_round)
-            return ray.get(over)
-        except RayTaskError as error:
-            raise unwrapped(error) from None
-        except RayError as error:
-            raise ClusterError(f"the coordinator is gone; its records in {directory} are readable: {error}") from error
-        finally:
-            ray.kill(coordinator)
+        order = Order(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
+        reference = ray.put(setup)
+        deaths = 0
+        while True:
+            told: list[int] = []
+
+            def tell(row: RoundRow, means: Mapping[str, float], told: list[int] = told) -> None:
+                told.append(row.round)
+                on_round(row, means)
+
+            try:
+                return _play(reference, order, tell, lambda: on_start(placement), notice)
+            except RayTaskError as error:
+                raise unwrapped(error) from None
+            except RayError as error:
+                # Only rounds beyond the last checkpoint's count as a way forward.
+                deaths = 1 if len(told) > experiment.checkpoint.every > 0 else deaths + 1
+                if deaths == TRIES:
+                    raise ClusterError(
+                        f"the coordinator died {TRIES} times; go on with: rayfl resume {directory} (the last time Ray "
+                        f"said: {' '.join(str(error).split())})"
+                    ) from error
+                notice(f"the coordinator is gone; another one takes the run from the disk, try {deaths + 1} of {TRIES}")
+                order = replace(order, resumed=True)
 
 
-def follow(coordinator: Actor, on_start: Callable[[], None], on_round: OnRound) -> None:
-    """Tell of every round as it ends, until the run is over."""
-    told, said = 0, False
+def _play(
+    setup: ray.ObjectRef,
+    order: Order,
+    on_round: OnRound,
+    on_start: Callable[[], None],
+    notice: Callable[[str], None],
+) -> bool:
+    """Have one coordinator play. RayError where it dies."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    coordinator = Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        over = coordinator.run.remote([setup], order)
+        with interruptible(lambda: coordinator.stop.remote()):
+            follow(coordinator, on_start, on_round, notice)
+        return ray.get(over)
+    finally:
+        ray.kill(coordinator)
+
+
+def follow(coordinator: Actor, on_start: Callable[[], None], on_round: OnRound, notice: Callable[[str], None]) -> None:
+    """Tell of every round as it ends, and of what happened on the way, until the run is over."""
+    told, heard, said = 0, 0, False
     while True:
-        started, rounds, over = ray.get(coordinator.progress.remote(told, POLL_S))
-        if started and not said:
+        news: News = ray.get(coordinator.progress.remote(told, heard, POLL_S))
+        if news.started and not said:
             on_start()
             said = True
-        for row, means in rounds:
+        for sentence in news.sentences:
+            notice(sentence)
+        for row, means in news.rounds:
             on_round(row, means)
-        told += len(rounds)
-        if over and not rounds:
+        told += len(news.rounds)
+        heard += len(news.sentences)
+        if news.over and not news.rounds and not news.sentences:
             return
 
 
@@ -167,6 +203,14 @@ def _start(runtime: Runtime) -> None:
         # Ray frees once a second by default, and until then every round's models lie in fresh pages of the store.
         _system_config={"free_objects_period_milliseconds": 50},
     )
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Whether a first SIGINT or SIGTERM has come; the next one raises KeyboardInterrupt."""
+    asked: list[bool] = []
+    with interruptible(lambda: asked.append(True)):
+        yield lambda: bool(asked)
 
 
 @contextmanager

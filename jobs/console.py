@@ -18,31 +18,57 @@ HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own
 
 
 class Listener(Protocol):
-    """Told of every round as it ends."""
+    """Told of every round as it ends, and of what was lost on the way."""
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
         """`means` are the round's values by name."""
         ...
 
+    def notice(self, sentence: str) -> None:
+        """`sentence` says what happened and what was done."""
+        ...
+
+
+class Lines:
+    """A line a round, for a log."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        print(line(row, means, self.rounds), flush=True)
+
+    def notice(self, sentence: str) -> None:
+        print(sentence, flush=True)
+
+
+class Bar:
+    """A live bar with accuracy, bytes and time left."""
+
+    def __init__(self, progress: Progress, rounds: int, title: str) -> None:
+        self.progress, self.task = progress, progress.add_task(title, total=rounds, state="starting")
+        self.sent: dict[int, int] = {}
+
+    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        # By round: a run that goes back to its last checkpoint tells of some rounds again.
+        self.sent[row.round] = row.uplink_bits + row.downlink_bits
+        state = f"{headline(means)}  {megabytes(sum(self.sent.values()))}"
+        self.progress.update(self.task, completed=row.round + 1, state=state)
+
+    def notice(self, sentence: str) -> None:
+        self.progress.console.print(Text(sentence))
+
 
 @contextmanager
 def following(rounds: int, title: str) -> Iterator[Listener]:
-    """A listener that shows progress: a bar with accuracy, bytes and time left, or lines where there is no terminal."""
+    """A listener that shows progress: a bar, or lines where there is no terminal."""
     console = Console()
     if not console.is_terminal:
-        yield lambda row, means: print(line(row, means, rounds), flush=True)
+        yield Lines(rounds)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task(title, total=rounds, state="starting")
-        sent = [0]
-
-        def update(row: RoundRow, means: Mapping[str, float]) -> None:
-            sent[0] += row.uplink_bits + row.downlink_bits
-            state = f"{headline(means)}  {megabytes(sent[0])}"
-            progress.update(task, completed=row.round + 1, state=state)
-
-        yield update
+        yield Bar(progress, rounds, title)
 
 
 def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:

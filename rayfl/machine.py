@@ -10,6 +10,10 @@ import torch
 import rayfl
 
 
+DECISIVE = ("torch", "numpy", "system", "cpu_capability", "mkl_cbwr", "gpu", "threads_per_actor")
+"""What must be equal for equal bits."""
+
+
 def describe(threads: int) -> dict[str, object]:
     """Builds and hardware of this process, as plain values for JSON."""
     return {

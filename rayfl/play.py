@@ -1,31 +1,69 @@
-"""Play an experiment from its first round to its last into a run directory, over any executor."""
+"""Play an experiment from its first round, or from its last checkpoint, to its end in a run directory."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rayfl import tree
+from rayfl import checkpoint, tree
+from rayfl.checkpoint import Checkpoints
 from rayfl.executor import Executor
 from rayfl.ledger import RoundRecord
-from rayfl.record import Recorder, save_model
+from rayfl.record import Recorder, last_recorded, save_model
 from rayfl.rounds import World, simulate
 from rayfl.setup import Setup
 from rayfl.tree import Tree
 
 
+class Stopped(Exception):
+    """The run was asked to end before its last round; it can be resumed."""
+
+
 def play(
-    setup: Setup, executor: Executor, directory: Path, on_round: Callable[[RoundRecord], None], save_models: bool = True
+    setup: Setup,
+    executor: Executor,
+    directory: Path,
+    on_round: Callable[[RoundRecord], None],
+    *,
+    save_models: bool = True,
+    checkpoints: Checkpoints | None = None,
+    resumed: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
+    notice: Callable[[str], None] = lambda sentence: None,
 ) -> World:
-    """Run all rounds, record each, and save the final models. The records are readable whenever it is cut short."""
-    with Recorder(directory) as recorder:
+    """Run all rounds, record each, save checkpoints and the final models. The records are readable whenever it is cut.
+
+    `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
+    dropped. `stopping` is asked after each round; where it says so, a checkpoint is saved and `Stopped` raised.
+    `notice` is told of damaged checkpoints and of where a resumed run goes on.
+    """
+    checkpoints = checkpoints or Checkpoints(every=0)
+    world = recalled(setup, executor, directory, notice) if resumed else None
+    with Recorder.resume(directory, world.round - 1 if world else -1) if resumed else Recorder(directory) as recorder:
 
         def record_round(record: RoundRecord, world: World) -> None:
             recorder.round(record.row, record.clients, record.metrics)
+            last = world.round >= setup.rounds
+            stop = not last and stopping()
+            if checkpoints.due(world.round, last or stop):
+                recorder.sync()
+                checkpoint.save(directory, world, executor)
             on_round(record)
+            if stop:
+                raise Stopped
 
-        world = simulate(setup, executor, record_round)
+        world = simulate(setup, executor, record_round, world)
         if save_models:
             for name, model in final_models(setup, executor, world).items():
                 save_model(directory, name, model)
+    return world
+
+
+def recalled(setup: Setup, executor: Executor, directory: Path, notice: Callable[[str], None]) -> World | None:
+    """The world of the newest whole checkpoint that the records reach; None: start again."""
+    world = checkpoint.load(directory, executor, notice, last_recorded(directory) + 1)
+    if world is None:
+        notice("there is no checkpoint: starting from round 1")
+    else:
+        notice(f"going on from the checkpoint after round {world.round}")
     return world
 
 

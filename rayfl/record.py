@@ -194,6 +194,11 @@ def _last_round(rounds: pa.Table) -> int:
     return rounds["round"][-1].as_py() if len(rounds) else -1
 
 
+def last_recorded(directory: Path) -> int:
+    """The last round in the records of a run, -1 if there is none."""
+    return _last_round(read_table(directory, "rounds"))
+
+
 def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     """An empty directory for a run.
 

@@ -1,7 +1,10 @@
 """RayExecutor: the same bits as in one process, whoever did the work, in whatever order, and whoever died."""
 
 import os
+import re
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,17 @@ import ray
 from actors import pool, session
 from actors.errors import ClusterError
 from actors.placement import Placement
-from actors.pool import Call, RayExecutor
+from actors.pool import RayExecutor, Wave
+from rayfl.compress.base import Message
 from rayfl.config import Runtime
 from rayfl.executor import InlineExecutor, Job
 from rayfl.gather import Handle
+from rayfl.methods.base import Carry, Context
+from rayfl.methods.fedavg import FedAvg
 from rayfl.prepare import prepare
 from rayfl.rounds import World, simulate
 from rayfl.seeding import NOBODY
+from rayfl.tree import State
 from rayfl.work import ClientError, ClientJob, PooledJob, Role, Shared, TrainJob
 from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, played, with_method
 
@@ -44,19 +51,12 @@ class Watched(RayExecutor):
     """Notes in which order jobs finish."""
 
     def __init__(self, *args: Any) -> None:
-        self.sent: dict[ray.ObjectRef, int] = {}
         self.finished: list[int] = []
         super().__init__(*args)
 
-    def _send(self, index: int, *args: Any) -> Call:
-        call = super()._send(index, *args)
-        self.sent[call.refs[0]] = index
-        return call
-
-    def _wait(self, calls: list[ray.ObjectRef]) -> list[ray.ObjectRef]:
-        ready = super()._wait(calls)
-        self.finished += [self.sent[ref] for ref in ready]
-        return ready
+    def _take(self, wave: Wave, ref: ray.ObjectRef) -> None:
+        self.finished.append(wave.flying[ref].index)
+        super()._take(wave, ref)
 
 
 def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> None:
@@ -82,11 +82,62 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path) -> None:
     undisturbed = with_method(Fatal, killed=reached)
     records, world = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Fatal, killed=tmp_path / "killed")
-    with session.executor(setup, Runtime(actors=2)) as executor:
+    said: list[str] = []
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), said.append)
+    try:
         before = set(executor.pids.values())
         others, other = played(setup, executor)
         assert (tmp_path / "killed").exists()
         assert len(before & set(executor.pids.values())) == 1
+    finally:
+        executor.close()
+    (sentence,) = said
+    pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(.*\); its call is sent again, try 2 of 4"
+    assert re.fullmatch(pattern, sentence)
+    assert others == records
+    assert_same_bits(world, other)
+
+
+class Hanging(FedAvg):
+    """The first call that reaches client 1 never answers."""
+
+    hung: Path | None = None
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        if ctx.traits.id == 1 and self.hung and not self.hung.exists():
+            self.hung.touch()
+            time.sleep(3600)
+        return super().begin(state, received, ctx)
+
+
+def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
+    undisturbed = with_method(Hanging)
+    records, world = played(undisturbed, InlineExecutor(undisturbed))
+    setup = with_method(Hanging, hung=tmp_path / "hung")
+    said: list[str] = []
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0, call_timeout_s=10.0), said.append)
+    try:
+        others, other = played(setup, executor)
+    finally:
+        executor.close()
+    assert (tmp_path / "hung").exists() and "no answer in call_timeout_s=10" in said[0]
+    assert others == records
+    assert_same_bits(world, other)
+
+
+def test_a_replacement_for_which_there_is_no_room_holds_nobody_up() -> None:
+    setup = prepare(experiment(rounds=2))
+    records, world = played(setup, InlineExecutor(setup))
+    executor = RayExecutor(ray.put(setup), Placement(2, 2.0, 0.0, start_timeout_s=60.0))
+    # The cluster has 4 cores. Whoever asks for the dead actor's two first gets them.
+    try:
+        victim, _ = executor.pids.items()
+        ray.kill(victim[0])
+        executor.placement = replace(executor.placement, num_cpus=4.0, start_timeout_s=0.1)
+        others, other = played(setup, executor)
+        assert len(executor.pids) == 1
+    finally:
+        executor.close()
     assert others == records
     assert_same_bits(world, other)
 
@@ -114,7 +165,9 @@ def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(m
     setup = with_method(Fatal)
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
-        pytest.raises(ClientError, match=r"round 1, train, clients \d to \d: the actor died in 2 tries"),
+        pytest.raises(
+            ClientError, match=r"round 1, train, clients \d to \d: the actor died or did not answer in 2 tries"
+        ),
     ):
         played(setup, executor)
 

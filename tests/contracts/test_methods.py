@@ -1,14 +1,14 @@
 """What every method must hold: the same numbers however it runs, and again after a stop."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rayfl import tree
+from rayfl import checkpoint
 from rayfl.executor import InlineExecutor
 from rayfl.ledger import RoundRecord
-from rayfl.rounds import World
 from rayfl.wrapping import Wrapping
 from tests.contracts.every_method import (
     REGISTERED,
@@ -20,7 +20,7 @@ from tests.contracts.every_method import (
     contents,
     every_method,
 )
-from tests.contracts.executors import Shuffled, frozen, play, thawed
+from tests.contracts.executors import Shuffled, play
 
 
 def rows(records: list[RoundRecord]) -> list[tuple]:
@@ -114,20 +114,15 @@ def test_another_seed_gives_another_result(case: Case):
 
 
 @every_method
-def test_a_run_goes_on_from_a_world_that_was_written_down(case: Case):
+def test_a_run_goes_on_from_its_checkpoint(case: Case, tmp_path: Path):
     clients = {"per_round": case.num_clients - 1, "dropout_after_training": 0.2}
     here = case.make(rounds=4, clients=clients)
     records, worlds = play(here)
     executor = InlineExecutor(here)
-    world = worlds[1]
-    assert world.round == 2
-    read_back = World(
-        round=world.round,
-        server=tree.to_tensors(thawed(frozen(tree.to_arrays(world.server)))),
-        states={client: thawed(frozen(state)) for client, state in world.states.items()},
-        links={client: thawed(frozen(link)) for client, link in world.links.items()},
-    )
-    assert_same_bits(contents(executor, world), contents(executor, read_back))
+    checkpoint.save(tmp_path, worlds[1], executor)
+    read_back = checkpoint.load(tmp_path, executor, pytest.fail)
+    assert read_back is not None and read_back.round == 2
+    assert_same_bits(contents(executor, worlds[1]), contents(executor, read_back))
     later, later_worlds = play(case.make(rounds=4, clients=clients), world=read_back)
     assert rows(records[2:]) == rows(later)
     assert_same_bits(contents(executor, worlds[-1]), contents(executor, later_worlds[-1]))
