@@ -94,6 +94,8 @@ def _settings(rounds: int | None, actors: int | None, inline: bool) -> list[str]
 @click.option("--parallel", type=int, default=1, metavar="N", help="Runs at once; they share the machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", type=int, help="Number of client actors of each run.")
+@click.option("--target", type=float, help="Accuracy whose price in rounds and megabytes is compared, as 0.8.")
+@click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
 @click.option("--overwrite", is_flag=True, help="Run again what has finished in --dir.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
 def sweep(
@@ -103,6 +105,8 @@ def sweep(
     parallel: int,
     rounds: int | None,
     actors: int | None,
+    target: float | None,
+    best_over: Sequence[str],
     overwrite: bool,
     inline: bool,
 ) -> None:
@@ -113,7 +117,9 @@ def sweep(
     with sentences():
         from rayfl.sweep import read_sweep
 
-        combinations = read_sweep(file, [*overrides, *_settings(rounds, actors, inline)])
+        settings = [*overrides, *_settings(rounds, actors, inline)]
+        settings += [f"report.{key}={json.dumps(value)}" for key, value in _reading(target, best_over).items()]
+        combinations = read_sweep(file, settings)
         if combinations is None:
             raise ValueError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
 
@@ -122,16 +128,37 @@ def sweep(
         sys.exit(run_all(combinations, directory, parallel, overwrite))
 
 
+def _reading(
+    target: float | None, best_over: Sequence[str], last: int | None = None, metric: str | None = None
+) -> dict[str, object]:
+    """The options that stand for settings of `[report]`."""
+    options = {"target": target, "best_over": list(best_over) or None, "last": last, "metric": metric}
+    return {key: value for key, value in options.items() if value is not None}
+
+
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=EXISTING)
 @click.option("--output", type=EXISTING, help="The page; by default report.html in the one run directory, or here.")
+@click.option("--target", type=float, help="Accuracy whose price in rounds and megabytes is compared, as 0.8.")
+@click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
+@click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
+@click.option("--metric", help="The accuracy that decides, as own/accuracy; by default what most runs have.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
-def report(directories: Sequence[Path], output: Path | None, as_json: bool) -> None:
+def report(
+    directories: Sequence[Path],
+    output: Path | None,
+    target: float | None,
+    best_over: Sequence[str],
+    last: int | None,
+    metric: str | None,
+    as_json: bool,
+) -> None:
     """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs."""
     with sentences():
+        from rayfl.reading import reading_of
         from rayfl.record import read_run, run_directories
         from rayfl.report import report as write
-        from rayfl.report import summary
+        from rayfl.report import require, summary
 
         found = [run for directory in directories for run in run_directories(directory)]
         if as_json:
@@ -139,7 +166,10 @@ def report(directories: Sequence[Path], output: Path | None, as_json: bool) -> N
             return
         name = "report.html" if len(found) == 1 else "comparison.html"
         default = directories[0] / name if len(directories) == 1 else Path(name)
-        print(f"report: {write(found, output or default)}")
+        given = _reading(target, best_over, last, metric)
+        require(found, reading_of([], given))
+        reading = reading_of([read_run(directory).experiment for directory in found], given)
+        print(f"report: {write(found, output or default, reading)}")
 
 
 @main.command()

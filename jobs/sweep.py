@@ -30,6 +30,7 @@ from rayfl.report import report, summary
 from rayfl.series import science
 from rayfl.settings import SettingsError
 from rayfl.sweep import Combination
+from rayfl.tuning import require_settings
 from rayfl.work import ClientError
 
 Status = Literal["finished", "skipped", "stopped", "failed"]
@@ -64,7 +65,7 @@ def sweep(
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     finished = [outcome.directory for outcome in outcomes if outcome.status in ("finished", "skipped")]
-    page = report(finished, directory / "comparison.html") if finished else None
+    page = report(finished, directory / "comparison.html", combinations[0].experiment.report) if finished else None
     rows = [
         (outcome.combination.title, outcome.status, summary(read_run(path)))
         if (path := outcome.directory) in finished
@@ -87,6 +88,7 @@ def _validated(
     """The combinations that are to be run, and those that have finished before."""
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise SettingsError(f"{directory} is no directory of a sweep; name another one")
+    require_settings([one.experiment.as_dict() for one in combinations], combinations[0].experiment.report.best_over)
     waiting, skipped = [], []
     for one in combinations:
         try:

@@ -1,4 +1,4 @@
-"""The tables of a page that compares runs: who got how far, what it took, and how the runs differ."""
+"""The tables of a page that compares runs: who got how far for how much, and how the runs differ."""
 
 from collections.abc import Sequence
 
@@ -7,57 +7,71 @@ import numpy as np
 from rayfl import wording
 from rayfl.plots import key
 from rayfl.record import Run
-from rayfl.series import MEGABYTE_BITS, NOT_SCIENCE, Group, Reached, curve, flatten, reached, science
+from rayfl.scores import percent, rank_value, smoothed
+from rayfl.series import MEGABYTE_BITS, NOT_SCIENCE, Group, flatten, science
+from rayfl.sorting import Column, sortable
 
-_TARGETS = (0.8, 0.9, 0.95)
 _FEW = 4
 """Runs that are compared in a column each; more of them get a row each."""
 
 
-def final(group: Group, name: str) -> float:
-    """The mean final value, to sort by: a run that has none comes last."""
-    found = curve(group, name)
-    return float(found.mean[-1]) if found is not None and not np.isnan(found.mean[-1]) else -np.inf
-
-
-def ranking(found: Sequence[Group], names: Sequence[str]) -> dict[str, object]:
-    """The table of runs, in their order, with the accuracies `names`."""
+def ranking(found: Sequence[Group], names: Sequence[str], last: int = 3) -> dict[str, object]:
+    """The table of runs, in their order, with the accuracies `names`; the first also as the mean of its last ones."""
     with_seeds = any(len(group.runs) > 1 for group in found)
+    seeds = [", ".join(str(seed) for seed in group.seeds) for group in found]
+    rounds = [" / ".join(dict.fromkeys(str(len(run.rounds)) for run in group.runs)) for group in found]
+    smooth = [_accuracy(f"Final, smoothed: {wording.title(name)}", found, name, last) for name in names[:1]]
+    columns = [
+        *([Column("Seeds", seeds)] if with_seeds else []),
+        Column("Rounds", rounds, _each([max(len(run.rounds) for run in group.runs) for group in found])),
+        *smooth,
+        *(_accuracy(f"Final: {wording.title(name)}", found, name, 1) for name in names),
+        *_spent(found),
+    ]
+    return sortable(
+        "ranking",
+        [key(group.label, style) for style, group in enumerate(found)],
+        columns,
+        smooth[0].head if smooth else "",
+        with_seeds=with_seeds,
+        by=wording.title(names[0]) if names else "",
+        last=last,
+    )
+
+
+def _accuracy(head: str, found: Sequence[Group], name: str, last: int) -> Column:
+    """Means of the last evaluations, largest first."""
+    scores = [smoothed(group, name, last) for group in found]
+    counted = any(len(group.runs) > 1 for group in found)
+    return Column(head, [percent(score, counted) for score in scores], _each([-rank_value(score) for score in scores]))
+
+
+def _spent(found: Sequence[Group]) -> list[Column]:
+    """Bytes and seconds of whole runs, bytes up also against the dense run of the same settings."""
     dense = [_dense_twin(group, found) for group in found]
     compared = any(twin is not None and twin is not group for twin, group in zip(dense, found, strict=True))
-    rows = []
-    for style, (group, twin) in enumerate(zip(found, dense, strict=True)):
-        cells = [", ".join(str(seed) for seed in group.seeds)] if with_seeds else []
-        cells.append(" / ".join(dict.fromkeys(str(len(run.rounds)) for run in group.runs)))
-        cells += [_finals(group, name) for name in names]
-        cells.append(wording.megabytes(_mean(group, "uplink_bits") / MEGABYTE_BITS))
-        if compared:
-            cells.append(_ratio(group, twin))
-        cells.append(wording.megabytes(_mean(group, "downlink_bits") / MEGABYTE_BITS))
-        cells += [wording.seconds(_mean(group, column)) for column in ("simulated_s", "wall_s")]
-        rows.append((key(group.label, style), cells))
-    head = ["Run", *(["Seeds"] if with_seeds else []), "Rounds", *(f"Final: {wording.title(name)}" for name in names)]
-    spent = ["Up", *(["Up, against dense"] if compared else []), "Down", "Simulated time", "Wall-clock time"]
-    return {
-        "head": [*head, *spent],
-        "rows": rows,
-        "with_seeds": with_seeds,
-        "by": wording.title(names[0]) if names else "",
-    }
+    up, down, simulated, wall = (
+        [_mean(group, column) for group in found]
+        for column in ("uplink_bits", "downlink_bits", "simulated_s", "wall_s")
+    )
+    ratios = [_ratio(group, twin) for group, twin in zip(found, dense, strict=True)]
+    less = Column("Up, against dense", [_times_less(ratio) for ratio in ratios], _each([-ratio for ratio in ratios]))
+    return [
+        Column("Up", [wording.megabytes(bits / MEGABYTE_BITS) for bits in up], _each(up)),
+        *([less] if compared else []),
+        Column("Down", [wording.megabytes(bits / MEGABYTE_BITS) for bits in down], _each(down)),
+        Column("Simulated time", [wording.seconds(amount) for amount in simulated], _each(simulated)),
+        Column("Wall-clock time", [wording.seconds(amount) for amount in wall], _each(wall)),
+    ]
+
+
+def _each(values: Sequence[float]) -> list[tuple[float]]:
+    return [(value,) for value in values]
 
 
 def _mean(group: Group, column: str) -> float:
     """The mean over seeds of a column's sum over rounds."""
     return float(np.mean([run.rounds[column].to_numpy().sum() for run in group.runs]))
-
-
-def _finals(group: Group, name: str) -> str:
-    found = curve(group, name)
-    if found is None:
-        return wording.NONE
-    if len(group.runs) == 1:
-        return wording.percent(found.mean[-1])
-    return f"{100 * found.mean[-1]:.1f} {wording.PLUS_MINUS} {100 * found.deviation[-1]:.1f} %"
 
 
 def _dense_twin(group: Group, found: Sequence[Group]) -> Group | None:
@@ -79,38 +93,16 @@ def _but_uplink(run: Run) -> dict[str, object]:
     return {key: value for key, value in science(run.experiment).items() if key.partition(".")[0] != "uplink"}
 
 
-def _ratio(group: Group, dense: Group | None) -> str:
-    """What the dense twin sends up a round, over what this group does."""
+def _ratio(group: Group, dense: Group | None) -> float:
+    """What the dense twin sends up a round, over what this group does; NaN where there is no such ratio."""
     if dense is None:
-        return wording.NONE
+        return np.nan
     ours, theirs = (_mean(one, "uplink_bits") / max(1, len(one.runs[0].rounds)) for one in (group, dense))
-    return wording.times_less(theirs / ours) if ours and theirs else wording.NONE
+    return theirs / ours if ours and theirs else np.nan
 
 
-def targets(found: Sequence[Group], name: str) -> dict[str, object]:
-    """What each run had spent when it first reached a share of the best final accuracy."""
-    best = max(final(group, name) for group in found)
-    wanted = [share * best for share in _TARGETS] if np.isfinite(best) else []
-    rows = [
-        (key(group.label, style), [_spent([reached(run, name, target) for run in group.runs]) for target in wanted])
-        for style, group in enumerate(found)
-    ]
-    head = [
-        f"{wording.percent(target)} ({share:.0%} of the best)" for share, target in zip(_TARGETS, wanted, strict=False)
-    ]
-    return {"name": wording.title(name), "head": ["Run", *head], "rows": rows}
-
-
-def _spent(found: Sequence[Reached | None]) -> str:
-    there = [one for one in found if one is not None]
-    if not there:
-        return "not reached"
-    if len(there) < len(found):
-        return f"reached by {len(there)} of {len(found)} seeds"
-    up, both, seconds = np.mean([(one.uplink_megabytes, one.megabytes, one.simulated_s) for one in there], axis=0)
-    rounds = f"{np.mean([one.round for one in there]):.1f}".removesuffix(".0")
-    spent = f"{wording.megabytes(both)} ({wording.megabytes(up)} up)"
-    return f"{spent}\n{wording.seconds(seconds)}, round {rounds}"
+def _times_less(ratio: float) -> str:
+    return wording.NONE if np.isnan(ratio) else wording.times_less(ratio)
 
 
 def described(run: Run) -> dict[str, object]:
@@ -121,7 +113,11 @@ def described(run: Run) -> dict[str, object]:
 def differences(found: Sequence[Group]) -> dict[str, object]:
     """The settings in which runs differ: a row a setting and a column a run, or the other way where runs are many."""
     flat = [described(group.runs[0]) for group in found]
-    keys = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in NOT_SCIENCE]
+    keys = [
+        name
+        for name in dict.fromkeys(name for one in flat for name in one)
+        if name.partition(".")[0] not in NOT_SCIENCE
+    ]
     table = [(name, [wording.value(one[name]) if name in one else wording.NONE for one in flat]) for name in keys]
     table = [(name, cells) for name, cells in table if len(set(cells)) > 1]
     if len(found) <= _FEW:

@@ -18,6 +18,7 @@ from rayfl.elastic import Elastic, ElasticHyper
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.models import Architecture
 from rayfl.population import Clients
+from rayfl.reading import Reading
 from rayfl.settings import Settings, SettingsError, nearest, shown
 from rayfl.setup import Evaluation
 from rayfl.task import Task
@@ -154,6 +155,7 @@ class Experiment(Settings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     runtime: Runtime = Field(default_factory=Runtime)
     output: Output = Field(default_factory=Output)
+    report: Reading = Field(default_factory=Reading)
 
     @field_validator("name")
     @classmethod

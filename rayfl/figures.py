@@ -1,17 +1,20 @@
 """Which plots a report shows, and the sentence that says what one is looking at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from markupsafe import Markup
 
 from rayfl.dots import Dot, dot_plot
-from rayfl.plots import ROUND, Key, Line, Strip, key, line_plot, stacked_plot, strip_plot, with_own_ids
-from rayfl.series import MEGABYTE_BITS, Curve, Group, Spread, curve, is_accuracy, metric_names, spread
+from rayfl.panels import Figure, Section
+from rayfl.plots import COLORS, ROUND, Line, Strip, key, line_plot, strip_plot, with_own_ids
+from rayfl.series import Curve, Group, Spread, curve, is_accuracy, metric_names, spread
+from rayfl.traffic import communication, participation
 from rayfl.wording import MEANINGS, title
 
 _PREFERRED = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy")
+_FEW = 4
+"""Up to so many lines a legend is enough."""
 _CLIENT_BANDS = "Lines are means over clients; half of the clients lie in the dark band, 8 of 10 in the light one."
 _COSTS = (
     ("Against rounds", ROUND, "rounds", "How much is learned per round of communication; rounds count from 0."),
@@ -35,35 +38,6 @@ _COSTS = (
     ),
 )
 """What accuracy is drawn against: heading, label of the axis, field of `Curve`, caption."""
-_DELIVERED = "delivered"
-# Blue for what arrived, warm colours for what did not.
-_FATES = (0, 1, 4, 3, 6, 5, 2)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A plot with its title, legend (empty for a single line) and caption."""
-
-    title: str
-    caption: str
-    svg: Markup
-    legend: Sequence[Key] = ()
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Section:
-    """Plots under one heading."""
-
-    title: str
-    intro: str
-    figures: Sequence[Figure]
-
-    @property
-    def legend(self) -> Sequence[Key]:
-        """The legend that all figures share, to be shown once; empty if they differ."""
-        first = self.figures[0].legend
-        return first if all(figure.legend == first for figure in self.figures) else ()
 
 
 def accuracy_names(groups: Sequence[Group]) -> list[str]:
@@ -77,9 +51,9 @@ def accuracy_names(groups: Sequence[Group]) -> list[str]:
     return sorted(counts, key=lambda name: (-counts[name], rank.get(name, len(rank)), name))
 
 
-def sections(groups: Sequence[Group]) -> list[Section]:
-    """All plots of a page, for one run or for a comparison; those without data are left out."""
-    names, note = accuracy_names(groups), _bands_note(groups)
+def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
+    """All plots of a page, accuracies in the order of `names`; those without data are left out."""
+    note = _bands_note(groups)
     if len(groups) == 1:
         intro = " ".join([*(MEANINGS[name] for name in names if name in MEANINGS), note]).strip()
         curves = [(title(name), style, curve(groups[0], name)) for style, name in enumerate(names)]
@@ -101,7 +75,7 @@ def sections(groups: Sequence[Group]) -> list[Section]:
         Section(
             "Messages",
             "Sizes of the messages as really encoded, summed over clients.",
-            [*_communication(groups), *_participation(groups)],
+            [*communication(groups), *participation(groups)],
         ),
         Section("Training and other measurements", note or clients_note, measured),
     ]
@@ -141,9 +115,12 @@ def _with_own_ids(section: Section, mark: str) -> Section:
 
 def _bands_note(groups: Sequence[Group]) -> str:
     """What lines and bands are where seeds were taken together."""
-    if all(len(group.runs) == 1 for group in groups):
+    counts = sorted({len(group.runs) for group in groups})
+    if counts[-1] == 1:
         return ""
-    return "Lines are means over seeds, bands one standard deviation."
+    few = f"{counts[0]} to " if len(counts) > 1 else ""
+    alone = "; none where n = 1" if counts[0] == 1 else ""
+    return f"Lines are means over seeds (n = {few}{counts[-1]}), bands one standard deviation up and down{alone}."
 
 
 def _curves(groups: Sequence[Group], name: str) -> list[tuple[str, int, Curve | None]]:
@@ -153,7 +130,7 @@ def _curves(groups: Sequence[Group], name: str) -> list[tuple[str, int, Curve | 
 def _against_costs(
     curves: Sequence[tuple[str, int, Curve | None]], costs: Sequence[tuple[str, str, str, str]]
 ) -> list[Figure]:
-    """Accuracy against each of `costs` (rows of _COSTS); bytes and seconds only where any were counted."""
+    """Accuracy against each of `costs` (rows of _COSTS); bytes and seconds only for those that spent any."""
     present = [(label, style, found) for label, style, found in curves if found is not None]
     if not present:
         return []
@@ -163,8 +140,15 @@ def _against_costs(
         lines = [
             Line(label, style, getattr(found, field), found.mean, _deviation(found)) for label, style, found in present
         ]
-        if field == "rounds" or any(line.x[-1] > 0 for line in lines):
-            figures.append(Figure(heading, caption, line_plot(lines, x_label, "Accuracy", percent=True), keys))
+        spent = [line for line in lines if field == "rounds" or line.x[-1] > 0]
+        if not spent:
+            continue
+        if free := [line.label for line in lines if not any(line is other for other in spent)]:
+            caption += f" Not drawn, as they spend none: {', '.join(free)}."
+        # Against rounds most lines end at the same round, so that each can have its name beside its end.
+        wide = field == "rounds" and len(present) > _FEW
+        svg = line_plot(spent, x_label, "Accuracy", percent=True, named=wide)
+        figures.append(Figure(heading, caption, svg, keys, wide))
     return figures
 
 
@@ -201,79 +185,14 @@ def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
 def _last_figure(heading: str, strips: Sequence[Strip]) -> Figure:
     caption = "Each dot is a client at the last evaluation; the box holds the middle half, the bar is the median."
     keys = [key(strip.label, strip.style) for strip in strips]
-    return Figure(heading, caption, strip_plot(strips, "Accuracy of a client", percent=True), keys)
+    svg = strip_plot(strips, "Accuracy of a client", percent=True)
+    return Figure(heading, caption, svg, keys, wide=len(strips) > len(COLORS))
 
 
 def _last_values(group: Group, name: str) -> np.ndarray | None:
     found = [spread(run, name) for run in group.runs]
     present = [one.last for one in found if one is not None]
     return np.concatenate(present) if present else None
-
-
-def _communication(groups: Sequence[Group]) -> list[Figure]:
-    """Megabytes a round; left out where nothing was ever sent."""
-    up = [_round_line(group, style, "uplink_bits", MEGABYTE_BITS) for style, group in enumerate(groups)]
-    down = [_round_line(group, style, "downlink_bits", MEGABYTE_BITS) for style, group in enumerate(groups)]
-    if not any(line.y.any() for line in up + down):
-        return []
-    y_label = "Megabytes a round"
-    if len(groups) == 1:
-        lines = [Line("Up (clients to server or peers)", 0, up[0].x, up[0].y), Line("Down", 1, down[0].x, down[0].y)]
-        caption = "What all clients together sent and received in each round."
-        keys = [key(line.label, line.style) for line in lines]
-        return [Figure("Up and down", caption, line_plot(lines, ROUND, y_label, from_zero=True), keys)]
-    keys = [key(line.label, line.style) for line in up]
-    return [
-        Figure(
-            "Up", "What all clients together sent in each round.", line_plot(up, ROUND, y_label, from_zero=True), keys
-        ),
-        Figure(
-            "Down",
-            "What all clients together received in each round.",
-            line_plot(down, ROUND, y_label, from_zero=True),
-            keys,
-        ),
-    ]
-
-
-def _round_line(group: Group, style: int, column: str, unit: float) -> Line:
-    """The mean over seeds of a column of the rounds table, over as many rounds as all of them have."""
-    count = min(len(run.rounds) for run in group.runs)
-    values = np.mean([run.rounds[column].to_numpy()[:count] for run in group.runs], axis=0) / unit
-    return Line(group.label, style, group.runs[0].rounds["round"].to_numpy()[:count], values)
-
-
-def _participation(groups: Sequence[Group]) -> list[Figure]:
-    """What became of the chosen clients; nothing where all delivered."""
-    chosen = [_round_line(group, style, "selected", 1) for style, group in enumerate(groups)]
-    delivered = [_round_line(group, style, "delivered", 1) for style, group in enumerate(groups)]
-    if all(np.array_equal(one.y, other.y) for one, other in zip(chosen, delivered, strict=True)):
-        return []
-    if len(groups) == 1 and len(groups[0].runs) == 1:
-        return [_fates(groups[0])]
-    lines = [
-        Line(one.label, one.style, one.x, np.divide(some.y, one.y, out=np.ones_like(one.y), where=one.y > 0))
-        for one, some in zip(chosen, delivered, strict=True)
-    ]
-    keys = [key(line.label, line.style) for line in lines] if len(lines) > 1 else []
-    svg = line_plot(lines, ROUND, "Share that delivered", percent=True)
-    return [Figure("Delivered", "Of the clients chosen for a round, the share whose update arrived.", svg, keys)]
-
-
-def _fates(group: Group) -> Figure:
-    """Clients of each round by status, those that delivered at the bottom."""
-    run = group.runs[0]
-    rounds, status = run.clients["round"].to_numpy(), np.array(run.clients["status"].to_pylist())
-    names = sorted(set(status), key=lambda name: (name != _DELIVERED, name))
-    x = run.rounds["round"].to_numpy()
-    places = np.searchsorted(x, rounds)
-    parts = [
-        (style, np.bincount(places[status == name], minlength=len(x))[: len(x)])
-        for style, name in zip(_FATES, names, strict=False)
-    ]
-    keys = [key(name.replace("_", " "), style) for style, name in zip(_FATES, names, strict=False)]
-    caption = "What became of the clients that were chosen for each round."
-    return Figure("Delivered and dropped", caption, stacked_plot(x, parts, ROUND, "Clients"), keys)
 
 
 def _measured(groups: Sequence[Group], name: str) -> list[Figure]:

@@ -17,6 +17,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from rayfl.line_ends import NAME_POINTS, End, name_ends
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 """Okabe and Ito's colours, which the colour-blind can tell apart (their yellow is too pale on white); then dashes."""
 _DASHES = ("-", "--", ":", "-.")
@@ -97,23 +99,22 @@ def color(style: int) -> str:
 
 
 def line_plot(
-    lines: Sequence[Line], x_label: str, y_label: str, *, percent: bool = False, from_zero: bool = False
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    *,
+    percent: bool = False,
+    from_zero: bool = False,
+    named: bool = False,
 ) -> Markup:
     """Lines over x. A line of few points shows them; a long one is thinned to about 400 points.
 
+    `named`: a large plot with each line's label beside its end, and room for as many as there are.
     Where the lines' ends lie a factor of 10 or more apart, x (unless rounds) is logarithmic, else the shortest could
     not be read; and so is y that would begin at zero (`from_zero`), where the lines' tops do.
     """
-    figure, axes = canvas()
-    # Many bands on top of each other hide the lines.
-    alpha = 0.16 if len(lines) <= 7 else 0.05
-    for line in lines:
-        kept = _thin(len(line.x))
-        x, y, tone = line.x[kept], line.y[kept], color(line.style)
-        for low, high in line.bands:
-            axes.fill_between(x, low[kept], high[kept], color=tone, alpha=alpha, linewidth=0)
-        dash = _DASHES[line.style // len(COLORS) % len(_DASHES)]
-        axes.plot(x, y, color=tone, linestyle=dash, marker="o" if len(x) <= 15 else None, markersize=4)
+    figure, axes = canvas(max(4.6, (3 + len(lines)) * NAME_POINTS / 72), 10.0) if named else canvas()
+    _draw(axes, lines)
     ends = [float(line.x[-1]) for line in lines]
     if x_label != ROUND and min(ends) > 0 and max(ends) >= _FAR_APART * min(ends):
         axes.set_xscale("log")
@@ -129,7 +130,25 @@ def line_plot(
             y_label += " (logarithmic)"
         else:
             axes.set_ylim(0, 1.08 * max(tops) or 1)
+    if named:
+        with matplotlib.rc_context(STYLE):
+            # It takes its height from the plot before names are placed.
+            axes.set_xlabel(x_label)
+        name_ends(figure, axes, [End(line.label, color(line.style), line.x, line.y) for line in lines])
     return finish(figure, axes, x_label, y_label, percent)
+
+
+def _draw(axes: Axes, lines: Sequence[Line]) -> None:
+    """Bands and lines."""
+    # Many bands on top of each other hide the lines.
+    alpha = 0.16 if len(lines) <= 7 else 0.08
+    for line in lines:
+        kept = _thin(len(line.x))
+        x, y, tone = line.x[kept], line.y[kept], color(line.style)
+        for low, high in line.bands:
+            axes.fill_between(x, low[kept], high[kept], color=tone, alpha=alpha, linewidth=0)
+        dash = _DASHES[line.style // len(COLORS) % len(_DASHES)]
+        axes.plot(x, y, color=tone, linestyle=dash, marker="o" if len(x) <= 15 else None, markersize=4)
 
 
 def stacked_plot(x: np.ndarray, parts: Sequence[tuple[int, np.ndarray]], x_label: str, y_label: str) -> Markup:
@@ -149,9 +168,11 @@ def stacked_plot(x: np.ndarray, parts: Sequence[tuple[int, np.ndarray]], x_label
 def strip_plot(strips: Sequence[Strip], x_label: str, percent: bool = False) -> Markup:
     """A dot a value (up to 300 a row), a box around the middle half, a bar at the median.
 
-    Dots are moved up and down by a fixed pattern, only so that they do not hide each other.
+    Dots are moved up and down by a fixed pattern, only so that they do not hide each other. Where there are more rows
+    than colours, they are narrower and each has its label beside it.
     """
-    figure, axes = canvas(height=max(1.6, 0.8 + 0.55 * len(strips)))
+    many = len(strips) > len(COLORS)
+    figure, axes = canvas(0.8 + 0.34 * len(strips), 10.0) if many else canvas(max(1.6, 0.8 + 0.55 * len(strips)))
     for row, strip in enumerate(strips):
         values, tone = np.sort(strip.values[~np.isnan(strip.values)]), color(strip.style)
         if not len(values):
@@ -162,7 +183,8 @@ def strip_plot(strips: Sequence[Strip], x_label: str, percent: bool = False) -> 
         low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
         axes.barh(row, high - low, left=low, height=0.62, color=tone, alpha=0.16)
         axes.plot([middle, middle], [row - 0.31, row + 0.31], color=tone, linewidth=2.2)
-    axes.set_yticks([])
+    axes.set_yticks(range(len(strips)) if many else [], [strip.label for strip in strips] if many else [])
+    axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(strips) - 0.5, -0.5)
     return finish(figure, axes, x_label, "", percent, horizontal=True)

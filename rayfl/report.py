@@ -4,16 +4,19 @@ The page loads nothing: plots are inline SVG, there is no script and no outside 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
 import jinja2
 
 from rayfl import wording
-from rayfl.comparison import described, differences, final, ranking, targets
+from rayfl.comparison import described, differences, ranking
 from rayfl.figures import accuracy_names, sections
 from rayfl.files import write_text
+from rayfl.reading import Reading, reading_of
 from rayfl.record import Run, read_run
+from rayfl.scores import rank_value, smoothed
 from rayfl.series import (
     MEGABYTE_BITS,
     Group,
@@ -24,7 +27,13 @@ from rayfl.series import (
     run_name,
     series,
 )
-from rayfl.settings import SettingsError
+from rayfl.settings import SettingsError, nearest
+from rayfl.switches import switches
+from rayfl.targets import targets
+from rayfl.tuning import choose, require_settings, tuning
+
+_MOST_COLUMNS = 24
+"""Of a table that can be sorted, but for the run's name."""
 
 
 class Best(TypedDict):
@@ -57,11 +66,16 @@ class Summary(TypedDict):
     wall_s: float
 
 
-def report(directories: Sequence[Path], output: Path) -> Path:
-    """Write the page about one run or several to `output`. SettingsError if a directory is no run, or none is given."""
+def report(directories: Sequence[Path], output: Path, reading: Reading | None = None) -> Path:
+    """Write the page about one run or several to `output`; `reading` None: as the runs' `[report]` tables agree.
+
+    SettingsError if a directory is no run, or none is given. What `reading` names and no run has is passed over, since
+    the runs that have it may have failed, and the page says so; `require` refuses it.
+    """
     if not directories:
         raise SettingsError("a report needs at least one run directory: name one")
-    found = groups([read_run(directory) for directory in directories])
+    runs = [read_run(directory) for directory in directories]
+    shown = page(groups(runs), reading or reading_of([run.experiment for run in runs]))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -70,8 +84,17 @@ def report(directories: Sequence[Path], output: Path) -> Path:
         lstrip_blocks=True,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, environment.get_template("report.html.j2").render(page(found)))
+    write_text(output, environment.get_template("report.html.j2").render(shown))
     return output
+
+
+def require(directories: Sequence[Path], reading: Reading) -> None:
+    """SettingsError if `reading` names a setting or an accuracy that no run has."""
+    runs = [read_run(directory) for directory in directories]
+    require_settings([run.experiment for run in runs], reading.best_over)
+    known = accuracy_names(groups(runs))
+    if reading.metric is not None and reading.metric not in known:
+        raise SettingsError(f"no run has recorded the accuracy {reading.metric!r}: {nearest(reading.metric, known)}")
 
 
 def summary(run: Run) -> Summary:
@@ -104,24 +127,45 @@ def _mean_kilobytes(run: Run, column: str) -> float:
     return float(bits[bits > 0].mean()) / 8e3 if (bits > 0).any() else 0.0
 
 
-def page(found: Sequence[Group]) -> dict[str, object]:
+def page(found: Sequence[Group], reading: Reading) -> dict[str, object]:
     """All that the template shows."""
-    several = sum(len(group.runs) for group in found) > 1
-    names = accuracy_names(found)
-    if names:
-        found = sorted(found, key=lambda group: -final(group, names[0]))
+    runs = [run for group in found for run in group.runs]
+    several = len(runs) > 1
+    found = [_measured(group) for group in found]
+    names = sorted(accuracy_names(found), key=lambda name: name != reading.metric)
+    lede, choices = _lede(found), []
+    if several and names:
+        if reading.best_over:
+            choices = choose(found, reading.best_over, names[0], reading.last)
+            found = [choice.winner for choice in choices]
+        found = sorted(found, key=lambda group: -rank_value(smoothed(group, names[0], reading.last)))
     return {
         "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
-        "lede": _lede(found),
-        "unfinished": [run_label(run) for group in found for run in group.runs if not run.finished],
-        "empty": not any(len(run.rounds) for group in found for run in group.runs),
+        "lede": lede,
+        "unfinished": [run_label(run) for run in runs if not run.finished],
+        "unmeasured": [_which(run) for run in runs if several and not run.metrics.num_rows],
+        "uneven": [group.label for group in found if len({len(run.rounds) for run in group.runs}) > 1],
+        "unknown_metric": reading.metric if several and reading.metric not in (None, *names) else None,
+        "empty": not any(len(run.rounds) for run in runs),
         "cards": [] if several else _cards(found[0].runs[0]),
-        "ranking": ranking(found, names) if several else None,
-        "targets": targets(found, names[0]) if several and names else None,
+        "targets": targets(found, names[0], reading.target, reading.last) if several and names else None,
+        "tuning": tuning(choices, reading.best_over, names[0], reading.last, found) if choices else None,
+        "ranking": ranking(found, names, reading.last) if several else None,
+        "most_columns": _MOST_COLUMNS,
+        "switches": switches(found, names, reading.last, reading.best_over) if several and names else [],
         "settings": _settings([run for group in found for run in group.runs]),
         "differences": differences(found) if len(found) > 1 else None,
-        "sections": sections(found),
+        "sections": sections(found, names),
     }
+
+
+def _which(run: Run) -> str:
+    return f"{run_label(run)}, seed {run.experiment.get('seed')}"
+
+
+def _measured(group: Group) -> Group:
+    """The group without seeds that have not come to their first evaluation, unless none of them has."""
+    return replace(group, runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)
 
 
 def _lede(found: Sequence[Group]) -> str:
@@ -187,5 +231,7 @@ def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     rows: dict[str, list[tuple[str, str]]] = {}
     for dotted, value in shared.items():
         table, dot, rest = dotted.partition(".")
+        if table == "report":
+            continue
         rows.setdefault(table if dot else "experiment", []).append((rest or table, wording.value(value)))
     return list(rows.items())

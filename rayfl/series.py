@@ -10,8 +10,8 @@ from rayfl.record import Run
 
 MEGABYTE_BITS = 8e6
 """1 MB = 1e6 bytes."""
-NOT_SCIENCE = ("seed", "name", "label", "output")
-"""Tables and settings of an experiment that say which run it is and where it lies, not what is done."""
+NOT_SCIENCE = ("seed", "name", "label", "output", "report")
+"""Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
 _ONLY_TIME = ("executor", "actors", "num_cpus", "num_gpus", "address", "object_store_memory_mb", "start_timeout_s")
 """Settings of `[runtime]` that change the time and nothing else."""
 

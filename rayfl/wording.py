@@ -49,12 +49,19 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def short_percent(share: float) -> str:
+    """0.8 is 80 %, 0.855 is 85.5 %."""
+    return f"{100 * share:.6g} %"
+
+
 def megabytes(amount: float) -> str:
     """Megabytes with about three digits."""
-    if amount == 0:
-        return "0 MB"
-    decimals = 3 if amount < 1 else 2 if amount < 10 else 1 if amount < 100 else 0
-    return f"{amount:,.{decimals}f} MB"
+    return f"{amount:,.{megabyte_decimals(amount)}f} MB"
+
+
+def megabyte_decimals(amount: float) -> int:
+    """How many decimals megabytes are shown with."""
+    return 0 if amount == 0 else 3 if amount < 1 else 2 if amount < 10 else 1 if amount < 100 else 0
 
 
 def seconds(amount: float) -> str:

@@ -33,10 +33,10 @@ HALF = {"name": "dense", "dtype": "fp16"}
 
 def against_dense(found: list[Group]) -> dict[str, str]:
     table = ranking(found, ["pooled/accuracy"])
-    head, rows = table["head"], table["rows"]
-    assert isinstance(head, list) and isinstance(rows, list)
-    column = head.index("Up, against dense") - 1
-    return {row.label: cells[column] for row, cells in rows}
+    heads, rows = table["heads"], table["rows"]
+    assert isinstance(heads, list) and isinstance(rows, list)
+    column = [head for head, _, _ in heads].index("Up, against dense")
+    return {row.label: cells[column] for row, cells, _ in rows}
 
 
 def test_each_run_is_held_against_the_dense_run_of_its_own_settings(tmp_path):
@@ -59,7 +59,16 @@ def test_each_run_is_held_against_the_dense_run_of_its_own_settings(tmp_path):
 
 def test_without_a_dense_run_nothing_is_held_against_it(tmp_path):
     found = groups([read_run(recorded(tmp_path / "b", HALF, 32, label="half"))])
-    assert "Up, against dense" not in str(ranking(found, ["pooled/accuracy"])["head"])
+    assert "Up, against dense" not in str(ranking(found, ["pooled/accuracy"])["heads"])
+
+
+def test_a_line_that_spent_nothing_is_named_instead_of_drawn(tmp_path):
+    runs = [recorded(tmp_path / f"{n}", DENSE, bits, lr=n, label=f"run {n}") for n, bits in enumerate((0, 8, 80))]
+    page = report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("Not drawn, as they spend none: run 0.") == 1
+    assert "Not drawn, as they sent nothing: run 0." in page
+    # Without it, the others' bytes are far enough apart for a logarithmic axis.
+    assert "MB sent up so far (logarithmic)" in page
 
 
 def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_path):

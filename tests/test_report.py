@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from rayfl.plots import COLORS, Line, line_plot, stacked_plot
 from rayfl.record import ClientRow, MetricRow, Recorder, RoundRow, create_run_directory, describe_run, read_run
 from rayfl.report import report, summary
 from rayfl.settings import SettingsError
@@ -174,18 +172,29 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
         for seed, values in ((1, [0.3, 0.46, 0.48]), (2, [0.3, 0.44, 0.52]))
     ]
     _, page = rendered([slow, *fast], tmp_path)
-    ranking = [row for row in page.rows if row and row[0] in ("fast", "slow")]
+    prices, ranking = ([row for row in page.rows if row and row[0] in ("fast", "slow")][at : at + 2] for at in (0, 2))
+    # The means of the last three: 1.24 / 3 and 1.26 / 3, whose deviation is 0.02 / 3 / sqrt(2) = 0.0047; 0.75 / 3.
     # Mean of 0.48 and 0.52, deviation 0.04 / sqrt(2) = 0.028; 3 rounds x 2 clients x 0.5 (0.25) MB.
     spent = ["3.00 MB", "1.50 MB", "12.0 s", "1.5 s"]
-    plus_minus = "50.0 \u00b1 2.8 %"
-    assert ranking[0] == ["fast", "1, 2", "3", plus_minus, plus_minus, *spent]
-    assert ranking[1] == ["slow", "1", "3", "45.0 %", "45.0 %", *spent]
-    # Targets are 0.8, 0.9, 0.95 of 0.5: 0.4, 0.45, 0.475. A round costs 1.5 MB and 4 s. Both seeds pass 0.4 in
-    # round 1; 0.45 in rounds 1 and 2; 0.475 in round 2. Slow passes 0.4 and 0.45 in round 2, the last not.
-    third = "4.50 MB (3.00 MB up)\n12.0 s, round 2"
-    second = "3.75 MB (2.50 MB up)\n10.0 s, round 1.5"
-    assert ranking[2] == ["fast", "3.00 MB (2.00 MB up)\n8.0 s, round 1", second, third]
-    assert ranking[3] == ["slow", third, third, "not reached"]
+    smoothed, last = "41.7 \u00b1 0.5 % (2)", "50.0 \u00b1 2.8 % (2)"
+    assert ranking[0] == ["fast", "1, 2", "3", smoothed, last, last, *spent]
+    assert ranking[1] == ["slow", "1", "3", "25.0 % (1)", "45.0 % (1)", "45.0 % (1)", *spent]
+    # The target: 95 % of the lower of two, 0.25, is 0.2375, and 23 % in whole percent. Both seeds of fast pass it in
+    # round 0, slow in round 2; a round costs 1.5 MB, 1 MB of it up, and 4 s.
+    assert "What it took to reach 23 %" in page.text
+    assert prices[0] == [
+        "fast",
+        "2 of 2 seeds",
+        "1 \u00b1 0 (2)",
+        "1.00 \u00b1 0.00 MB (2)",
+        "1.50 \u00b1 0.00 MB (2)",
+        "4.0 \u00b1 0.0 s (2)",
+        smoothed,
+    ]
+    assert prices[1] == ["slow", "yes", "3 (1)", "3.00 MB (1)", "4.50 MB (1)", "12.0 s (1)", "25.0 % (1)"]
+    assert "Lines are means over seeds (n = 1 to 2), bands one standard deviation up and down; none where n = 1." in (
+        " ".join(page.text)
+    )
     assert page.row("training.lr") == ["0.1", "0.01"]
     # One legend a section, as all its figures have the same lines: two accuracies, clients, messages, others.
     assert page.tags.count("ul") == 5
@@ -197,10 +206,34 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
 def test_a_target_that_one_seed_missed_says_so(tmp_path):
     runs = [record(tmp_path / f"run{seed}", [last], seed=seed) for seed, last in ((1, 0.9), (2, 0.1))]
     _, page = rendered(runs, tmp_path)
-    # The mean is 0.5, so the targets are 0.4 and more, which only seed 1 reached.
     # Neither seed nor name is what the runs share.
     assert "experiment" not in [row[0] for row in page.rows]
-    assert ["run", *["reached by 1 of 2 seeds"] * 3] in page.rows
+    # The mean is 0.5, so the target is 0.47, which only seed 1 reached.
+    assert ["1 of 2 seeds", "1 (1)", "1.00 MB (1)"] in [row[1:4] for row in page.rows if row[0] == "run"]
+
+
+def test_seeds_of_different_length_and_those_without_a_measurement_are_told(tmp_path):
+    runs = [
+        record(tmp_path / f"run{seed}", values, seed=seed)
+        for seed, values in ((1, [0.2, 0.6, 0.8]), (2, [0.4, 0.5]), (3, []))
+    ]
+    _, page = rendered(runs, tmp_path)
+    text = " ".join(page.text)
+    assert "Nothing measured yet: run3, seed 3. Means leave out such seeds." in text
+    assert "Seeds of different length: run. " in text and "(n = 2)" in text
+    # Last values 0.8 and 0.5: a deviation of 0.3 / sqrt(2).
+    assert "65.0 \u00b1 21.2 % (2)" in [cell for row in page.rows for cell in row]
+
+
+def test_a_table_is_sorted_by_a_click_without_a_script(tmp_path):
+    runs = [record(tmp_path / name, [last], lr=last) for name, last in (("low", 0.3), ("high", 0.9))]
+    html, _ = rendered(runs, tmp_path)
+    radios = re.findall(r'type="radio" name="(\w+)"', html)
+    # Six columns of prices; rounds, smoothed final, two finals, up, down, two times of the ranking.
+    assert radios == ["targets"] * 6 + ["ranking"] * 8 and html.count(" checked>") == 2
+    # The target is 95 % of 0.3: both reach it at once, and the final accuracy, column 7, puts high first.
+    assert re.findall(r"--by7:(\d);[^>]*><th[^>]*><span[^>]*></span>(\w+)<", html)[:2] == [("0", "high"), ("1", "low")]
+    assert html.count(".sortable:has(th:nth-child(7) :checked) tbody tr { order: var(--by7); }") == 1
 
 
 def test_the_page_loads_nothing(tmp_path):
@@ -265,58 +298,3 @@ def test_refusals(tmp_path):
     with pytest.raises(SettingsError, match="is no run directory"):
         report([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
-
-
-def points(svg: str, color: str) -> np.ndarray:
-    """The corners [num_points, 2] of the first line drawn in `color`, in the plot's own units."""
-    path = next(
-        path for path in re.findall(r"<path [^>]*>", svg) if f"stroke: {color.lower()}" in path and "fill: none" in path
-    )
-    found = re.search(r' d="([^"]*)"', path)
-    assert found is not None
-    return np.array(re.findall(r"(-?[\d.]+) (-?[\d.]+)", found[1]), dtype=float)
-
-
-def test_lines_keep_their_proportions_and_stay_inside_the_plot():
-    x, y = np.array([0.0, 10.0, 40.0]), np.array([0.0, 0.5, 0.25])
-    svg = str(line_plot([Line("a", 0, x, y)], "Round", "Accuracy"))
-    view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
-    assert view is not None
-    drawn = points(svg, COLORS[0])
-    assert (drawn >= 0).all()
-    assert (drawn <= [float(view[1]), float(view[2])]).all()
-    # Affine in x and (downwards) in y, up to the rounding to a tenth of a unit.
-    across, down = drawn[:, 0] - drawn[0, 0], drawn[0, 1] - drawn[:, 1]
-    assert across[1] / across[2] == pytest.approx(10 / 40, abs=0.002)
-    assert down[2] / down[1] == pytest.approx(0.25 / 0.5, abs=0.002)
-    # The plot is used: the line spans at least two thirds of its width.
-    assert across[2] > float(view[1]) * 2 / 3
-
-
-def test_a_line_of_many_points_is_thinned_and_keeps_its_ends():
-    x = np.arange(5001.0)
-    # 400 points, and the two that matplotlib may add to close a stretch that it has simplified.
-    svg = str(line_plot([Line("a", 0, x, np.where(x % 2, 1.0, 0.0))], "Round", "Value"))
-    assert len(points(svg, COLORS[0])) <= 402
-    assert ">5000</text>" in svg
-
-
-@pytest.mark.parametrize(("longest", "logarithmic"), [(9.0, False), (10.0, True)])
-def test_bytes_of_very_different_runs_are_drawn_on_a_logarithmic_axis(longest, logarithmic):
-    lines = [Line(str(end), style, np.array([0.5, end]), np.zeros(2)) for style, end in enumerate((1.0, longest))]
-    assert ("(logarithmic)" in line_plot(lines, "MB", "Accuracy")) == logarithmic
-    assert "(logarithmic)" not in line_plot(lines, "Round", "Accuracy")
-
-
-def test_stacked_parts_add_up():
-    svg = str(stacked_plot(np.array([0, 1]), [(0, np.array([1, 3])), (1, np.array([3, 1]))], "Round", "Clients"))
-    heights = []
-    for color in COLORS[:2]:
-        path = next(path for path in re.findall(r"<path [^>]*>", svg) if f"fill: {color.lower()}" in path)
-        found = re.search(r' d="([^"]*)"', path)
-        assert found is not None
-        heights.append(np.array(re.findall(r"(-?[\d.]+) (-?[\d.]+)", found[1]), dtype=float)[:, 1])
-    # The lower part's highest edge (3 of 4) lies above the upper part's lowest edge (1 of 4), and both end at 4.
-    unit = (max(heights[0]) - min(heights[0])) / 3
-    assert max(heights[1]) == pytest.approx(max(heights[0]) - unit, abs=0.2)
-    assert min(heights[1]) == pytest.approx(max(heights[0]) - 4 * unit, abs=0.2)

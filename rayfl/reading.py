@@ -1,0 +1,28 @@
+"""How a page that compares runs reads them: an experiment's `[report]` table, or options."""
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from rayfl.settings import Settings
+
+
+class Reading(Settings):
+    """The `[report]` table: what decides which run is better. It changes no run, only the page that compares them."""
+
+    target: float | None = Field(
+        default=None, gt=0, le=1, description="accuracy whose price is compared; default: what half of the runs reach"
+    )
+    best_over: tuple[str, ...] = Field(
+        default=(), description="settings that were tuned, as method.lr: only the best of their values is shown"
+    )
+    last: int = Field(default=3, ge=1, description="evaluations at the end whose mean is the smoothed final accuracy")
+    metric: str | None = Field(default=None, description="the accuracy that decides; default: what most runs have")
+
+
+def reading_of(experiments: Sequence[Mapping[str, object]], given: Mapping[str, object] | None = None) -> Reading:
+    """`given`, else what all `experiments` say in `[report]`, else the defaults. SettingsError for a wrong value."""
+    tables = [table if isinstance(table := one.get("report"), Mapping) else {} for one in experiments]
+    known = [key for key in Reading.model_fields if tables and all(key in table for table in tables)]
+    agreed = {key: tables[0][key] for key in known if all(table[key] == tables[0][key] for table in tables)}
+    return Reading(**{**agreed, **(given or {})})

@@ -1,0 +1,37 @@
+"""Runs whose records are written by hand, so that what a page says of them can be worked out on paper."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rayfl.record import MetricRow, Recorder, RoundRow, Run, create_run_directory, describe_run, read_run
+from rayfl.series import Group, groups
+
+ACCURACY = "pooled/accuracy"
+
+
+def run_of(
+    directory: Path,
+    accuracy: Mapping[int, float],
+    *,
+    rounds: int | None = None,
+    seed: int = 1,
+    megabytes: int = 1,
+    name: str = ACCURACY,
+    **settings: object,
+) -> Run:
+    """`rounds` rounds (to the last evaluation), each `megabytes` up, 3 MB down and 2 simulated seconds.
+
+    `accuracy` maps evaluated rounds to values of the metric `name`.
+    """
+    describe_run(create_run_directory(directory), {"name": "run", "seed": seed, **settings}, {}, "")
+    with Recorder(directory) as recorder:
+        for round in range(max(accuracy, default=0) + 1 if rounds is None else rounds):
+            metrics = [MetricRow(None, name, accuracy[round])] if round in accuracy else []
+            recorder.round(RoundRow(round, 1, 1, 8_000_000 * megabytes, 24_000_000, 2.0, 1.0), [], metrics)
+    return read_run(directory)
+
+
+def group_of(*runs: Run) -> Group:
+    """The one group that the runs make."""
+    (found,) = groups(runs)
+    return found
