@@ -15,6 +15,7 @@ from rayfl.executor import Executor
 from rayfl.gather import Relay
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.dispfl import DisPFL
+from rayfl.methods.scaffold import Scaffold
 from rayfl.prepare import prepare
 from rayfl.registry import methods
 from rayfl.rounds import World
@@ -24,7 +25,6 @@ from rayfl.tree import PackedBits
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.per_fedavg import PerFedAvg
-from tests.contracts.seams.scaffold import Scaffold
 from tests.contracts.seams.sub_fedavg import SubFedAvg
 
 # Any: an experiment's tables.
@@ -93,6 +93,20 @@ def on_quadratics(method: Callable[[], Method]) -> Callable[..., Setup]:
     return make
 
 
+VARIANTS: Mapping[str, tuple[str, Options]] = {
+    "fedavgm without momentum": ("fedavgm", {"server_momentum": 0.0, "server_lr": 0.5}),
+    "fedopt adagrad": ("fedopt", {"server_optimizer": "adagrad", "second_moment": "raw"}),
+    "fedopt yogi": ("fedopt", {"server_optimizer": "yogi", "weighting": "uniform"}),
+    "fedsgd of minibatches": ("fedsgd", {"batch_size": 2, "weighting": "uniform"}),
+    "scaffold option I": ("scaffold", {"option": "I", "batch_size": 2, "weighting": "samples"}),
+}
+"""Settings, on quadratics, in which a method does something else than by default."""
+
+
+def variant(name: str, hyper: Options) -> Callable[[], Method]:
+    return lambda: methods()[name](quadratic.Quadratic(), **hyper)
+
+
 REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in methods().items()]
 SEAMS = [
     Case(f"seam {type(made()).__name__}", on_quadratics(made), len(quadratic.TRAIN))
@@ -104,7 +118,8 @@ SEAMS = [
         lambda: DisPFL(quadratic.Quadratic(), batch_size=2),
     )
 ]
-CASES = [*REGISTERED, *SEAMS]
+VARIED = [Case(label, on_quadratics(variant(*made)), len(quadratic.TRAIN)) for label, made in VARIANTS.items()]
+CASES = [*REGISTERED, *SEAMS, *VARIED]
 SERVER_CASES = [case for case in CASES if not isinstance(case.method, PeerHalf)]
 FREE_CASES = [case for case in CASES if not case.method.own_compression]
 # What a server relays was encoded by the clients, and what peers send is uplink.

@@ -7,12 +7,12 @@ from rayfl import seeding, tree
 from rayfl.elastic import Elastic
 from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.scaffold import Scaffold
 from rayfl.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, points, start
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import HELDOUT, Quadratic, setup
-from tests.contracts.seams.scaffold import Scaffold
 from tests.contracts.seams.ways import Way
 
 LR, MEMORY, FLOOR, ROUNDS = 0.1, 0.8, 0.5, 4
@@ -69,10 +69,10 @@ def test_elastic_scaffold_follows_its_equations(way: Way, elastic: bool, per_rou
     executor = way.executor(here)
     records, worlds = play(here, executor)
     np.testing.assert_allclose([flat(world.server["params"]) for world in worlds], models, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(flat(worlds[-1].server["control"]), c, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(flat(worlds[-1].server["control_variate"]), c, rtol=1e-4, atol=1e-5)
     for client, state in worlds[-1].states.items():
         np.testing.assert_allclose(
-            flat(tree.to_tensors(executor.get(state))["control"]), own[client], rtol=1e-4, atol=1e-5
+            flat(tree.to_tensors(executor.get(state))["control_variate"]), own[client], rtol=1e-4, atol=1e-5
         )
     # c is the mean of all c_i, whoever took part.
     np.testing.assert_allclose(c, own.mean(axis=0), atol=1e-12)
