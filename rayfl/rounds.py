@@ -23,7 +23,7 @@ from rayfl.seeding import NOBODY
 from rayfl.setup import Setup
 from rayfl.summation import chunks, cut, total
 from rayfl.topology import mixing_weights
-from rayfl.tree import State
+from rayfl.tree import Arrays, State
 from rayfl.work import ClientJob, MixJob, PooledJob, Report, Role, Shared, Trained, TrainJob
 from rayfl.worker import merged
 
@@ -248,6 +248,8 @@ def judge(setup: Setup, executor: Executor, world: World, shared: Shared, ledger
     model = {} if setup.is_peer else setup.server_half.model(world.server)
     shared = replace(shared, message={}, server=None, model=tree.to_arrays(model) if model else None)
     settings, personal = setup.evaluation, setup.method.personalized or bool(setup.method.eval_stages(shared.round))
+    if setup.is_peer and setup.peer_half.judged_from_mean:
+        shared = replace(shared, model=mean_model(setup, executor, world, shared))
     if model and (settings.pooled or (settings.own and not personal)):
         pooled = judge_pooled(setup, executor, shared)
         if settings.pooled:
@@ -274,6 +276,14 @@ def judge_clients(setup: Setup, executor: Executor, world: World, shared: Shared
     for done in executor.run("judge", executor.put(shared), jobs):
         for report in done.result:
             ledger.add(report)
+
+
+def mean_model(setup: Setup, executor: Executor, world: World, shared: Shared) -> Arrays:
+    """The mean of all peers' models."""
+    everyone = tuple(range(setup.num_clients))
+    job = Job(ClientJob(everyone), memories(setup, world, everyone, linked=False), num_outputs=1)
+    (done,) = executor.run("mean_model", executor.put(shared), [job])
+    return executor.get(done.outputs[0])
 
 
 def memories(setup: Setup, world: World, clients: Sequence[int], linked: bool = True) -> tuple[Ref, ...]:

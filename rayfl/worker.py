@@ -34,7 +34,7 @@ class Worker:
 
     # Any: inputs and outputs are states, links or messages; each kind of job says which.
     def do(self, kind: str, shared: Shared, job: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Do one job of the kind "train", "reply", "mix", "judge" or "judge_pooled": its result and its outputs."""
+        """Do one job of the kind "train", "reply", "mix", "judge", ...: its result and its outputs."""
         return getattr(self, kind)(shared, job, inputs)
 
     def train(self, shared: Shared, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
@@ -122,6 +122,15 @@ class Worker:
                 metrics = evaluation.judge_client(self.setup, states[client], model, None, ctx)
             reports.append(Report(client, metrics=metrics))
         return tuple(reports), []
+
+    def mean_model(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+        """The mean of the clients' own models, added up in their order; output: that model."""
+        total: Tree = {}
+        for client, stored in zip(job.clients, inputs, strict=True):
+            states, _ = self._memories((client,), (stored,), linked=False)
+            own = self.method.outcome(states[client])
+            total = tree.add(total, own) if total else own
+        return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 
     def judge_pooled(
         self, shared: Shared, job: PooledJob, inputs: Sequence[Any]

@@ -213,7 +213,8 @@ class Method(ABC):
         return ()
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        """The model to judge. `carry` is given after local training; `model` is the server's (None among peers)."""
+        """The model to judge. `carry` is given after local training; `model` is the server's (None among peers,
+        but for `PeerHalf.judged_from_mean`)."""
         params = carry["params"] if carry is not None else model
         assert params is not None, f"{type(self).__name__} must say which model it is judged by"
         return {"params": params}
@@ -270,6 +271,8 @@ class PeerHalf(ABC):
 
     include_self: ClassVar[bool] = True
     """Whether a peer's own message is part of what it gathers."""
+    judged_from_mean: bool = False
+    """Whether evaluation hands the mean of all peers' models to `eval_begin`, which no peer could know (an oracle)."""
 
     @abstractmethod
     def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:

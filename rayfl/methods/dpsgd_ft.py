@@ -1,0 +1,53 @@
+"""D-PSGD-FT: D-PSGD whose peers fine-tune a model before they are judged; a baseline of Dai et al., DisPFL, ICML 2022.
+
+Training and wires are D-PSGD's, bit for bit; the fine-tuned model is made for an evaluation and thrown away.
+
+- `ft_from="own"`: every peer fine-tunes its own model.
+- `ft_from="mean"`: the mean of all peers' models, as in the authors' code. No peer knows it and nobody is billed for
+  it: an oracle's evaluation. `own_after_training` fine-tunes the peer's own model even then, since while peers train
+  there is no mean.
+- ft_epochs is by default what a round of local training does, and ft_lr the lr of round 0: lr_decay does not apply.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rayfl.methods.base import Carry, Context, Stage
+from rayfl.methods.dpsgd import DPSGD, DPSGDHyper
+from rayfl.tree import State, Tree
+
+
+class DPSGDFTHyper(DPSGDHyper):
+    """Hyper-parameters of D-PSGD-FT; what is not said of fine-tuning is as in local training."""
+
+    ft_from: Literal["own", "mean"] = Field(
+        default="own", description="what is fine-tuned: own model, or the mean of all (which no peer knows)"
+    )
+    ft_epochs: int | None = Field(
+        default=None, ge=1, description="epochs of fine-tuning (left out: as much as a round of local training)"
+    )
+    ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
+
+
+class DPSGDFT(DPSGD):
+    """D-PSGD, and the stage before an evaluation."""
+
+    Hyper: ClassVar[type[DPSGDFTHyper]] = DPSGDFTHyper
+    hyper: DPSGDFTHyper
+    paper: ClassVar[str] = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
+
+    @property
+    def judged_from_mean(self) -> bool:
+        return self.hyper.ft_from == "mean"
+
+    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+        """Fine-tuning on the peer's own train split."""
+        hyper = self.hyper
+        stage = replace(hyper.stage(0, "fine-tuning"), lr=hyper.ft_lr or hyper.lr)
+        return (replace(stage, epochs=hyper.ft_epochs, steps=None) if hyper.ft_epochs else stage,)
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        own = carry["params"] if carry is not None else state["params"]
+        return self.start(own if model is None else model)

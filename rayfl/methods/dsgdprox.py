@@ -1,0 +1,49 @@
+"""DSGDProx: decentralised SGD with the proximal term of FedProx (Li et al., MLSys 2020), as Tian et al., MCE-PL,
+compare with it.
+
+Peer i averages with its neighbours and then makes steps v <- v - lr (g_i(v) + mu (v - xbar_i)), where xbar_i is the
+average that it has just received.
+
+- The training begins at xbar_i, where the term is 0: a single step would be D-PSGD's, so there must be two or more.
+- The sources do not give mu; 0.01 to 1 is a sensible range. Learning rate and batch size are MCE-PL's.
+- A peer that was away from the exchange is pulled to the model that it begins with, its own.
+- The recorded training loss is f_i, without the proximal term. The exchange is D-PSGD's (`average_first`).
+"""
+
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from rayfl import tree
+from rayfl.data.batches import Batch
+from rayfl.methods.base import Carry, Stage
+from rayfl.methods.dpsgd import DPSGD, DPSGDHyper
+
+
+class DSGDProxHyper(DPSGDHyper):
+    """Hyper-parameters of DSGDProx."""
+
+    lr: float = Field(default=0.01, gt=0, description="client learning rate, eta")
+    batch_size: int = Field(default=128, ge=0, description="examples a batch, b; 0: the whole split")
+    mu: float = Field(default=0.1, ge=0, description="weight of the proximal term mu / 2 ||v - xbar_i||^2")
+
+    @model_validator(mode="after")
+    def _term_acts(self) -> "DSGDProxHyper":
+        if self.order != "average_first":
+            raise ValueError(f"order={self.order!r} leaves the proximal term at 0; use order='average_first'")
+        if self.steps == 1:
+            raise ValueError("steps=1 leaves the proximal term at 0; give at least 2, or epochs")
+        return self
+
+
+class DSGDProx(DPSGD):
+    """Client: v <- v - lr (g_i(v) + mu (v - xbar_i))."""
+
+    Hyper: ClassVar[type[DSGDProxHyper]] = DSGDProxHyper
+    hyper: DSGDProxHyper
+    paper: ClassVar[str] = "Li et al., FedProx, MLSys 2020, among peers as in MCE-PL"
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        pull = tree.sub(carry["params"], carry["received"])
+        return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.mu), stage)

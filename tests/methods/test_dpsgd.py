@@ -1,0 +1,151 @@
+"""D-PSGD: both orders against an independent simulation, means that are kept, and consensus at the spectral gap."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayfl.compress.dense import Dense
+from rayfl.compress.sparse import TopK
+from rayfl.data.datasets import Samples
+from rayfl.executor import InlineExecutor
+from rayfl.graphs import spectral_gap
+from rayfl.settings import SettingsError
+from rayfl.setup import Setup
+from rayfl.topology import Grid, OnePeerExponential, RandomNeighbours, RandomRegular, Ring, Topology, mixing_weights
+from tests.contracts.every_method import assert_same_bits, contents
+from tests.contracts.executors import Shuffled, play
+from tests.contracts.seams.closed_form import points
+from tests.methods.peers import ABSENCES, DIM, GRAPHS, followed, made, models, world_of
+
+HYPER = {"lr": 0.1, "batch_size": 2}
+LINK = 8 * 4 * DIM
+by_graph = pytest.mark.parametrize("topology", GRAPHS, ids=lambda graph: f"{graph.name}-{graph.weights}")
+
+
+def assert_follows(here: Setup, expected: list[np.ndarray]) -> None:
+    for world, x in zip(play(here)[1], expected, strict=True):
+        np.testing.assert_allclose(models(here, world), x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("clients", ABSENCES, ids=str)
+@pytest.mark.parametrize("order", ["lian", "average_first"])
+@by_graph
+def test_follows_its_equations(topology: Topology, order: str, clients: dict[str, Any]):
+    here = made("dpsgd", {**HYPER, "order": order, "lr_decay": 0.9}, rounds=6, topology=topology, clients=clients)
+    assert_follows(here, followed(here, default_steps=1 if order == "lian" else None))
+
+
+@pytest.mark.parametrize("hyper", [{"steps": 3}, {"epochs": 2}], ids=str)
+def test_more_steps_of_lian_add_up_what_they_moved_by(hyper: dict[str, Any]):
+    here = made("dpsgd", {**HYPER, "order": "lian", **hyper}, rounds=4, clients=ABSENCES[1])
+    assert_follows(here, followed(here))
+
+
+def test_the_orders_by_hand():
+    # One step of lr 0.5 with the whole split in a batch: f_i = h_i / 2 (x - c_i)^2, on the line 0 - 1 - 2 - 3.
+    for order in ("lian", "average_first"):
+        hyper = {"lr": 0.5, "batch_size": 0, "steps": 1, "order": order}
+        here = made("dpsgd", hyper, rounds=1, topology=Grid(rows=1))
+        x = np.arange(4.0)[:, None] * np.ones(DIM)
+        step = 0.5 * np.array([points(here, i).gradient(x[i]) for i in range(4)])
+        _, (world,) = play(here, world=world_of(x, here))
+        source = x if order == "lian" else x - step
+        mean = np.array([source[[0, 1]].mean(0), source[:3].mean(0), source[1:].mean(0), source[2:].mean(0)])
+        expected = mean - step if order == "lian" else mean
+        np.testing.assert_allclose(models(here, world), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [Ring(), Grid(rows=1, weights="metropolis"), OnePeerExponential(), RandomRegular(degree=2)],
+    ids=lambda graph: graph.name,
+)
+def test_doubly_stochastic_mixing_keeps_the_mean(topology: Topology):
+    here = made("dpsgd", {"lr": 1e-12}, rounds=5, topology=topology)
+    x = np.random.default_rng(0).standard_normal((4, DIM))
+    _, worlds = play(here, world=world_of(x, here))
+    for world in worlds:
+        np.testing.assert_allclose(models(here, world).mean(axis=0), x.mean(axis=0), rtol=0, atol=2e-6)
+    # And a graph that is not balanced does not: uniform weights on a line.
+    here = replace(here, topology=Grid(rows=1))
+    _, worlds = play(here, world=world_of(x, here))
+    assert np.abs(models(here, worlds[-1]).mean(axis=0) - x.mean(axis=0)).max() > 0.01
+
+
+@pytest.mark.parametrize("topology", [Ring(), Grid(rows=1, weights="metropolis")], ids=lambda graph: graph.name)
+def test_peers_agree_at_the_rate_of_the_spectral_gap(topology: Topology):
+    # f_i = (x - c_i)^2 / 2 and one step of lr: x(t+1) = W ((1 - lr) x(t) + lr c). Away from what it tends to, the
+    # disagreement shrinks by (1 - lr) (1 - gap) a round: two runs on the same data differ by nothing else.
+    lr, rounds = 0.1, 8
+    here = made("dpsgd", {"lr": lr, "steps": 1, "batch_size": 0}, rounds=rounds, topology=topology)
+    inputs = here.dataset.train.inputs.copy()
+    inputs[:, 1] = 1.0
+    samples = Samples(inputs, here.dataset.train.labels)
+    here = replace(here, dataset=replace(here.dataset, train=samples, test=samples))
+    starts = np.random.default_rng(1).standard_normal((2, 4, DIM))
+    runs = [[models(here, world) for world in play(here, world=world_of(x, here))[1]] for x in starts]
+    differences = [one - other for one, other in zip(*runs, strict=True)]
+    apart = [np.linalg.norm(d - d.mean(axis=0)) for d in [starts[0] - starts[1], *differences]]
+    rate = (1 - lr) * (1 - spectral_gap(mixing_weights(topology.receives(4, 0, 0), topology.weights)))
+    assert (np.array(apart[1:]) <= rate * np.array(apart[:-1]) + 1e-6).all()
+    assert apart[-1] / apart[-2] == pytest.approx(rate, rel=0.02)
+
+
+def test_a_peer_that_is_away_trains_on_and_rejoins():
+    here = made("dpsgd", HYPER, rounds=8, topology=Ring(), clients={"dropout_before_download": 0.4})
+    records, worlds = play(here)
+    away = [{row.client for row in record.clients if row.status != "delivered"} for record in records]
+    trained = [models(here, world) for world in worlds]
+    for round in range(1, 8):
+        for client in away[round]:
+            row = records[round].clients[client]
+            assert (row.uplink_bits, row.downlink_bits) == (0, 0) and row.num_steps > 0
+            assert np.abs(trained[round][client] - trained[round - 1][client]).max() > 1e-4
+    assert any(away[round] - away[round + 1] for round in range(7))
+
+
+@pytest.mark.parametrize("order", ["lian", "average_first"])
+def test_a_link_costs_four_bytes_a_parameter(order: str):
+    here = made("dpsgd", {**HYPER, "order": order}, rounds=3, topology=RandomNeighbours(degree=2))
+    records, _ = play(here)
+    for round, record in enumerate(records):
+        listeners = here.topology.receives(4, here.seed, round).sum(axis=0)  # type: ignore[union-attr]
+        assert [row.downlink_bits for row in record.clients] == [2 * LINK] * 4
+        assert [row.uplink_bits for row in record.clients] == (listeners * LINK).tolist()
+
+
+def test_compressed_messages_are_the_compressed_change_since_the_start():
+    # Dropped entries count as unchanged: with only the largest of each tensor sent, the others come back to x_0.
+    here = made("dpsgd", {**HYPER, "lr": 0.3}, rounds=1, uplink=TopK(keep_ratio=0.1))
+    full = replace(here, uplink=Dense())
+    (record,), (world,) = play(here)
+    local = models(full, play(replace(full, topology=Ring()), rounds=1)[1][0])
+    x0 = here.initial
+    moved = models(here, world) - np.concatenate([t.numpy().reshape(-1) for t in x0.values()])
+    assert ((moved != 0).sum(axis=1) <= 3 * 2).all() and (moved != 0).any()
+    assert np.abs(moved).max() <= np.abs(local - models(here, world) + moved).max() + 1e-6
+    # A position of 8 in a bitmap of 1 byte and its label, one of 2 likewise; 2 numbers; 2 listeners.
+    assert record.clients[0].uplink_bits == 2 * 8 * (2 * 4 + 2 + 2)
+
+
+def test_half_precision_halves_the_links():
+    here = made("dpsgd", HYPER, rounds=2, uplink=Dense(dtype="fp16"))
+    records, worlds = play(here)
+    assert {row.uplink_bits for record in records for row in record.clients} == {LINK}
+    exact = models(here, play(replace(here, uplink=Dense()))[1][-1])
+    np.testing.assert_allclose(models(here, worlds[-1]), exact, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("order", ["lian", "average_first"])
+@by_graph
+def test_three_workers_give_the_bits_of_one(topology: Topology, order: str):
+    here = made("dpsgd", {**HYPER, "order": order}, topology=topology, clients=ABSENCES[2])
+    one, many = InlineExecutor(here), Shuffled(here)
+    assert_same_bits(contents(one, play(here, one)[1][-1]), contents(many, play(here, many)[1][-1]))
+
+
+def test_the_order_is_one_of_two():
+    with pytest.raises(SettingsError, match="order='mixed' is not allowed; it must be 'lian' or 'average_first'"):
+        made("dpsgd", {"order": "mixed"})
