@@ -35,9 +35,9 @@ class MethodChoice(Settings):
     hyper: HyperParameters
     elastic: ElasticHyper | None = None
 
-    def make(self, task: Task) -> Method:
-        """The method on a task."""
-        chosen = registry.method(self.name)(task, **self.hyper.model_dump())
+    def make(self, task: Task, rounds: int) -> Method:
+        """The method on a task, for an experiment of so many rounds."""
+        chosen = registry.method(self.name)(task, **self.hyper.spanning(rounds).model_dump())
         return chosen if self.elastic is None else Elastic(chosen, **self.elastic.model_dump())
 
     @property
@@ -175,6 +175,11 @@ class Experiment(Settings):
                     raise ValueError(f"{self.method.name} fixes what it sends; remove the [{name}] table")
         if self.downlink.name == "feedback":
             raise ValueError("downlink 'feedback' has no memory to feed back; give its inner compressor by itself")
+        return self
+
+    @model_validator(mode="after")
+    def _learning_rate_lasts(self) -> "Experiment":
+        self.method.hyper.spanning(self.rounds)
         return self
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, ServerHalf, Stage
+from rayfl.schedules import LearningRate
 from rayfl.training import Weighting, weighed
 from rayfl.tree import State, Tree
 
@@ -32,15 +33,10 @@ class GradientWork(HyperParameters):
         return Stage(steps=1, batch_size=self.batch_size or None, lr=lr)
 
 
-class GradientStep(GradientWork):
+class GradientStep(GradientWork, LearningRate):
     """The same, and the server's step along what it received."""
 
     lr: float = Field(default=0.05, gt=0, description="step size, gamma")
-    lr_decay: float = Field(default=1.0, gt=0, le=1, description="the step size of round r is lr * lr_decay ** r")
-
-    def rate(self, round: int) -> float:
-        """The step size of a round."""
-        return self.lr * self.lr_decay**round
 
 
 class DistributedGradient(Method, ServerHalf):

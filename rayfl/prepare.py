@@ -18,7 +18,7 @@ def prepare(experiment: Experiment) -> Setup:
     do not fit, before anything starts."""
     dataset = experiment.data.load()
     task = Classification(experiment.model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
-    chosen = experiment.method.make(task)
+    chosen = experiment.method.make(task, experiment.rounds)
     check_inputs(task, experiment.model.name, dataset)
     partition = deal(experiment, dataset)
     runtime = experiment.runtime

@@ -9,19 +9,19 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.scalar import count_packet
 from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Context, HyperParameters, Method, Plan, Stage
+from rayfl.methods.base import Carry, Context, Method, Plan, Stage
 from rayfl.optim import SGD, Adam, Optimizer, OptimizerName
+from rayfl.schedules import LearningRate
 from rayfl.task import Task
 from rayfl.tree import Tree
 
 Weighting = Literal["samples", "uniform"]
 
 
-class LocalWork(HyperParameters):
+class LocalWork(LearningRate):
     """Hyper-parameters of local training by minibatches."""
 
     lr: float = Field(default=0.05, gt=0, description="client learning rate, eta_l")
-    lr_decay: float = Field(default=1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay ** r")
     epochs: int | None = Field(
         default=None, ge=1, description="local epochs a round, E (1 where steps is not given either)"
     )
@@ -43,8 +43,8 @@ class LocalWork(HyperParameters):
     def stage(self, round: int, name: str = "train") -> Stage:
         """The stage of round `round` that these settings describe."""
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
-        lr = self.lr * self.lr_decay**round
-        return Stage(name=name, epochs=epochs, steps=self.steps, batch_size=self.batch_size or None, lr=lr)
+        batch_size = self.batch_size or None
+        return Stage(name=name, epochs=epochs, steps=self.steps, batch_size=batch_size, lr=self.rate(round))
 
     def make_optimizer(self) -> Optimizer:
         """The client optimizer."""

@@ -134,6 +134,13 @@ class Reply:
 class HyperParameters(Settings):
     """Hyper-parameters of one method; a method's own `Hyper` adds to these."""
 
+    def spanning(self, rounds: int) -> Self:
+        """The same with what an experiment of `rounds` rounds decides (the length of a learning rate's cosine).
+
+        ValueError where it does not fit so many rounds.
+        """
+        return self
+
 
 class Method(ABC):
     """The client half. The registry name is the name of the file that holds the class."""

@@ -5,8 +5,11 @@ Worker k steps x_{t+1} = x_t - eta d_t and corrects its direction with one minib
 d_{t+1} = g(x_{t+1}) + (1 - a) (d_t - g(x_t)). After I steps the points and the directions of all workers are averaged.
 Round 0 is the start: the mean of gradients on large batches, at the common x_1, becomes d_1.
 
-- eta is constant within a round (lr, lr_decay) and a is a constant in (0, 1], in place of the paper's schedules;
-  a = 1 is local SGD.
+- By default eta is constant within a round (lr, lr_schedule) and a is a constant in (0, 1]; a = 1 is local SGD. With
+  `schedule_offset` both are the paper's, step by step: eta_t = kappa / (w + sigma^2 t)^(1/3) and a_{t+1} = c eta_t^2
+  for t = 1, 2, ... through all rounds. Constant factors cancel, so that the settings are lr = kappa / w^(1/3), which
+  eta comes from, momentum = c lr^2, which a comes from, and schedule_offset = w / sigma^2: eta_t = lr s_t and a_{t+1}
+  = momentum s_t^2 with s_t = (1 + t / schedule_offset)^(-1/3). The paper's w_t is the constant w here.
 - After an exchange the point of the old gradient stays the worker's own x_{t+1}, from before the average, so that the
   mean of d_t - g(x_t) over workers telescopes. A worker that missed the last exchange takes the averaged point.
 - Means are uniform and everyone takes part. Where nobody's start arrived, the next round's first step has a = 1.
@@ -14,45 +17,51 @@ Round 0 is the start: the mean of gradients on large batches, at the common x_1,
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import (
-    Carry,
-    Context,
-    Finished,
-    HyperParameters,
-    Method,
-    Metrics,
-    Plan,
-    ServerHalf,
-    Stage,
-    Traits,
-)
+from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, ServerHalf, Stage, Traits
+from rayfl.schedules import LearningRate
 from rayfl.tree import State, Tree
 
 START = "start"
 """The stage of round 0."""
 
 
-class STEMHyper(HyperParameters):
-    """Hyper-parameters of STEM."""
+class STEMHyper(LearningRate):
+    """Hyper-parameters of STEM. Schedules by round begin with round 1: round 0 makes no step."""
 
-    lr: float = Field(default=0.05, gt=0, description="learning rate, eta")
-    lr_decay: float = Field(
-        default=1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay ** (r - 1)"
-    )
     steps: int = Field(default=10, ge=1, description="local steps between two exchanges, I")
     batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
     start_batch_size: int = Field(default=0, ge=0, description="examples of the first gradient, B; 0: the whole split")
     momentum: float = Field(default=0.1, gt=0, le=1, description="weight of the fresh gradient, a")
+    schedule_offset: float | None = Field(
+        default=None, gt=0, description="w / sigma^2 of the paper's schedules of eta and a; by default neither is used"
+    )
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> Self:
+        if self.schedule_offset is not None and (self.lr_schedule != "exponential" or self.lr_decay != 1):
+            raise ValueError(
+                f"schedule_offset={self.schedule_offset} is a schedule of its own; leave out lr_schedule and lr_decay"
+            )
+        return self
+
+    def spanning(self, rounds: int) -> Self:
+        return super().spanning(max(rounds - 1, 1))
+
+    def shrunk(self, t: torch.Tensor) -> torch.Tensor:
+        """s_t, by which the paper's schedules shrink eta at step t (float64, scalar), as float32; 1 without them."""
+        if self.schedule_offset is None:
+            return torch.ones_like(t, dtype=torch.float32)
+        return (1 + t / self.schedule_offset).pow(-1 / 3).to(torch.float32)
 
 
 class STEM(Method, ServerHalf):
@@ -67,8 +76,8 @@ class STEM(Method, ServerHalf):
         hyper = self.hyper
         if round == 0:
             return Plan(stages=(Stage(START, steps=1, batch_size=hyper.start_batch_size or None, lr=hyper.lr),))
-        lr = hyper.lr * hyper.lr_decay ** (round - 1)
-        return Plan(stages=(Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=lr),))
+        stage = Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=hyper.rate(round - 1))
+        return Plan(stages=(stage,))
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"point": params, "round": torch.tensor(-1)}
@@ -83,7 +92,9 @@ class STEM(Method, ServerHalf):
             "received": params,
             "previous": state["point"] if followed else params,
             "direction": received["direction"].decode() if started else tree.zeros_like(params),
-            "kept": torch.tensor(1 - self.hyper.momentum if started else 0.0),
+            # Whether an old direction goes into the next one, and t, whose step is the next.
+            "kept": torch.tensor(1.0 if started else 0.0),
+            "t": torch.tensor((ctx.round - 1) * self.hyper.steps + 1, dtype=torch.float64),
             "loss": torch.zeros(()),
         }
 
@@ -91,15 +102,21 @@ class STEM(Method, ServerHalf):
         if stage.name == START:
             loss, gradient = self.task.value_and_grad(carry["params"], batch)
             return {**carry, "direction": gradient, "loss": loss}
-        params = tree.add(carry["params"], carry["direction"], -stage.lr)
+        shrunk = self.hyper.shrunk(carry["t"])
+        step = stage.lr * shrunk
+        params = {name: tensor - step * carry["direction"][name] for name, tensor in carry["params"].items()}
         loss, gradient = self.task.value_and_grad(params, batch)
         error = tree.sub(carry["direction"], self.task.grad(carry["previous"], batch))
-        direction = {name: gradient[name] + carry["kept"] * error[name] for name in gradient}
-        kept = torch.full_like(carry["kept"], 1 - self.hyper.momentum)
-        loss = carry["loss"] + loss
+        kept = carry["kept"] * (1 - self.hyper.momentum * shrunk.square())
         return {
-            **carry, "params": params, "previous": params, "direction": direction, "kept": kept, "loss": loss
-        }  # fmt: skip
+            **carry,
+            "params": params,
+            "previous": params,
+            "direction": {name: gradient[name] + kept * error[name] for name in gradient},
+            "kept": torch.ones_like(kept),
+            "t": carry["t"] + 1,
+            "loss": carry["loss"] + loss,
+        }
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         sent = {"direction": carry["direction"]}

@@ -5,16 +5,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rayfl import tree
 from rayfl.executor import InlineExecutor
-from rayfl.methods.stem import STEM
+from rayfl.methods.stem import STEM, STEMHyper
+from rayfl.settings import SettingsError
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 
 CLIENTS = range(4)
 HYPER = {"lr": 0.1, "steps": 3, "batch_size": 2, "start_batch_size": 3, "momentum": 0.3}
+
+
+def step_sizes(hyper: Any, round: int, t: int) -> tuple[float, float]:
+    """eta_t and a_{t+1}: eta_t = kappa / (w + sigma^2 t)^(1/3) and a = c eta_t^2, or constants of the round."""
+    if hyper.schedule_offset is None:
+        return hyper.lr * hyper.lr_decay ** (round - 1), hyper.momentum
+    sigma_squared = 0.37
+    w = hyper.schedule_offset * sigma_squared
+    kappa, c = hyper.lr * w ** (1 / 3), hyper.momentum / hyper.lr**2
+    eta = kappa / (w + sigma_squared * t) ** (1 / 3)
+    return eta, c * eta**2
 
 
 def followed(here: Any, averaged_point: bool = False) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -29,11 +42,12 @@ def followed(here: Any, averaged_point: bool = False) -> list[tuple[np.ndarray, 
     d = np.tile(np.mean(first, axis=0), (4, 1))
     previous, seen = x.copy(), [(x[0].copy(), d[0].copy(), x.copy())]
     for round in range(1, here.rounds):
-        eta = hyper.lr * hyper.lr_decay ** (round - 1)
         for k in CLIENTS:
-            for batch in batches(here, round, k, steps=hyper.steps, batch_size=hyper.batch_size or None):  # type: ignore[arg-type]
+            drawn = batches(here, round, k, steps=hyper.steps, batch_size=hyper.batch_size or None)  # type: ignore[arg-type]
+            for t, batch in enumerate(drawn, start=(round - 1) * hyper.steps + 1):
+                eta, a = step_sizes(hyper, round, t)
                 x[k] = x[k] - eta * d[k]
-                d[k] = batch.gradient(x[k]) + (1 - hyper.momentum) * (d[k] - batch.gradient(previous[k]))
+                d[k] = batch.gradient(x[k]) + (1 - a) * (d[k] - batch.gradient(previous[k]))
                 previous[k] = x[k]
         own = x.copy()
         x[:], d[:] = x.mean(axis=0), d.mean(axis=0)
@@ -45,7 +59,13 @@ def followed(here: Any, averaged_point: bool = False) -> list[tuple[np.ndarray, 
 
 @pytest.mark.parametrize(
     "hyper",
-    [{}, {"momentum": 1.0}, {"lr_decay": 0.7, "steps": 1}, {"batch_size": 0, "start_batch_size": 0}],
+    [
+        {},
+        {"momentum": 1.0},
+        {"lr_decay": 0.7, "steps": 1},
+        {"batch_size": 0, "start_batch_size": 0},
+        {"schedule_offset": 2.0, "momentum": 0.9},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
@@ -92,6 +112,27 @@ def test_with_a_of_one_it_is_local_sgd():
     for world in play(here)[1][1:]:
         x = x - 0.1 * np.mean([points(here, k).gradient(x) for k in CLIENTS], axis=0)
         np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=1e-6)
+
+
+def test_the_schedules_of_the_paper_at_three_steps():
+    # (1 + t / 9)^(-1/3) is 10^(-1/3) * 9^(1/3) at t = 1, 1/2 at t = 63 and 1/4 at t = 567: eta halves, a quarters.
+    hyper = STEM(Quadratic(), lr=0.2, momentum=0.8, schedule_offset=9.0).hyper
+    shrunk = [float(hyper.shrunk(torch.tensor(t, dtype=torch.float64))) for t in (1, 63, 567)]
+    assert shrunk == pytest.approx([(9 / 10) ** (1 / 3), 0.5, 0.25], rel=1e-6)
+
+
+def test_a_cosine_takes_the_rounds_that_step():
+    # Round 0 makes no step, so of 5 rounds 4 do: (1 + cos(pi r / 4)) / 2 for r = 0, 1, 2, 3.
+    hyper = STEMHyper(lr=0.4, lr_schedule="cosine").spanning(5)
+    method = STEM(Quadratic(), **hyper.model_dump())
+    rates = [method.plan(round, 0.0).stages[0].lr for round in range(1, 5)]
+    assert rates == pytest.approx([0.4, 0.2 + 0.2 * 0.5**0.5, 0.2, 0.2 - 0.2 * 0.5**0.5], rel=1e-12)
+
+
+def test_two_schedules_are_refused():
+    for other in ({"lr_decay": 0.9}, {"lr_schedule": "cosine"}, {"lr_schedule": "constant"}):
+        with pytest.raises(SettingsError, match=r"schedule_offset=2\.0 is a schedule of its own"):
+            STEM(Quadratic(), schedule_offset=2.0, **other)
 
 
 def test_reaches_the_minimiser_of_the_mean_loss():

@@ -1,0 +1,78 @@
+"""Learning rates by round: constant, exponential, or half a cosine over all rounds."""
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rayfl.methods.base import HyperParameters
+
+LrSchedule = Literal["constant", "exponential", "cosine", "cosine-literal"]
+
+
+class LearningRate(HyperParameters):
+    """A learning rate and how it changes from round to round, r = 0, 1, ...
+
+    constant: lr; exponential: lr lr_decay^r, with lr_decay = 1 by default; cosine: lr (1 + cos(pi r / R)) / 2, from lr
+    to almost 0; cosine-literal: twice that, from 2 lr, as Elastic Aggregation (Chen et al., CVPR 2023, section 4)
+    prints it. R is `lr_rounds`, by default the experiment's rounds.
+    """
+
+    lr: float = Field(default=0.05, gt=0, description="learning rate, eta")
+    lr_schedule: LrSchedule = Field(
+        default="exponential",
+        description="learning rate by round: constant, exponential, cosine (to 0), cosine-literal (from 2 lr to 0)",
+    )
+    lr_decay: float = Field(
+        default=1.0, gt=0, le=1, description="factor of exponential: the rate of round r is lr * lr_decay ** r"
+    )
+    lr_rounds: int | None = Field(
+        default=None, ge=1, description="rounds that the cosine takes, R; by default all of the experiment"
+    )
+
+    @model_validator(mode="after")
+    def _schedule_uses_what_is_given(self) -> Self:
+        # What a class sets by default is no contradiction: it was not the user's.
+        if self.lr_schedule != "exponential" and self.lr_decay != type(self).model_fields["lr_decay"].default:
+            raise ValueError(
+                f"lr_decay={self.lr_decay} belongs to lr_schedule='exponential', not {self.lr_schedule!r}; leave one "
+                "out"
+            )
+        if self.lr_rounds is not None and not self.is_cosine:
+            raise ValueError(
+                f"lr_rounds={self.lr_rounds} belongs to lr_schedule='cosine' or 'cosine-literal', not "
+                f"{self.lr_schedule!r}; leave one out"
+            )
+        return self
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether the schedule depends on the number of rounds."""
+        return self.lr_schedule in ("cosine", "cosine-literal")
+
+    def rate(self, round: int) -> float:
+        """The learning rate of round `round`, counted from 0. ValueError where a cosine has no rounds, or is over."""
+        if self.lr_schedule == "constant":
+            return self.lr
+        if self.lr_schedule == "exponential":
+            return self.lr * self.lr_decay**round
+        if self.lr_rounds is None:
+            raise ValueError(
+                f"lr_schedule={self.lr_schedule!r} needs the number of rounds; set lr_rounds, as an experiment does"
+            )
+        if round >= self.lr_rounds:
+            raise ValueError(f"lr_rounds={self.lr_rounds} ends before round {round}; set lr_rounds to all rounds")
+        wave = 1 + math.cos(math.pi * round / self.lr_rounds)
+        return self.lr * (0.5 * wave if self.lr_schedule == "cosine" else wave)
+
+    def spanning(self, rounds: int) -> Self:
+        if not self.is_cosine:
+            return self
+        if self.lr_rounds is None:
+            return self.model_copy(update={"lr_rounds": rounds})
+        if self.lr_rounds < rounds:
+            raise ValueError(
+                f"lr_rounds={self.lr_rounds} is below the {rounds} rounds of training, and the cosine would end before "
+                "they do; leave lr_rounds out"
+            )
+        return self
