@@ -1,9 +1,32 @@
 """Files that are written whole: a reader, and whoever comes after a crash, sees the old one or the new one."""
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
+
+
+class Taken(Exception):
+    """Another process holds the lock."""
+
+
+def lock(path: Path) -> IO[bytes]:
+    """A file that no other process can lock until it is closed; the system lets go of it with the process.
+
+    Its directory is made. Taken where another process has it; file systems without locks lock nothing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "ab")  # noqa: SIM115 (the caller closes it)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise Taken from None
+    except OSError:
+        pass
+    return file
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

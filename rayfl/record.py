@@ -5,6 +5,8 @@
     records/{rounds,clients,metrics}   Arrow IPC streams (.arrows) while running, Parquet (.parquet) once finished
     tensorboard/                       TensorBoard events
     models/<name>.safetensors          final models
+    checkpoints/<rounds>/              what the run goes on from (rayfl/checkpoint.py)
+    lock                               held by the process that writes here
 
 Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams and Parquet relate: rayfl/tables.py.
 """
@@ -16,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rayfl.events import EventWriter
-from rayfl.files import sync_directory, write_json, write_text, write_whole
+from rayfl.files import Taken, lock, sync_directory, write_json, write_text, write_whole
 from rayfl.settings import SettingsError
 from rayfl.tables import SCHEMAS, Stream, read_table, table_path, tidy, up_to
 
@@ -39,6 +41,7 @@ _ENTRIES = {
     "checkpoints",
     "models",
     "report.html",
+    "lock",
 }
 
 
@@ -119,7 +122,8 @@ class Recorder:
 
     def _open(self, directory: Path, tables: Mapping[str, pa.Table], resumed: bool = False) -> None:
         self._directory = directory
-        (directory / "records").mkdir(parents=True, exist_ok=True)
+        self._lock = self._locked(directory)
+        (directory / "records").mkdir(exist_ok=True)
         self._streams: dict[str, Stream] = {}
         for name, table in tables.items():
             path = table_path(directory, name, "arrows")
@@ -155,6 +159,13 @@ class Recorder:
             "time/simulated_s": row.simulated_s,
         }
 
+    @staticmethod
+    def _locked(directory: Path) -> IO[bytes]:
+        try:
+            return lock(directory / "lock")
+        except Taken:
+            raise SettingsError(f"{directory} is being written by a run that goes on; wait for it or end it") from None
+
     def sync(self) -> None:
         """Make all rounds so far survive a loss of power: to be called before a checkpoint that relies on them."""
         for stream in self._streams.values():
@@ -177,6 +188,7 @@ class Recorder:
         for stream in self._streams.values():
             stream.close()
         self._events.close()
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self

@@ -321,5 +321,14 @@ def test_nothing_in_a_run_directory_is_pickled_or_half_written(tmp_path):
         elif name.endswith(".safetensors"):
             json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         else:
-            assert name == "experiment.toml" or name.startswith("events.out.tfevents")
-    assert len(files) == 3 + 3 + 1 + 1
+            assert name in ("experiment.toml", "lock") or name.startswith("events.out.tfevents")
+    assert len(files) == 3 + 3 + 1 + 1 + 1
+
+
+def test_two_runs_do_not_write_into_one_directory(tmp_path: Path):
+    with Recorder(tmp_path):
+        (tmp_path / "experiment.json").write_text("{}")
+        (tmp_path / "platform.json").write_text("{}")
+        with pytest.raises(SettingsError, match="is being written by a run that goes on"):
+            Recorder.resume(tmp_path, -1)
+    Recorder.resume(tmp_path, -1).stop()
