@@ -123,6 +123,32 @@ def followed(
     return path
 
 
+def scaffolded(here: Setup, factors: Factors = untouched) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """SCAFFOLD's x, c and all c_i after every round, in the paper's signs: dx_i = y - x, dc_i = c_i+ - c_i."""
+    hyper, x, c, own, seen = here.method.hyper.model_dump(), start(here), np.zeros(10), np.zeros((4, 10)), []
+    decay = hyper["weight_decay"]
+    for round in range(here.rounds):
+        delivered, dx, dc, lr = here.population.draw(round).among("delivered"), [], [], rate(here, round)
+        for i in delivered:
+            y, stream = x, train_batches(here, round, i)
+            for batch in stream:
+                y = y - lr * (batch.gradient(y) + decay * y - own[i] + c)
+            new = own[i] - c + (x - y) / (len(stream) * lr)
+            if hyper["option"] == "I":
+                size = hyper["control_batch_size"] or TRAIN[i]
+                (batch,) = batches(here, round, i, "control", steps=1, batch_size=size)
+                new = batch.gradient(x) + decay * x
+            dx.append(y - x)
+            dc.append(new - own[i])
+            own[i] = new
+        if delivered:
+            mean = np.average(dx, axis=0, weights=[share(here, i) for i in delivered])
+            x = x + hyper["server_lr"] * factors(round, x) * mean
+            c = c + len(delivered) / 4 * np.mean(dc, axis=0)
+        seen.append((x, c, own.copy()))
+    return seen
+
+
 def made(name: str, hyper: Mapping[str, Any], **options: Any) -> Setup:
     """A registered method on the quadratics."""
     return setup(method(name)(Quadratic(), **hyper), **options)

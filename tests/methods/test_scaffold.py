@@ -13,11 +13,10 @@ from rayfl.compress.sparse import TopK
 from rayfl.executor import InlineExecutor
 from rayfl.rounds import World
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
 from tests.contracts.executors import play
-from tests.contracts.seams.closed_form import batches, flat, points, start
-from tests.contracts.seams.quadratic import TRAIN, Quadratic
-from tests.methods.averaging import ABSENCES, ENGINES, made, optima, rate, share, train_batches, wells
+from tests.contracts.seams.closed_form import flat, points, start
+from tests.contracts.seams.quadratic import Quadratic
+from tests.methods.averaging import ABSENCES, ENGINES, made, optima, scaffolded, wells
 
 HYPER = {"lr": 0.1, "batch_size": 2}
 FULL = {"lr": 0.2, "steps": 4, "batch_size": 0}
@@ -29,31 +28,6 @@ def control_variates(executor: InlineExecutor, world: World) -> np.ndarray:
     for client, ref in world.states.items():
         own[client] = flat(tree.to_tensors(executor.get(ref))["control_variate"])
     return own
-
-
-def expected(here: Setup) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """x, c and all c_i after every round, in the paper's signs: dx_i = y - x, dc_i = c_i+ - c_i."""
-    hyper, x, c, own, seen = here.method.hyper.model_dump(), start(here), np.zeros(10), np.zeros((4, 10)), []
-    decay = hyper["weight_decay"]
-    for round in range(here.rounds):
-        delivered, dx, dc, lr = here.population.draw(round).among("delivered"), [], [], rate(here, round)
-        for i in delivered:
-            y, stream = x, train_batches(here, round, i)
-            for batch in stream:
-                y = y - lr * (batch.gradient(y) + decay * y - own[i] + c)
-            new = own[i] - c + (x - y) / (len(stream) * lr)
-            if hyper["option"] == "I":
-                size = hyper["control_batch_size"] or TRAIN[i]
-                (batch,) = batches(here, round, i, "control", steps=1, batch_size=size)
-                new = batch.gradient(x) + decay * x
-            dx.append(y - x)
-            dc.append(new - own[i])
-            own[i] = new
-        if delivered:
-            x = x + hyper["server_lr"] * np.average(dx, axis=0, weights=[share(here, i) for i in delivered])
-            c = c + len(delivered) / 4 * np.mean(dc, axis=0)
-        seen.append((x, c, own.copy()))
-    return seen
 
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
@@ -74,7 +48,7 @@ def test_follows_its_equations(hyper: dict[str, Any], clients: dict[str, Any], e
     here = made("scaffold", {**HYPER, **hyper}, rounds=7, engine=engine, clients=clients)
     executor = InlineExecutor(here)
     records, worlds = play(here, executor)
-    for world, (x, c, own) in zip(worlds, expected(here), strict=True):
+    for world, (x, c, own) in zip(worlds, scaffolded(here), strict=True):
         np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=5e-6)
         np.testing.assert_allclose(flat(world.server["control_variate"]), c, rtol=1e-4, atol=2e-5)
         np.testing.assert_allclose(control_variates(executor, world), own, rtol=1e-4, atol=2e-5)
