@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from rayfl import registry, toml
+from rayfl.checkpoint import Checkpoints
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -119,6 +120,9 @@ class Runtime(Settings):
     address: str | None = Field(default=None, description="Ray cluster to join; default: RAY_ADDRESS, or a local one")
     object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")
     start_timeout_s: float = Field(default=120.0, gt=0, description="seconds that actors may take to start")
+    call_timeout_s: float | None = Field(
+        default=None, gt=0, description="seconds after which an actor that does not answer is replaced; default: never"
+    )
 
     @property
     def device_name(self) -> str:
@@ -154,6 +158,7 @@ class Experiment(Settings):
     splits: Splits = Field(default_factory=Splits)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     runtime: Runtime = Field(default_factory=Runtime)
+    checkpoint: Checkpoints = Field(default_factory=Checkpoints)
     output: Output = Field(default_factory=Output)
     report: Reading = Field(default_factory=Reading)
 

@@ -10,9 +10,18 @@ from rayfl.record import Run
 
 MEGABYTE_BITS = 8e6
 """1 MB = 1e6 bytes."""
-NOT_SCIENCE = ("seed", "name", "label", "output", "report")
+NOT_SCIENCE = ("seed", "name", "label", "checkpoint", "output", "report")
 """Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
-_ONLY_TIME = ("executor", "actors", "num_cpus", "num_gpus", "address", "object_store_memory_mb", "start_timeout_s")
+_ONLY_TIME = (
+    "executor",
+    "actors",
+    "num_cpus",
+    "num_gpus",
+    "address",
+    "object_store_memory_mb",
+    "start_timeout_s",
+    "call_timeout_s",
+)
 """Settings of `[runtime]` that change the time and nothing else."""
 
 
