@@ -21,15 +21,24 @@ MEANINGS = {
     "personal_pooled/accuracy": "Each client's model as the exchange left it, on test data of all clients together.",
     "personal_pooled_after_training/accuracy": "Each client's model right after its local training, on the same data.",
     "train/loss": "How far the models are from the answers while they learn; it should fall.",
+    "comm/busiest_megabytes": "What papers on peers call Comm: 4 bytes a number that the busiest peer receives.",
+    "comm/mean_megabytes": "The same on average over the peers; positions and masks are not in it.",
+    "flops/training": "As papers on sparse training count: three forward passes an example, kept weights only.",
 }
 """What one is looking at, by the metric's name."""
+_TITLES = {
+    "train/loss": "Training loss",
+    "comm/busiest_megabytes": "Comm of the busiest peer, MB a round",
+    "comm/mean_megabytes": "Comm of a peer, MB a round",
+    "flops/training": "Operations of a client's training",
+}
 
 
 def title(name: str) -> str:
     """A metric's name in words, or as it was recorded."""
     place, _, what = name.rpartition("/")
-    if name == "train/loss":
-        return "Training loss"
+    if name in _TITLES:
+        return _TITLES[name]
     if place not in _PLACES:
         return name
     return _PLACES[place] if is_accuracy(name) else f"{what.capitalize()}: {_PLACES[place]}"
