@@ -236,17 +236,15 @@ def datasets() -> None:
 
 @main.command()
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-def bench(workloads: Sequence[str]) -> None:
-    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop."""
+@click.option("--compressors", is_flag=True, help="Measure the compressors instead: time, size and error of packets.")
+@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers that are compressed.")
+@click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The compressors' plot.")
+def bench(workloads: Sequence[str], compressors: bool, entries: int, plot: Path) -> None:
+    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop, or the compressors."""
     with sentences():
-        from jobs.bench.command import bench as measure
-        from jobs.bench.workloads import WORKLOADS
-        from rayfl.settings import nearest
+        from jobs.bench.command import bench, bench_compressors
 
-        for name in workloads:
-            if name not in WORKLOADS:
-                raise ValueError(f"unknown workload {name!r}: {nearest(name, WORKLOADS)}")
-        measure(workloads or tuple(WORKLOADS))
+        bench_compressors(workloads, entries, plot) if compressors else bench(workloads)
 
 
 def _first_sentence(kind: type) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,7 @@ from rich.table import Table
 from actors.errors import ClusterError
 from jobs.bench.memory import Peak
 from jobs.bench.workloads import WORKLOADS
+from rayfl.settings import nearest
 
 ACTORS = 2
 
@@ -43,9 +45,12 @@ def measure(module: str, *arguments: str) -> Measured:
 
 
 def bench(names: Sequence[str]) -> None:
-    """Measure the named workloads and print a row each."""
-    table = Table("workload", "bare, 1 process", "bare, 2 processes", "rayfl", "ratio to the better", "peak memory, GB")
+    """Measure the named workloads, all where none is named, and print a row each. ValueError on an unknown name."""
     for name in names:
+        if name not in WORKLOADS:
+            raise ValueError(f"unknown workload {name!r}: {nearest(name, WORKLOADS)}")
+    table = Table("workload", "bare, 1 process", "bare, 2 processes", "rayfl", "ratio to the better", "peak memory, GB")
+    for name in names or WORKLOADS:
         print(f"{name}: {WORKLOADS[name].about}", flush=True)
         single, double = measure("jobs.bench.bare", name, "1"), measure("jobs.bench.bare", name, "2")
         ours = measure("jobs.bench.ours", name, str(ACTORS))
@@ -56,3 +61,12 @@ def bench(names: Sequence[str]) -> None:
     Console(width=None if sys.stdout.isatty() else 110).print(table)
     print("Median seconds a round. Peak memory (bare 1 / bare 2 / rayfl): all processes, shared pages counted once.")
     print("rayfl runs two actors of one thread each and an object store of 1 GB (runtime.object_store_memory_mb).")
+
+
+def bench_compressors(names: Sequence[str], num_entries: int, plot: Path) -> None:
+    """Measure the compressors; see `jobs.bench.compressors`. ValueError where workloads are named too."""
+    if names:
+        raise ValueError(f"--compressors measures no workload, and {names[0]!r} is one; leave out one of the two")
+    from jobs.bench import compressors
+
+    compressors.bench(num_entries, plot)
