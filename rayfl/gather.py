@@ -114,11 +114,14 @@ class ElementwiseMean(Gather):
     counted: Literal["sent", "nonzero"] = "sent"
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        value = packet.decode()
-        support = packet.support() if self.counted == "sent" else tree.map(lambda t: t != 0, value)
-        weights = tree.map(lambda t: t.to(torch.float32) * weight, support)
+        if self.counted == "sent":
+            present = packet.presence()
+        else:
+            present = tree.map(lambda t: (t != 0).to(torch.float32), packet.decode())
+        weights = total.weights if total.count else tree.scale(present, weight)
         if total.count:
-            weights = tree.add(total.weights, weights)
+            for name, tensor in weights.items():
+                tensor.add_(present[name], alpha=weight)
         return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, weights, total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
@@ -127,10 +130,8 @@ class ElementwiseMean(Gather):
     def result(self, total: Aggregate) -> Tree:
         if not total.count:
             return {}
-        return {
-            name: torch.where(total.weights[name] > 0, value / total.weights[name].clamp(min=1e-38), 0.0)
-            for name, value in total.sum.items()
-        }
+        # Where nobody sent anything both are 0.
+        return {name: value / total.weights[name].clamp(min=1e-38) for name, value in total.sum.items()}
 
 
 @dataclass(frozen=True)

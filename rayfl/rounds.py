@@ -13,9 +13,10 @@ import torch
 
 from rayfl import evaluation, gather, tree
 from rayfl.arithmetic import fixed
-from rayfl.comm import paper_comm
+from rayfl.exchange import bill, in_calls, mix_job
 from rayfl.executor import Done, Executor, Job, Ref
 from rayfl.gather import Aggregate, Relay
+from rayfl.graphs import round_metrics
 from rayfl.ledger import Ledger, RoundRecord, record
 from rayfl.methods.base import Plan
 from rayfl.population import Participation, Status
@@ -24,7 +25,7 @@ from rayfl.setup import Setup
 from rayfl.summation import chunks, cut, total
 from rayfl.topology import mixing_weights
 from rayfl.tree import Arrays, State
-from rayfl.work import ClientJob, MixJob, PooledJob, Report, Role, Shared, Trained, TrainJob
+from rayfl.work import ClientJob, PooledJob, Report, Role, Shared, Trained, TrainJob
 from rayfl.worker import merged
 
 LARGE_MODEL = 2_000_000
@@ -201,19 +202,14 @@ def mix(
     present[list(messages)] = True
     graph = graph & present[:, None] & present[None, :]
     weights = mixing_weights(graph, setup.topology.weights)
+    ledger.metrics |= round_metrics(graph, weights, present)
     if not setup.peer_half.include_self:
         np.fill_diagonal(weights, 0.0)
-    sizes = {client: ledger.reports[client].uplink_bits for client in messages}
-    for client in messages:
-        heard = np.flatnonzero(graph[client])
-        ledger.reports[client] = replace(
-            ledger.reports[client],
-            uplink_bits=sizes[client] * int(graph[:, client].sum()),
-            downlink_bits=sum(sizes[sender] for sender in heard.tolist()),
-        )
-    ledger.metrics |= paper_comm(graph, {client: ledger.reports[client].num_values for client in messages})
+    bill(graph, messages, ledger)
     receivers = [client for client in ledger.reports if client in world.states or not setup.stateful]
-    works = [mix_job(part, weights, present) for part in parts(receivers, executor.num_workers)]
+    model_bytes = 4 * tree.num_entries(setup.initial)
+    shares = in_calls(receivers, weights, executor.num_workers, model_bytes)
+    works = [mix_job(part, weights, present) for part in shares]
     jobs = [
         Job(
             work,
@@ -228,17 +224,6 @@ def mix(
         for client in work.rows:
             keep(setup, client, outputs, states, {})
     return replace(world, states=states)
-
-
-def mix_job(receivers: Sequence[int], weights: np.ndarray, present: np.ndarray) -> MixJob:
-    """The rows of the mixing matrix [n, n] that these receivers need; an absent peer's row is empty."""
-    rows = {
-        client: {int(sender): float(weights[client, sender]) for sender in np.flatnonzero(weights[client])}
-        if present[client]
-        else {}
-        for client in receivers
-    }
-    return MixJob(rows, tuple(sorted({sender for row in rows.values() for sender in row})))
 
 
 def judge(setup: Setup, executor: Executor, world: World, shared: Shared, ledger: Ledger) -> None:

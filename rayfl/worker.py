@@ -107,7 +107,8 @@ class Worker:
         for client in receivers:
             with told(shared.round, client):
                 ctx = self.setup.context(shared.round, shared.plan, client, "mix")
-                state = self.setup.peer_half.mix(states[client], gathered[client], ctx)
+                # Taken out, so that what only this receiver gathered is free again.
+                state = self.setup.peer_half.mix(states.pop(client), gathered.pop(client), ctx)
             outputs += self._kept(state, {})
         return None, outputs
 
@@ -243,14 +244,13 @@ def gather_rows(
     rules: Mapping[str, gather.Gather], job: MixJob, messages: Mapping[int, Message]
 ) -> dict[int, dict[str, Aggregate]]:
     """Per receiver what it gathered. Each sender is opened once; receivers with equal rows share one result."""
-    shares: dict[tuple[tuple[int, float], ...], dict[str, Aggregate]] = {}
     keys = {client: tuple(sorted(row.items())) for client, row in job.rows.items()}
-    for key in keys.values():
-        shares.setdefault(key, {name: rule.empty() for name, rule in rules.items()} if key else {})
+    rows = {key: job.rows[client] for client, key in keys.items()}
+    shares = {key: {name: rule.empty() for name, rule in rules.items()} if key else {} for key in rows}
     for sender in sorted(job.senders):
         message = opened(messages[sender])
         for key, sums in shares.items():
-            weight = dict(key).get(sender)
+            weight = rows[key].get(sender)
             if weight is not None:
                 for name, packet in message.items():
                     if name in rules:

@@ -58,6 +58,12 @@ class Packet:
         """Boolean tensors, True where an entry was sent."""
         return self.codec.support(self.parts)
 
+    def presence(self) -> Tree:
+        """`support` in float32: 1 where an entry was sent, else 0. Nobody may write into the tensors."""
+        # Through numpy: torch takes ten times as long to turn booleans into numbers.
+        masks = {name: mask.numpy() for name, mask in self.support().items()}
+        return {name: torch.from_numpy(mask.view(np.uint8).astype(np.float32)) for name, mask in masks.items()}
+
     def add_to(self, total: Tree, weight: float) -> None:
         """total += weight * self.decode(), in place."""
         self.codec.add_to(self.parts, total, weight)
@@ -73,9 +79,21 @@ class Opened(Packet):
     def decode(self) -> Tree:
         return self._decoded
 
+    def presence(self) -> Tree:
+        return self._presence
+
+    def add_to(self, total: Tree, weight: float) -> None:
+        # Even of few entries: what is decoded adds up in a twentieth of the time that finding their positions takes.
+        for name, tensor in self._decoded.items():
+            total[name].add_(tensor.to(total[name].device), alpha=weight)
+
     @cached_property
     def _decoded(self) -> Tree:
         return self.codec.decode(self.parts)
+
+    @cached_property
+    def _presence(self) -> Tree:
+        return super().presence()
 
     def opened(self) -> Packet:
         return self

@@ -1,0 +1,117 @@
+"""An exchange among peers: bills by hand, how much a call takes on, and how often a message is opened."""
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.compress.base import Packet
+from rayfl.compress.dense import Dense
+from rayfl.compress.mask import mask_packet
+from rayfl.compress.sparse import TopK, sparse_packet
+from rayfl.exchange import CALL_BYTES, bill, in_calls, mix_job
+from rayfl.gather import ElementwiseMean, WeightedMean
+from rayfl.ledger import Ledger
+from rayfl.population import Participation
+from rayfl.topology import FullyConnected, Ring, mixing_weights
+from rayfl.work import Report
+from rayfl.worker import gather_rows
+
+
+def test_links_are_billed_on_both_ends():
+    # 0 hears 1 and 2; 1 hears 0; 2 hears 0. Messages of 100, 30 and 7 bits; 5, 4 and 3 numbers.
+    graph = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], bool)
+    ledger = Ledger(Participation((0, 1, 2), {}))
+    for client, bits, values in ((0, 100, 5), (1, 30, 4), (2, 7, 3)):
+        ledger.add(Report(client, sent=True, uplink_bits=bits, num_values=values))
+    bill(graph, [0, 1, 2], ledger)
+    # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
+    assert [ledger.reports[i].uplink_bits for i in range(3)] == [200, 30, 7]
+    assert [ledger.reports[i].downlink_bits for i in range(3)] == [37, 100, 100]
+    # The paper's figure is of numbers received: 4 + 3 by peer 0, 5 by each of the others.
+    assert ledger.metrics == {
+        "comm/busiest_megabytes": pytest.approx(7 * 4e-6),
+        "comm/mean_megabytes": pytest.approx(17 / 3 * 4e-6),
+    }
+
+
+def test_a_call_a_worker_while_there_is_room():
+    ring = mixing_weights(Ring().receives(8, 0, 0), "uniform")
+    assert in_calls(range(8), ring, 2, model_bytes=4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert in_calls(range(2), ring, 5, model_bytes=4) == [(0,), (1,)]
+    assert in_calls([], ring, 2, model_bytes=4) == []
+
+
+def test_large_models_make_more_calls_and_equal_rows_fewer():
+    # A call of r receivers with d distinct rows holds r + d models; four fit.
+    ring, full = (mixing_weights(t.receives(8, 0, 0), "uniform") for t in (Ring(), FullyConnected()))
+    assert [len(call) for call in in_calls(range(8), ring, 2, CALL_BYTES // 4)] == [2, 2, 2, 2]
+    assert [len(call) for call in in_calls(range(8), full, 2, CALL_BYTES // 4)] == [2, 2, 2, 2]
+    assert [len(call) for call in in_calls(range(8), full, 2, CALL_BYTES // 5)] == [4, 4]
+    # What does not fit at all goes one by one.
+    assert in_calls(range(3), ring, 1, 2 * CALL_BYTES) == [(0,), (1,), (2,)]
+
+
+class Counting:
+    """A codec that counts how often it is asked to decode."""
+
+    def __init__(self, packet: Packet) -> None:
+        self.inner, self.decoded = packet.codec, 0
+
+    def decode(self, parts):
+        self.decoded += 1
+        return self.inner.decode(parts)
+
+    def support(self, parts):
+        return self.inner.support(parts)
+
+    def add_to(self, parts, total, weight):
+        self.decoded += 1
+        self.inner.add_to(parts, total, weight)
+
+
+@pytest.mark.parametrize("rule", [WeightedMean(), ElementwiseMean()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("topology", [FullyConnected(), Ring()], ids=lambda graph: graph.name)
+def test_every_message_is_opened_once_a_call(topology, rule):
+    size, draw = 100, np.random.default_rng(0)
+    values = draw.standard_normal((size, 6)).astype(np.float32)
+    masks = draw.random((size, 6)) < 0.5
+    packets = [
+        sparse_packet({"x": torch.from_numpy(v)}, {"x": torch.from_numpy(m)})
+        for v, m in zip(values, masks, strict=True)
+    ]
+    codecs = [Counting(packet) for packet in packets]
+    messages = {i: {"m": Packet(packets[i].parts, codecs[i])} for i in range(size)}
+    weights = mixing_weights(topology.receives(size, 0, 0), "uniform")
+    job = mix_job(range(size), weights, np.full(size, True))
+    gathered = gather_rows({"m": rule}, job, messages)
+    assert [codec.decoded for codec in codecs] == [1] * size
+    shared = {id(sums) for sums in gathered.values()}
+    assert len(shared) == (1 if topology.name == "fully-connected" else size)
+    sums = weights @ np.where(masks, values, 0)
+    counts = weights @ masks if isinstance(rule, ElementwiseMean) else np.ones((size, 6))
+    expected = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    for i in range(size):
+        np.testing.assert_allclose(gathered[i]["m"].result["x"], expected[i], rtol=1e-5, atol=1e-6)
+
+
+def test_an_opened_packet_adds_what_the_packet_adds():
+    draw = np.random.default_rng(1)
+    x = {"a": torch.from_numpy(draw.standard_normal((5, 40)).astype(np.float32)), "b": torch.tensor([0.0, -3.0])}
+    kept = {name: tensor.abs() > 0.5 for name, tensor in x.items()}
+    for packet in (
+        Dense(dtype="bf16").encode(x, {}, draw)[0],
+        TopK(keep_ratio=0.1).encode(x, {}, draw)[0],
+        sparse_packet(x, kept),
+        mask_packet(kept),
+    ):
+        one, other = ({name: torch.full(t.shape, 0.25) for name, t in x.items()} for _ in range(2))
+        packet.add_to(one, 0.5)
+        packet.opened().add_to(other, 0.5)
+        support, presence = packet.support(), packet.opened().presence()
+        for name in x:
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-6)
+            assert presence[name].dtype == torch.float32
+            assert np.array_equal(presence[name] == 1, support[name]) and set(presence[name].unique().tolist()) <= {
+                0,
+                1,
+            }
