@@ -4,7 +4,7 @@ baselines of Dai et al., Dis-PFL, ICML 2022 (paper 001).
 The personal model of client i is E_ft epochs of local training away from the global x. It is made for an evaluation
 and thrown away: training and wires are FedAvg's, bit for bit.
 
-- ft_epochs is by default what a round of local training does, and ft_lr the lr of round 0: lr_decay does not apply.
+- Fine-tuning does by default what a round of local training does, at the constant rate ft_lr: no decay applies to it.
 - `own_after_training` fine-tunes the x that the client had received, not what its round made of it, which would be
   tuned twice.
 - `pooled` is the global model as it is.
