@@ -237,13 +237,19 @@ def datasets() -> None:
 @main.command()
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
 @click.option("--compressors", is_flag=True, help="Measure the compressors instead: time, size and error of packets.")
-@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers that are compressed.")
+@click.option("--exchange", is_flag=True, help="Measure an exchange among peers instead, without training.")
+@click.option("--peers", type=int, default=100, show_default=True, help="Peers of the exchange.")
+@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers compressed, or a peer's.")
 @click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The compressors' plot.")
-def bench(workloads: Sequence[str], compressors: bool, entries: int, plot: Path) -> None:
-    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop, or the compressors."""
+def bench(workloads: Sequence[str], compressors: bool, exchange: bool, peers: int, entries: int, plot: Path) -> None:
+    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop, or what an option names."""
     with sentences():
         from jobs.bench.command import bench, bench_compressors
+        from jobs.bench.exchange import bench_exchange
 
+        if exchange:
+            bench_exchange(peers, entries)
+            return
         bench_compressors(workloads, entries, plot) if compressors else bench(workloads)
 
 

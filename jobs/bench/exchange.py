@@ -1,0 +1,178 @@
+"""One exchange among peers without training: how long it takes, what passes through the object store, peak memory.
+
+`python -m jobs.bench.exchange GRAPH PEERS PARAMETERS` runs it on two actors of one thread each and prints figures as
+JSON. The peers are Dis-PFL's at density 0.5: each has a model and a mask, and a message of the values that it keeps.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from actors import session
+from actors.errors import ClusterError
+from jobs.bench.memory import Peak
+from rayfl import tree
+from rayfl.compress.base import Message, message_bits
+from rayfl.compress.sparse import sparse_packet
+from rayfl.config import Experiment, Runtime
+from rayfl.executor import Done, Executor, Job, Ref
+from rayfl.ledger import Ledger
+from rayfl.prepare import prepare
+from rayfl.rounds import World, mix
+from rayfl.setup import Setup
+from rayfl.tree import State
+from rayfl.work import Report, Shared
+
+ACTORS = 2
+GRAPHS = {
+    "fully-connected": {"name": "fully-connected"},
+    "random-10": {"name": "random", "degree": 10},
+}
+DENSITY = 0.5
+
+
+class Counting:
+    """An executor that adds up what the calls read from the object store and what they leave there."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner, self.num_workers = inner, inner.num_workers
+        self.sizes: dict[Ref, int] = {}
+        self.calls = self.messages_read = self.read_bytes = 0
+
+    def put(self, value: Any, size: int = 0) -> Ref:
+        ref = self.inner.put(value)
+        self.sizes[ref] = size
+        return ref
+
+    def get(self, ref: Ref) -> Any:
+        return self.inner.get(ref)
+
+    def handle(self, ref: Ref) -> Any:
+        return self.inner.handle(ref)
+
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
+        done = self.inner.run(kind, shared, jobs)
+        self.calls += len(jobs)
+        self.messages_read += sum(len(job.work.senders) for job in jobs)
+        self.read_bytes += sum(self.sizes[ref] for job in jobs for ref in job.inputs)
+        return done
+
+
+def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
+    """Play one exchange and measure it."""
+    setup = prepare(experiment(graph, peers, parameters))
+    size = tree.num_entries(setup.initial)
+    # States twice, before and after, and messages; and room for what Ray itself puts there.
+    store = int(1.1 * peers * size * (2 * (4 + 1 / 8) + 4 * DENSITY + 1 / 8)) + 200_000_000
+    runtime = Runtime(actors=ACTORS, num_cpus=1, object_store_memory_mb=store // 10**6)
+    with session.executor(setup, runtime) as pool:
+        executor = Counting(pool)
+        states, messages, ledger = filled(setup, executor)
+        shared = Shared(round=0, plan=setup.plan(0))
+        begun = time.perf_counter()
+        world = mix(setup, executor, World(states=states), shared, messages, ledger)
+        seconds = time.perf_counter() - begun
+        written = sum(stored_bytes(executor.get(ref)) for ref in world.states.values())
+    return {
+        "seconds": seconds,
+        "parameters": size,
+        "calls": executor.calls,
+        "messages_opened": executor.messages_read,
+        "read_bytes": executor.read_bytes,
+        "written_bytes": written,
+        "before_bytes": sum(executor.sizes.values()),
+    }
+
+
+def experiment(graph: str, peers: int, parameters: int) -> Experiment:
+    """Dis-PFL on digits, with a network of two hidden layers that has about so many parameters."""
+    # 64 h + h + h h + h + 10 h + 10 parameters with h units in each layer.
+    hidden = max(1, round(-38 + math.sqrt(38**2 + parameters)))
+    # Any: tables, which Experiment makes into what they describe.
+    tables: dict[str, Any] = {
+        "name": "exchange",
+        "rounds": 1,
+        "data": "digits",
+        "partition": "iid",
+        "clients": {"count": peers},
+        "model": {"name": "mlp", "hidden": [hidden, hidden]},
+        "method": {"name": "dispfl", "density": DENSITY, "regrow": "random"},
+        "topology": GRAPHS[graph],
+    }
+    return Experiment(**tables)
+
+
+def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, Ref], Ledger]:
+    """Every peer's state and message, as after its training, in the object store."""
+    ledger = Ledger(setup.population.draw(0, everyone=True))
+    draw, states, messages = np.random.default_rng(0), {}, {}
+    for client in range(setup.num_clients):
+        state, message = peer(setup, client, draw)
+        stored = tree.to_arrays(state)
+        states[client] = executor.put(stored, stored_bytes(stored))
+        bits = message_bits(message)
+        messages[client] = executor.put(message, bits // 8)
+        ledger.add(Report(client, sent=True, uplink_bits=bits))
+    return states, messages, ledger
+
+
+def peer(setup: Setup, client: int, draw: np.random.Generator) -> tuple[State, Message]:
+    """A mask that keeps every entry with probability 1/2, and the initial model times a number of the peer's own."""
+    mask = {}
+    for name, tensor in setup.initial.items():
+        bits = draw.integers(0, 256, -(-tensor.numel() // 8), dtype=np.uint8)
+        mask[name] = tree.unpack_bits(bits, tuple(tensor.shape))
+    params = {name: torch.where(mask[name], (1 + client) * tensor, 0.0) for name, tensor in setup.initial.items()}
+    return {"params": params, "mask": mask}, {"weights": sparse_packet(params, mask)}
+
+
+# Any: a state as it is stored.
+def stored_bytes(value: Any) -> int:
+    """Bytes of all arrays of a stored state."""
+    if isinstance(value, dict):
+        return sum(stored_bytes(part) for part in value.values())
+    return value.bits.nbytes if isinstance(value, tree.PackedBits) else value.nbytes
+
+
+def bench_exchange(peers: int, parameters: int) -> None:
+    """Measure an exchange on each of GRAPHS, in a process of its own, and print a row each.
+
+    ValueError for too few peers or parameters.
+    """
+    if peers < 11 or parameters < 1000:
+        raise ValueError(
+            f"--peers {peers} --entries {parameters} is too small; give at least 11 peers and 1000 entries"
+        )
+    table = Table("graph", "seconds", "calls", "messages opened", "read, GB", "written, GB", "peak memory, GB")
+    size = 0
+    for graph in GRAPHS:
+        command = [sys.executable, "-m", "jobs.bench.exchange", graph, str(peers), str(parameters)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            peak = Peak(process)
+            output, _ = process.communicate()
+            peak.thread.join()
+        if process.returncode:
+            raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}")
+        found = json.loads(output.strip().splitlines()[-1])
+        size = found["parameters"]
+        traffic = [f"{found[key] / 1e9:.2f}" for key in ("read_bytes", "written_bytes")]
+        counts = [f"{found[key]:,}" for key in ("calls", "messages_opened")]
+        table.add_row(graph, f"{found['seconds']:.1f}", *counts, *traffic, f"{peak.bytes / 1e9:.2f}")
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    print(
+        f"{peers} peers of {size:,} parameters at density {DENSITY}; {ACTORS} actors of one thread each; no training."
+    )
+    print("Read, written: in the object store, by all calls. Peak memory: all processes and the store together.")
+
+
+if __name__ == "__main__":
+    print(json.dumps(figures(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))), flush=True)
