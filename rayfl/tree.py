@@ -89,9 +89,19 @@ def unvector(flat: Tensor, like: Tree) -> Tree:
     return {name: piece.reshape(like[name].shape).clone() for name, piece in zip(like, pieces, strict=True)}
 
 
+def pack_bits(mask: Tensor) -> np.ndarray:
+    """uint8 [ceil(numel / 8)] of a boolean tensor, row by row, the first entry in the highest bit."""
+    return np.packbits(mask.detach().reshape(-1).cpu().numpy())
+
+
+def unpack_bits(bits: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `pack_bits`: a boolean tensor of `shape`."""
+    return torch.from_numpy(np.unpackbits(bits, count=math.prod(shape)).view(np.bool_)).view(shape)
+
+
 @dataclass(frozen=True)
 class PackedBits:
-    """A boolean array at one bit an entry."""
+    """A boolean tensor as `pack_bits` has it, and its shape."""
 
     bits: np.ndarray
     shape: tuple[int, ...]
@@ -132,14 +142,14 @@ def _to_array(leaf: Any) -> Any:
         return to_arrays(leaf)
     if not isinstance(leaf, Tensor):
         return leaf
-    array = leaf.detach().cpu().numpy()
-    return PackedBits(np.packbits(array.reshape(-1)), array.shape) if array.dtype == np.bool_ else array
+    if leaf.dtype == torch.bool:
+        return PackedBits(pack_bits(leaf), tuple(leaf.shape))
+    return leaf.detach().cpu().numpy()
 
 
 def _to_tensor(leaf: Any) -> Any:
     if isinstance(leaf, dict):
         return to_tensors(leaf)
     if isinstance(leaf, PackedBits):
-        bits = np.unpackbits(leaf.bits, count=int(np.prod(leaf.shape, dtype=np.int64)))
-        return torch.from_numpy(bits.view(np.bool_).reshape(leaf.shape))
+        return unpack_bits(leaf.bits, leaf.shape)
     return tensor_over(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
 from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries
 from rayfl.tree import Tree
 
@@ -30,7 +30,7 @@ class DenseCodec:
             total[name].add_(decoded.to(total[name].device), alpha=weight)
 
 
-class Dense(Compressor):
+class Dense(Quantizer):
     """All entries as fp32, or rounded to nearest even as fp16 or bf16. float64 input is sent as float32.
 
     fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives.

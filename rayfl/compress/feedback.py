@@ -1,12 +1,13 @@
 """Error feedback: what a compressor dropped is remembered and added to the next message."""
 
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from pydantic import field_serializer, field_validator
+from pydantic import field_validator
 
 from rayfl.compress.base import Compressor, Packet
+from rayfl.compress.inner import TO_TABLE, from_table
 from rayfl.compress.sparse import TopK
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
@@ -19,24 +20,14 @@ class ErrorFeedback(Compressor):
     """
 
     name: ClassVar[str] = "feedback"
-    inner: Compressor = TopK()
+    inner: Annotated[Compressor, from_table(Compressor), TO_TABLE] = TopK()
 
-    # Any: what a TOML file holds, or an instance from Python.
-    @field_validator("inner", mode="before")
+    @field_validator("inner")
     @classmethod
-    def _resolve(cls, inner: Any) -> Any:
-        if isinstance(inner, dict):
-            from rayfl.registry import compressor
-
-            inner = compressor(inner)
+    def _once(cls, inner: Compressor) -> Compressor:
         if isinstance(inner, ErrorFeedback):
             raise ValueError("feedback around feedback would count every error twice; give the inner compressor itself")
         return inner
-
-    @field_serializer("inner")
-    def _table(self, inner: Compressor) -> dict[str, Any]:
-        """The table that `_resolve` reads: a field typed by the base class would be written without its settings."""
-        return {"name": inner.name, **inner.model_dump()}
 
     def init(self, like: Tree) -> Tree:
         """e = 0, float32 in main memory. ValueError around a compressor with a memory of its own."""

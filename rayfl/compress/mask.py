@@ -1,25 +1,13 @@
 """Boolean masks at one bit an entry."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.compress.base import Packet, Shapes, everything_of, shapes_of
-from rayfl.tree import Tree
-
-
-def pack_bits(mask: Tensor) -> np.ndarray:
-    """uint8 [ceil(numel / 8)] of a boolean tensor, row by row, the first entry in the highest bit."""
-    return np.packbits(mask.reshape(-1).cpu().numpy())
-
-
-def unpack_bits(bits: np.ndarray, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `pack_bits`: a boolean tensor of `shape`."""
-    return torch.from_numpy(np.unpackbits(bits, count=math.prod(shape)).view(np.bool_)).view(shape)
+from rayfl.tree import Tree, pack_bits, unpack_bits
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -47,7 +47,7 @@ class NaturalCodec:
             total[name].add_(tensor.to(total[name].device), alpha=weight)
 
 
-class Natural(Compressor):
+class Natural(Quantizer):
     """2^a <= |v| < 2^(a + 1) becomes 2^(a + 1) with probability (|v| - 2^a) / 2^a, else 2^a, with the sign of v.
 
     Unbiased to the last bit, omega = 1/8 for numbers that are normal in float32 (|v| >= 2^-126) or zero; 9 bits an

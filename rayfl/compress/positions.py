@@ -6,12 +6,14 @@
 
 The last byte of a buffer names the code. No position and every position need no bytes: the receiver knows both from
 the number of values. At 10% density gaps are the cheapest (one byte a position), above 12.5% the bitmap.
+Where nothing else tells that number, `encode_counted` spends a byte on "every position".
 """
 
 import numpy as np
 
-INT32, BITMAP, GAPS = 0, 1, 2
+INT32, BITMAP, GAPS, EVERY = 0, 1, 2, 3
 ESCAPE = 255
+WORD = 8
 MAX_SIZE = 2**31
 
 
@@ -46,13 +48,59 @@ def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
     if code == INT32:
         return body.copy().view(np.int32).astype(np.int64)
     if code == BITMAP:
-        return np.flatnonzero(np.unpackbits(body, count=size).view(np.bool_))
+        return positions_of(np.unpackbits(body, count=size).view(np.bool_))
     # A byte below 255 passes over its gap and the position itself, an escape over 255 entries.
     steps = np.cumsum(body, dtype=np.int64)
     if body.size == count:
         return steps + np.arange(count)
     found = body != ESCAPE
     return steps[found] + np.arange(count)
+
+
+def decode_mask(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
+    """What `decode_positions` gives as a boolean array [size]; from a bitmap without the way over the positions."""
+    if 0 < count < size and buffer[-1] == BITMAP:
+        return np.unpackbits(buffer[:-1], count=size).view(np.bool_)
+    mask = np.zeros(size, np.bool_)
+    mask[decode_positions(buffer, size, count)] = True
+    return mask
+
+
+def encode_counted(positions: np.ndarray, size: int) -> np.ndarray:
+    """`encode_positions` for a receiver who does not know how many there are: all of them take one byte."""
+    if 0 < size == positions.size:
+        return np.array([EVERY], np.uint8)
+    return encode_positions(positions, size)
+
+
+def decode_counted(buffer: np.ndarray, size: int) -> np.ndarray:
+    """The inverse of `encode_counted`: int64 positions, increasing."""
+    if buffer.size == 0:
+        return np.empty(0, np.int64)
+    code, body = buffer[-1], buffer[:-1]
+    if code == EVERY:
+        return np.arange(size)
+    if code == BITMAP:
+        return positions_of(np.unpackbits(body, count=size).view(np.bool_))
+    return decode_positions(buffer, size, body.size // 4 if code == INT32 else int(np.count_nonzero(body != ESCAPE)))
+
+
+def positions_of(mask: np.ndarray) -> np.ndarray:
+    """int64 positions of True in a boolean array [n]: np.flatnonzero, without its slow way for densities below 10%.
+
+    It looks at words of eight entries first, and then into those that are not zero.
+    """
+    if 10 * np.count_nonzero(mask) > mask.size:
+        return np.flatnonzero(mask)
+    in_words = mask.size - mask.size % WORD
+    words = mask[:in_words].view(np.uint64)
+    filled = np.flatnonzero(words != 0)
+    inside = np.flatnonzero(words[filled].view(np.bool_))
+    positions = filled.take(inside >> 3)
+    positions <<= 3
+    positions += inside & (WORD - 1)
+    rest = np.flatnonzero(mask[in_words:])
+    return np.concatenate([positions, rest + in_words]) if rest.size else positions
 
 
 def _bitmap(positions: np.ndarray, size: int) -> np.ndarray:

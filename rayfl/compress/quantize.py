@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress import bits
-from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -102,7 +102,7 @@ class QuantizeCodec:
         return levels
 
 
-class Quantize(Compressor):
+class Quantize(Quantizer):
     """(p, s)-quantisation: every entry at random to one of s levels of its bucket's p-norm. Unbiased, see `omega`.
 
     `norm`: p; `levels`: s >= 1; `bucket`: entries that share a norm, in row order (0: the whole tensor), fewer in the
@@ -138,7 +138,7 @@ class Quantize(Compressor):
         return _omega(self.norm, self.levels, length)
 
 
-class QSGD(Compressor):
+class QSGD(Quantizer):
     """Quantisation with the 2-norm: `Quantize(norm="2")` with the bucket of 512 and the 4 bits of the paper.
 
     Four bits are a sign and a level of s = 7. Unbiased, omega = min(d / s^2, sqrt(d) / s) for buckets of d entries.
@@ -162,7 +162,7 @@ class QSGD(Compressor):
         return Quantize(norm="2", levels=self.levels, bucket=self.bucket, coding=self.coding)
 
 
-class TernGrad(Compressor):
+class TernGrad(Quantizer):
     """m * sign(v_i) with probability |v_i| / m, else 0, with m = max |v| of each tensor: one level of the inf norm.
 
     Bits: 32 and five ternary digits a byte, 8 ceil(d / 5). Unbiased, omega = (sqrt(d) - 1) / 2: E||C||^2 = m ||v||_1.

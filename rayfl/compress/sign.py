@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -47,7 +47,7 @@ class SignCodec:
         return torch.from_numpy(numbers.view(np.float32))
 
 
-class ScaledSign(Compressor):
+class ScaledSign(Quantizer):
     """(||v||_1 / d) sign(v) of each tensor of d entries, with sign(0) = +1; zeros where the whole tensor is zero.
 
     A contraction with delta = ||v||_1^2 / (d ||v||_2^2) >= 1 / d; d bits, in whole bytes, and 32 a tensor. The constant
@@ -100,7 +100,7 @@ class OneBitCodec:
             total[name].add_(tensor.to(total[name].device), alpha=weight)
 
 
-class OneBit(Compressor):
+class OneBit(Quantizer):
     """1-bit SGD: an entry becomes the mean of the entries of its sign (zero counts as positive) in its group.
 
     Groups are the paper's columns of a weight matrix, read as the entries that feed one output unit: the slices along

@@ -1,57 +1,117 @@
-"""Sparse packets: values at positions. TopK chooses the positions by magnitude, a method may choose them itself."""
+"""Sparse packets: values at positions. A Sparsifier chooses the positions, or a method does so itself."""
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from pydantic import field_validator
+from pydantic import AfterValidator
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
-from rayfl.compress.positions import decode_positions, encode_positions
-from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries
+from rayfl.compress.positions import decode_mask, decode_positions, encode_positions, positions_of
+from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries, scaled
 from rayfl.tree import Tree
 
 Scope = Literal["tensor", "model"]
 
 SAMPLE_SIZE = 1 << 16
+CHUNK = 1 << 16
+"""Entries compared at a time: what is in flight stays in the processor's cache."""
+
+SEED = "seed"
+"""The buffer of a shared seed; those of a tensor have a dot in their names."""
+
+
+def ratio_in_range(ratio: float) -> float:
+    """A `keep_ratio`. ValueError outside (0, 1]."""
+    if not 0 < ratio <= 1:
+        raise ValueError(f"keep_ratio={ratio} is outside (0, 1]; use dense to send everything")
+    return ratio
+
+
+KeepRatio = Annotated[float, AfterValidator(ratio_in_range)]
+
+
+class Draw(Protocol):
+    """Random positions that both ends draw from a shared seed; a dataclass of what they agreed on beforehand."""
+
+    def __call__(self, seed: int, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Increasing int64 positions in each tensor of so many entries."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a sparsifier keeps: increasing int64 `positions` of each tensor, and `scales` on the values (1 if absent).
+
+    Where `draw` gives the same positions from `seed`, uint64 [1], the seed is sent in place of the positions.
+    """
+
+    positions: Mapping[str, np.ndarray]
+    scales: Mapping[str, float] = field(default_factory=dict)
+    seed: np.ndarray | None = None
+    draw: Draw | None = None
+
+    def values(self, flats: Tree) -> Tree:
+        """The kept entries [count] of each flat tensor, times its scale. ValueError where that is beyond float32."""
+        chosen = {name: torch.from_numpy(flat.numpy()[self.positions[name]]) for name, flat in flats.items()}
+        return {name: scaled(name, tensor, self.scales.get(name, 1.0)) for name, tensor in chosen.items()}
+
+
+def sizes_of(shapes: Shapes) -> dict[str, int]:
+    """Number of entries of each tensor."""
+    return {name: math.prod(shape) for name, shape in shapes}
 
 
 @dataclass(frozen=True)
 class SparseCodec:
-    """Reads two buffers a tensor: "<name>.values" and "<name>.positions" (see positions.py)."""
+    """Reads "<name>.values" and "<name>.positions" (see positions.py) of each tensor; with `draw` a seed, "seed"."""
 
     shapes: Shapes
     dtype: ValueType
+    draw: Draw | None = None
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         decoded = zeros_of(self.shapes)
-        for name, tensor in decoded.items():
-            positions, values = self._read(parts, name, tensor.numel())
-            tensor.view(-1).scatter_(0, positions, values)
+        for name, positions, values in self._read(parts):
+            decoded[name].view(-1).scatter_(0, positions, values)
         return decoded
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        if self.draw is None:
+            return {name: self._sent(parts, name, shape) for name, shape in self.shapes}
         masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.shapes}
-        for name, mask in masks.items():
-            mask.view(-1)[self._read(parts, name, mask.numel())[0]] = True
+        for name, positions, _ in self._read(parts):
+            masks[name].view(-1)[positions] = True
         return masks
+
+    def _sent(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        """The boolean tensor of what was sent of one tensor."""
+        count = parts[f"{name}.values"].size
+        return torch.from_numpy(decode_mask(parts[f"{name}.positions"], math.prod(shape), count)).view(shape)
 
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
         """Adds at the sent positions only; every tensor of `total` must be contiguous."""
-        for name, tensor in total.items():
-            positions, values = self._read(parts, name, tensor.numel())
+        for name, positions, values in self._read(parts):
+            tensor = total[name]
             tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
 
-    def _read(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> tuple[Tensor, Tensor]:
-        """int64 positions [count] and float32 values [count] of one tensor."""
-        values = decode_values(parts[f"{name}.values"], self.dtype)
-        positions = decode_positions(parts[f"{name}.positions"], size, values.numel())
-        return torch.from_numpy(positions), values
+    def _read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Each tensor's name, int64 positions [count] and float32 values [count]."""
+        sizes = sizes_of(self.shapes)
+        drawn = self.draw(int(parts[SEED][0]), sizes) if self.draw else {}
+        for name, size in sizes.items():
+            values = decode_values(parts[f"{name}.values"], self.dtype)
+            positions = drawn.get(name)
+            if positions is None:
+                positions = decode_positions(parts[f"{name}.positions"], size, values.numel())
+            yield name, torch.from_numpy(positions), values
 
 
 def sparse_packet(values: Tree, support: Tree, dtype: ValueType = "fp32") -> Packet:
@@ -67,7 +127,7 @@ def sparse_packet(values: Tree, support: Tree, dtype: ValueType = "fp32") -> Pac
             given = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
             raise ValueError(f"support of {name!r} is {given}; it must be bool of shape {tuple(tensor.shape)}")
         positions[name] = np.flatnonzero(mask.cpu().numpy())
-    return _packet(flats, positions, shapes_of(values), dtype)
+    return _packet(flats, Kept(positions), shapes_of(values), dtype)
 
 
 def top_k_support(x: Tree, keep_ratio: float, scope: Scope = "tensor") -> Tree:
@@ -105,7 +165,52 @@ def top_k_positions(x: np.ndarray, k: int) -> np.ndarray:
     return candidates[keep]
 
 
-class TopK(Compressor):
+def split_positions(positions: np.ndarray, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Increasing positions in all entries, one tensor behind the other, as positions in each tensor."""
+    starts = [0, *itertools.accumulate(sizes.values())]
+    pieces = np.split(positions, np.searchsorted(positions, starts[1:-1]))
+    return {name: piece - start for name, piece, start in zip(sizes, pieces, starts, strict=False)}
+
+
+def kept_share(num_entries: int, keep_ratio: float, scope: Scope) -> float:
+    """The smallest k / n: of all entries, or with scope "tensor" of any tensor that may be among `num_entries` of them.
+
+    k >= keep_ratio * n - 1e-9 and k >= 1, so k / n >= keep_ratio / (1 + 1e-9). A ratio that differs from a simple
+    fraction by less than 5e-10 / n is not undercut at all: k is whole, and the fraction's next number below it is
+    1e-3 away.
+    """
+    if scope == "model":
+        return kept_entries(num_entries, keep_ratio) / num_entries
+    simple = Fraction(keep_ratio).limit_denominator(1000)
+    exact = abs(simple - Fraction(keep_ratio)) * num_entries < 5e-10
+    return max(1 / num_entries, float(simple) if exact else keep_ratio / (1 + 1e-9))
+
+
+class Sparsifier(Compressor):
+    """Sends some entries and drops the others; `compose` may have its values encoded by a quantizer."""
+
+    values: ValueType = "fp32"
+
+    @abstractmethod
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+        """What is kept of finite float32 tensors [numel]."""
+
+    @abstractmethod
+    def most_kept(self, num_entries: int) -> int:
+        """The largest number of entries kept of one tensor in a tree of `num_entries` entries."""
+
+    @property
+    def scales(self) -> bool:
+        """Whether `choose` may scale what it keeps."""
+        return False
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """The kept values, and positions or a seed. ValueError on NaN, infinity, or values too large for their type."""
+        flats = {name: entries(name, tensor) for name, tensor in x.items()}
+        return _packet(flats, self.choose(flats, generator), shapes_of(x), self.values), memory
+
+
+class TopK(Sparsifier):
     """The k entries of largest magnitude, exactly, ties to the lowest index; float64 input is sent as float32.
 
     `keep_ratio`: k / n, in (0, 1]; `scope`: k of each tensor or of the whole tree; `values`: their type on the wire.
@@ -113,39 +218,30 @@ class TopK(Compressor):
     """
 
     name: ClassVar[str] = "topk"
-    keep_ratio: float = 0.1
+    keep_ratio: KeepRatio = 0.1
     scope: Scope = "tensor"
-    values: ValueType = "fp32"
 
-    @field_validator("keep_ratio")
-    @classmethod
-    def _in_range(cls, ratio: float) -> float:
-        if not 0 < ratio <= 1:
-            raise ValueError(f"keep_ratio={ratio} is outside (0, 1]; use dense to send everything")
-        return ratio
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+        """The positions of the largest entries; draws nothing."""
+        return Kept(_top_k(flats, self.keep_ratio, self.scope))
 
-    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """Values and positions of the largest entries. ValueError on NaN, infinity, or values too large for fp16."""
-        flats = {name: entries(name, tensor) for name, tensor in x.items()}
-        return _packet(flats, _top_k(flats, self.keep_ratio, self.scope), shapes_of(x), self.values), memory
+    def most_kept(self, num_entries: int) -> int:
+        return kept_entries(num_entries, self.keep_ratio)
 
     def delta(self, num_entries: int) -> float | None:
-        """(1 - u^2) k / n with unit roundoff u of `values`; over single tensors k / n is at least `keep_ratio`."""
+        """(1 - u^2) k / n with unit roundoff u of `values`; with scope "tensor" k / n is the smallest of any tensor."""
         if self.values not in UNIT_ROUNDOFF or num_entries == 0:
             return None
-        kept = kept_entries(num_entries, self.keep_ratio) / num_entries
-        if self.scope == "tensor":
-            kept = max(1 / num_entries, self.keep_ratio - 1e-9)
-        return kept * (1 - UNIT_ROUNDOFF[self.values] ** 2)
+        return kept_share(num_entries, self.keep_ratio, self.scope) * (1 - UNIT_ROUNDOFF[self.values] ** 2)
 
 
-def _packet(flats: Tree, positions: Mapping[str, np.ndarray], shapes: Shapes, dtype: ValueType) -> Packet:
-    parts = {}
-    for name, flat in flats.items():
-        chosen = torch.from_numpy(flat.numpy()[positions[name]])
+def _packet(flats: Tree, kept: Kept, shapes: Shapes, dtype: ValueType) -> Packet:
+    parts = {} if kept.seed is None else {SEED: kept.seed}
+    for name, chosen in kept.values(flats).items():
         parts[f"{name}.values"] = encode_values(name, chosen, dtype)
-        parts[f"{name}.positions"] = encode_positions(positions[name], flat.numel())
-    return Packet(parts, SparseCodec(shapes, dtype))
+        if kept.draw is None:
+            parts[f"{name}.positions"] = encode_positions(kept.positions[name], flats[name].numel())
+    return Packet(parts, SparseCodec(shapes, dtype, kept.draw))
 
 
 def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray]:
@@ -157,9 +253,7 @@ def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray
         return {}
     whole = np.concatenate(list(arrays.values()))
     positions = top_k_positions(whole, kept_entries(whole.size, keep_ratio))
-    starts = [0, *itertools.accumulate(array.size for array in arrays.values())]
-    pieces = np.split(positions, np.searchsorted(positions, starts[1:-1]))
-    return {name: piece - start for name, piece, start in zip(arrays, pieces, starts, strict=False)}
+    return split_positions(positions, {name: array.size for name, array in arrays.items()})
 
 
 def _candidates(x: np.ndarray, k: int) -> np.ndarray:
@@ -176,5 +270,16 @@ def _candidates(x: np.ndarray, k: int) -> np.ndarray:
     if rank >= sample.size:
         return np.arange(x.size)
     low = np.partition(sample, sample.size - rank)[sample.size - rank]
-    candidates = np.flatnonzero(np.abs(x) >= low)
+    candidates = positions_of(at_least(x, low))
     return candidates if candidates.size >= k else np.arange(x.size)
+
+
+def at_least(x: np.ndarray, low: np.float32) -> np.ndarray:
+    """Boolean [n]: |x| >= low."""
+    mask = np.empty(x.size, np.bool_)
+    magnitudes = np.empty(min(CHUNK, x.size), np.float32)
+    for start in range(0, x.size, CHUNK):
+        piece = x[start : start + CHUNK]
+        magnitude = np.abs(piece, out=magnitudes[: piece.size])
+        np.greater_equal(magnitude, low, out=mask[start : start + CHUNK])
+    return mask

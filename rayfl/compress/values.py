@@ -52,6 +52,19 @@ def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
     return flat.to(torch.bfloat16).view(torch.uint16).numpy()
 
 
+def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
+    """float32 [numel]: factor * flat, rounded once. ValueError where that is beyond float32."""
+    if factor == 1:
+        return flat
+    product = flat.double().mul_(factor).float()
+    if not math.isfinite(_magnitude(product)):
+        raise ValueError(
+            f"tensor {name!r} holds {_magnitude(flat):g}, which is beyond float32 times {factor:g}; clip gradients, or "
+            "choose a compressor that does not scale what it sends"
+        )
+    return product
+
+
 def decode_values(buffer: np.ndarray, dtype: ValueType) -> Tensor:
     """The inverse of `encode_values`: float32 [numel]; for fp32 a read-only view where the buffer is aligned."""
     tensor = tensor_over(buffer)

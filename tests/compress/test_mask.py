@@ -5,7 +5,8 @@ import pickle
 import pytest
 import torch
 
-from rayfl.compress.mask import mask_packet, pack_bits, unpack_bits
+from rayfl.compress.mask import mask_packet
+from rayfl.tree import pack_bits, unpack_bits
 
 
 def test_the_first_entry_is_the_highest_bit():

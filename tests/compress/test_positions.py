@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.compress.positions import BITMAP, GAPS, INT32, decode_positions, encode_positions
+from rayfl.compress.positions import (
+    BITMAP,
+    GAPS,
+    INT32,
+    decode_counted,
+    decode_positions,
+    encode_counted,
+    encode_positions,
+    positions_of,
+)
 
 
 def encoded(positions: list[int], size: int) -> list[int]:
@@ -76,3 +85,23 @@ def test_any_set_comes_back_from_the_smallest_code(drawn: tuple[list[int], int])
     gap_bytes = sum((after - before - 1) // 255 + 1 for before, after in zip([-1, *positions], positions, strict=False))
     smallest = min(gap_bytes, (size + 7) // 8, 4 * len(positions))
     assert len(encoded(positions, size)) == smallest + 1
+
+
+@pytest.mark.parametrize("density", [0.0, 1e-4, 0.01, 0.09, 0.11, 0.7, 1.0])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1000, 1003, 100_000])
+def test_positions_of_a_mask(size: int, density: float):
+    mask = np.random.default_rng(size).random(size) < density
+    assert positions_of(mask).tolist() == [i for i, kept in enumerate(mask.tolist()) if kept]
+    shifted = np.concatenate([[True], mask])[1:]  # in memory that is not aligned
+    assert positions_of(shifted).tolist() == positions_of(mask).tolist()
+
+
+@pytest.mark.parametrize(
+    "positions", [[], [0], [2999], [0, 256, 512], list(range(0, 3000, 2)), list(range(0, 3000, 10)), list(range(3000))]
+)
+def test_counted_positions_tell_how_many_they_are(positions: list[int]):
+    given = np.array(positions, np.int64)
+    buffer = encode_counted(given, 3000)
+    assert decode_counted(buffer, 3000).tolist() == positions
+    all_of_them = len(positions) == 3000
+    assert buffer.nbytes == encode_positions(given, 3000).nbytes + all_of_them

@@ -3,8 +3,8 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
-from typing import Literal, get_args, get_origin
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -12,9 +12,17 @@ import torch
 
 import rayfl.compress
 from rayfl.compress.base import Compressor, Packet
+from rayfl.compress.compose import Compose
+from rayfl.compress.dense import Dense
+from rayfl.compress.feedback import ErrorFeedback
+from rayfl.compress.natural import Natural
 from rayfl.compress.quantize import QSGD, Quantize, TernGrad
+from rayfl.compress.random import Bernoulli, RandK
+from rayfl.compress.sign import ScaledSign
+from rayfl.compress.sparse import TopK
 from rayfl.compress.structured import Structured
 from rayfl.compress.ternary import Ternary
+from rayfl.compress.threshold import Threshold
 from rayfl.tree import Tree
 
 
@@ -31,24 +39,32 @@ def compressor_classes() -> list[type[Compressor]]:
 
 
 def variants() -> Iterator[Compressor]:
-    """Each class by default, with every choice of every Literal field, and around each plain compressor."""
+    """Each class by default, with every choice of every Literal and bool field, and around each plain compressor."""
     wrapping = {cls for cls in compressor_classes() for field in cls.model_fields.values() if _is_compressor(field)}
     for cls in compressor_classes():
         yield cls()
         for name, field in cls.model_fields.items():
+            # Any: whatever the field takes.
+            choices: Iterable[Any] = ()
             if get_origin(field.annotation) is Literal:
-                yield from (cls(**{name: choice}) for choice in get_args(field.annotation) if choice != field.default)
-            if _is_compressor(field):
-                inner = (plain() for plain in compressor_classes() if plain not in wrapping)
-                yield from (cls(**{name: plain}) for plain in inner if plain != field.default)
+                choices = get_args(field.annotation)
+            elif field.annotation is bool:
+                choices = (False, True)
+            elif _is_compressor(field):
+                # Any: the field's annotation is a class, as `_is_compressor` has seen.
+                kind: Any = field.annotation
+                fitting = (plain for plain in compressor_classes() if issubclass(plain, kind))
+                choices = (plain() for plain in fitting if plain not in wrapping)
+            yield from (cls(**{name: choice}) for choice in choices if choice != field.default)
 
 
 def _is_compressor(field) -> bool:
     return inspect.isclass(field.annotation) and issubclass(field.annotation, Compressor)
 
 
-def label(compressor: Compressor) -> str:
-    return repr(compressor).replace(" ", "")
+def label(given: Compressor | str) -> str:
+    """The id of a test's argument: a compressor and its settings."""
+    return given if isinstance(given, str) else repr(given).replace(" ", "")
 
 
 VARIANTS = [
@@ -64,6 +80,26 @@ VARIANTS = [
     Ternary(keep_ratio=0.4, scope="model"),
     Structured(keep_ratio=0.3),
     Structured(threshold=0.8),
+    # More than half of the entries, k that differ from tensor to tensor, both biased in 16 bits, and everything.
+    RandK(keep_ratio=0.7, scope="model"),
+    RandK(keep_ratio=0.3, scale=False, values="bf16"),
+    RandK(keep_ratio=0.3, scale=False, scope="model"),
+    RandK(keep_ratio=1.0),
+    Bernoulli(probability=0.2),
+    Threshold(threshold=0.7, relative=True),
+    Threshold(threshold=0.3, relative=True, values="bf16"),
+    # Two unbiased ones; contractions of all kinds, for every draw and in expectation.
+    Compose(outer=RandK(), inner=Natural()),
+    Compose(outer=RandK(scope="model", positions="coded"), inner=TernGrad()),
+    Compose(outer=RandK(keep_ratio=0.4), inner=Quantize(norm="inf", levels=3, bucket=5)),
+    Compose(outer=RandK(keep_ratio=0.4), inner=Dense()),
+    Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=ScaledSign()),
+    Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=Natural()),
+    Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=QSGD(levels=1), damped=True),
+    Compose(outer=TopK(keep_ratio=0.5, scope="model"), inner=TernGrad(), damped=True),
+    Compose(outer=Threshold(threshold=0.3, relative=True), inner=ScaledSign()),
+    Compose(outer=Threshold(threshold=0.3, relative=True), inner=Natural()),
+    ErrorFeedback(inner=Compose(outer=TopK(), inner=QSGD())),
 ]
 every_compressor = pytest.mark.parametrize("compressor", VARIANTS, ids=label)
 

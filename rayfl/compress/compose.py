@@ -1,0 +1,146 @@
+"""Two compressors in a row: a sparsifier chooses entries, and a quantizer encodes what was kept."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from rayfl.compress.base import Compressor, Packet, Quantizer, Shapes, shapes_of, zeros_of
+from rayfl.compress.inner import TO_TABLE, from_table
+from rayfl.compress.positions import decode_counted, encode_counted
+from rayfl.compress.quantize import QSGD
+from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, sizes_of
+from rayfl.compress.values import entries
+from rayfl.tree import Tree
+
+OUTER, INNER = "outer:", "inner:"
+"""What the names of the buffers of the two begin with."""
+
+
+@dataclass(frozen=True)
+class ComposeCodec:
+    """Reads "outer:seed" or "outer:<name>.positions" (see `encode_counted`), and "inner:" the quantizer's buffers.
+
+    How many entries of a tensor were kept follows from the positions: the receiver knows nothing else of the tree than
+    `shapes`.
+    """
+
+    shapes: Shapes
+    draw: Draw | None
+    # Any: the codec of a Quantizer, a dataclass with the field `shapes`; without any here.
+    inner: Any
+    factor: float
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        decoded = zeros_of(self.shapes)
+        for name, positions, values in self._read(parts):
+            decoded[name].view(-1).scatter_(0, positions, values)
+        return decoded
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.shapes}
+        for name, positions in self._positions(parts).items():
+            masks[name].view(-1)[torch.from_numpy(positions)] = True
+        return masks
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        """Adds at the sent positions only; every tensor of `total` must be contiguous."""
+        for name, positions, values in self._read(parts):
+            tensor = total[name]
+            tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
+
+    def _read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Each tensor's name, int64 positions [count] and float32 values [count]."""
+        positions = self._positions(parts)
+        codec = replace(self.inner, shapes=tuple((name, (found.size,)) for name, found in positions.items()))
+        inner = {name.removeprefix(INNER): part for name, part in parts.items() if name.startswith(INNER)}
+        for name, values in codec.decode(inner).items():
+            yield name, torch.from_numpy(positions[name]), values if self.factor == 1 else values * self.factor
+
+    def _positions(self, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        sizes = sizes_of(self.shapes)
+        if self.draw is not None:
+            return self.draw(int(parts[OUTER + SEED][0]), sizes)
+        return {name: decode_counted(parts[f"{OUTER}{name}.positions"], size) for name, size in sizes.items()}
+
+
+class Compose(Compressor):
+    """Q(S(v)): the sparsifier `outer`, S, chooses entries (and scales them, if it does), and the quantizer `inner`, Q,
+    encodes those of each tensor as a vector.
+
+    Bits: those of Q for vectors of as many entries as are kept, and the seed, or the positions in their cheapest code
+    (one byte where all entries of a tensor are kept). The `values` of S have no meaning here.
+    `damped`: with an unbiased Q of constant w the receiver divides by 1 + w, with w for as many entries as S may keep.
+    That is biased, but a contraction in expectation whatever w is: wrap it in feedback.
+    Source: Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization, Sparsification and
+    Local Computations", NeurIPS 2019, section 2 (there with top-k and rand-k, damped and not).
+    """
+
+    name: ClassVar[str] = "compose"
+    outer: Annotated[Sparsifier, from_table(Sparsifier), TO_TABLE] = TopK()
+    inner: Annotated[Quantizer, from_table(Quantizer), TO_TABLE] = QSGD()
+    damped: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Compose":
+        if self.outer.values != "fp32":
+            raise ValueError(f"outer.values={self.outer.values!r} has no meaning in compose: inner encodes the values")
+        if self.damped and self.inner.omega(1) is None:
+            raise ValueError(f"damped needs an unbiased inner compressor, and {self.inner.name!r} states no omega")
+        return self
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """The inner packet of the kept entries, and their positions. ValueError on NaN and infinity, or from inner."""
+        flats = {name: entries(name, tensor) for name, tensor in x.items()}
+        kept = self.outer.choose(flats, generator)
+        inner, _ = self.inner.encode(kept.values(flats), {}, generator)
+        if kept.seed is not None:
+            parts = {OUTER + SEED: kept.seed}
+        else:
+            parts = {
+                f"{OUTER}{name}.positions": encode_counted(kept.positions[name], flat.numel())
+                for name, flat in flats.items()
+            }
+        parts |= {INNER + name: part for name, part in inner.parts.items()}
+        num_entries = sum(flat.numel() for flat in flats.values())
+        # Any: see ComposeCodec.
+        codec: Any = inner.codec
+        return Packet(
+            parts, ComposeCodec(shapes_of(x), kept.draw, replace(codec, shapes=()), self._factor(num_entries))
+        ), memory
+
+    def omega(self, num_entries: int) -> float | None:
+        """(1 + w1)(1 + w2) - 1 where both are unbiased: E||Q(S v)||^2 <= (1 + w2) E||S v||^2 <= (1 + w2)(1 + w1)
+        ||v||^2."""
+        first, second = self.outer.omega(num_entries), self.inner.omega(self.outer.most_kept(num_entries))
+        if first is None or second is None or self.damped:
+            return None
+        return (1 + first) * (1 + second) - 1
+
+    def delta(self, num_entries: int) -> float | None:
+        """delta1 * delta2, where S keeps entries as they are: ||v||^2 - ||S v||^2 is dropped, at most (1 - delta2)
+        ||S v||^2 lost by Q, and ||S v||^2 >= delta1 ||v||^2."""
+        first, second = self.outer.delta(num_entries), self.inner.delta(self.outer.most_kept(num_entries))
+        if first is None or second is None or self.damped or self.outer.scales:
+            return None
+        return first * second
+
+    def expected_delta(self, num_entries: int) -> float | None:
+        """delta1 * delta2 in expectation, by the same argument. Of an unbiased Q of constant w, delta2 is 1 - w, or
+        1 / (1 + w) if damped: E||Q(u) / (1 + w) - u||^2 <= (1 / (1 + w) - 2 / (1 + w) + 1) ||u||^2."""
+        if self.outer.scales:
+            return None if self.damped else super().expected_delta(num_entries)
+        first = self.outer.expected_delta(num_entries)
+        second = self.inner.expected_delta(self.outer.most_kept(num_entries))
+        if self.damped:
+            second = self._factor(num_entries)
+        return None if first is None or second is None else first * second
+
+    def _factor(self, num_entries: int) -> float:
+        """What the receiver multiplies by."""
+        omega = self.inner.omega(self.outer.most_kept(num_entries)) if self.damped else None
+        return 1.0 if omega is None else 1 / (1 + omega)

@@ -1,0 +1,33 @@
+"""Compressors inside compressors: fields that take the table of one, and are written back as its table."""
+
+from typing import Any
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from rayfl.compress.base import Compressor
+
+
+# Any: what a TOML file holds, or an instance from Python.
+def resolve(kind: type[Compressor], given: Any) -> Any:
+    """The compressor that a table names; anything else as it is. ValueError where a compressor is none of `kind`."""
+    from rayfl.registry import compressor, named
+
+    found = compressor(given) if isinstance(given, dict) else given
+    if isinstance(found, Compressor) and not isinstance(found, kind):
+        known = [name for name, one in named(Compressor).items() if issubclass(one, kind)]
+        raise ValueError(f"{found.name!r} is no {kind.__name__.lower()}; give one of {', '.join(known)}")
+    return found
+
+
+def from_table(kind: type[Compressor]) -> BeforeValidator:
+    """For the annotation of a field of type `kind`: it takes a table with a name, or an instance."""
+    # Any: see `resolve`.
+    return BeforeValidator(lambda given: resolve(kind, given))
+
+
+def table(compressor: Compressor) -> dict[str, Any]:
+    """What `resolve` reads: a field typed by a base class would be written without its settings."""
+    return {"name": compressor.name, **compressor.model_dump()}
+
+
+TO_TABLE = PlainSerializer(table)

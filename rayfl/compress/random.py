@@ -1,0 +1,157 @@
+"""Random sparsification: k entries at random, or everything at random."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of, zeros_of
+from rayfl.compress.positions import positions_of
+from rayfl.compress.sparse import KeepRatio, Kept, Scope, Sparsifier, kept_entries, kept_share, split_positions
+from rayfl.compress.values import UNIT_ROUNDOFF, decode_values, encode_values, entries, scaled
+from rayfl.tree import Tree
+
+FLAG = "sent"
+"""The buffer that says whether anything was sent; those of a tensor have a dot in their names."""
+
+
+@dataclass(frozen=True)
+class UniformDraw:
+    """k positions of each tensor, or of all entries, every set of k equally likely; k as `kept_entries` has it."""
+
+    keep_ratio: float
+    scope: Scope
+
+    def __call__(self, seed: int, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        generator = np.random.Generator(np.random.PCG64(seed))
+        if self.scope == "tensor":
+            return {name: draw(size, kept_entries(size, self.keep_ratio), generator) for name, size in sizes.items()}
+        num_entries = sum(sizes.values())
+        return split_positions(draw(num_entries, kept_entries(num_entries, self.keep_ratio), generator), sizes)
+
+
+def draw(size: int, k: int, generator: np.random.Generator) -> np.ndarray:
+    """Increasing int64 positions [k] in [0, size), every set of k equally likely.
+
+    Positions are drawn with replacement until k are different, never more than are still missing: which ones are does
+    not depend on their numbers, so no set is preferred. Of more than half of the positions the others are drawn.
+    """
+    fewer = min(k, size - k)
+    chosen = np.zeros(size, np.bool_)
+    missing = fewer
+    while missing:
+        chosen[generator.integers(0, size, missing)] = True
+        missing = fewer - np.count_nonzero(chosen)
+    return positions_of(chosen if fewer == k else ~chosen)
+
+
+class RandK(Sparsifier):
+    """k entries drawn at random, without regard to their values; ranges and k as those of `topk`.
+
+    `scale` true: what is kept is multiplied by n / k, so that C is unbiased with omega = n / k - 1 (the largest n / k
+    of any tensor with scope "tensor"). False: a contraction in expectation with delta = k / n, biased: wrap it in
+    feedback. 16-bit `values` round without regard to the mean, so no omega holds for them.
+    `positions` "seed": a seed of 64 bits, drawn anew for each packet, from which the receiver draws the same positions:
+    8 bytes a packet and the values. "coded": the positions themselves, as `topk` sends them.
+    Sources: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, section 2 (unscaled); Wangni, Wang,
+    Liu, Zhang, "Gradient Sparsification for Communication-Efficient Distributed Optimization", NeurIPS 2018 (scaled;
+    equal probabilities are the simplest case of theirs, here with a fixed number of entries).
+    """
+
+    name: ClassVar[str] = "randk"
+    keep_ratio: KeepRatio = 0.1
+    scale: bool = True
+    positions: Literal["seed", "coded"] = "seed"
+    scope: Scope = "tensor"
+
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+        """Random positions, the same for both kinds of `positions`."""
+        sizes = {name: flat.numel() for name, flat in flats.items()}
+        if not sum(sizes.values()):
+            return Kept({name: np.empty(0, np.int64) for name in sizes})
+        seed = generator.integers(0, 1 << 64, 1, dtype=np.uint64)
+        rule = UniformDraw(self.keep_ratio, self.scope)
+        positions = rule(int(seed[0]), sizes)
+        scales = self._scales(sizes) if self.scale else {}
+        return Kept(positions, scales, seed, rule) if self.positions == "seed" else Kept(positions, scales)
+
+    def most_kept(self, num_entries: int) -> int:
+        return kept_entries(num_entries, self.keep_ratio)
+
+    @property
+    def scales(self) -> bool:
+        return self.scale
+
+    def omega(self, num_entries: int) -> float | None:
+        """n / k - 1 if scaled, with fp32 values: each of n entries is kept k times of n, with n / k times its value."""
+        if not self.scale or self.values != "fp32":
+            return None
+        return 1 / kept_share(num_entries, self.keep_ratio, self.scope) - 1 if num_entries else 0.0
+
+    def expected_delta(self, num_entries: int) -> float | None:
+        """(1 - u^2) k / n if not scaled, with unit roundoff u of `values`; if scaled, what follows from omega."""
+        if self.scale:
+            return super().expected_delta(num_entries)
+        if self.values not in UNIT_ROUNDOFF or num_entries == 0:
+            return None
+        return kept_share(num_entries, self.keep_ratio, self.scope) * (1 - UNIT_ROUNDOFF[self.values] ** 2)
+
+    def _scales(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """n / k of each tensor, or of all."""
+        if self.scope == "tensor":
+            return {name: size / kept_entries(size, self.keep_ratio) for name, size in sizes.items() if size}
+        num_entries = sum(sizes.values())
+        return dict.fromkeys(sizes, num_entries / kept_entries(num_entries, self.keep_ratio))
+
+
+@dataclass(frozen=True)
+class BernoulliCodec:
+    """Reads "sent", one uint8 (1 or 0), and if it is 1 "<name>.values", fp32, of each tensor."""
+
+    shapes: Shapes
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        if not self._sent(parts):
+            return zeros_of(self.shapes)
+        return {name: decode_values(parts[f"{name}.values"], "fp32").view(shape) for name, shape in self.shapes}
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        if self._sent(parts):
+            return everything_of(self.shapes)
+        return {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.shapes}
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        if self._sent(parts):
+            for name, tensor in self.decode(parts).items():
+                total[name].add_(tensor.to(total[name].device), alpha=weight)
+
+    def _sent(self, parts: Mapping[str, np.ndarray]) -> bool:
+        return bool(self.shapes) and bool(parts[FLAG][0])
+
+
+class Bernoulli(Compressor):
+    """v / p with `probability` p, the whole tree at once, and else nothing. Unbiased, omega = 1 / p - 1 exactly.
+
+    Bits: a flag of one byte in every packet (a bit would do, but buffers are whole bytes), and with probability p all
+    entries as fp32, so 8 + 32 d p on average. A tree without tensors has no flag.
+    It has no one source: v times a Bernoulli variable over its mean, random laziness where `lag` is lazy by a rule.
+    """
+
+    name: ClassVar[str] = "bernoulli"
+    probability: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """One draw. ValueError on NaN, infinity, and where v / p is sent and beyond float32."""
+        flats = {name: entries(name, tensor) for name, tensor in x.items()}
+        sent = bool(generator.random() < self.probability)
+        parts = {FLAG: np.array([sent], np.uint8)} if x else {}
+        if sent:
+            for name, flat in flats.items():
+                parts[f"{name}.values"] = encode_values(name, scaled(name, flat, 1 / self.probability), "fp32")
+        return Packet(parts, BernoulliCodec(shapes_of(x))), memory
+
+    def omega(self, num_entries: int) -> float | None:
+        return 1 / self.probability - 1

@@ -1,0 +1,62 @@
+"""Hard thresholding: the entries whose magnitude reaches a threshold, however many they are."""
+
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from rayfl.compress.positions import positions_of
+from rayfl.compress.sparse import Kept, Sparsifier, at_least
+from rayfl.compress.values import UNIT_ROUNDOFF
+from rayfl.tree import Tree
+
+
+class Threshold(Sparsifier):
+    """Entries with |v_i| >= `threshold` and v_i != 0; the others are dropped, and possibly nothing is sent at all.
+
+    `relative`: the threshold is `threshold`, in (0, 1], times the largest magnitude of each tensor, so at least one
+    entry of a tensor is kept unless all are zero. Both are compared as float32 numbers.
+    Bits: values and positions as those of `topk`; a tensor of which nothing is kept takes none. An absolute threshold t
+    bounds the error, ||C(v) - v||^2 < d t^2, but is no contraction: smaller tensors are dropped whole. Biased: wrap it
+    in feedback.
+    Source: Sahu, Dutta, Abdelmoniem, Banerjee, Canini, Kalnis, "Rethinking Gradient Sparsification as Total Error
+    Minimization", NeurIPS 2021 (the hard-threshold sparsifier).
+    """
+
+    name: ClassVar[str] = "threshold"
+    threshold: Annotated[float, Field(gt=0)] = 0.01
+    relative: bool = False
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "Threshold":
+        if self.relative and self.threshold > 1:
+            raise ValueError(f"threshold={self.threshold} is above 1, which no entry reaches; give one in (0, 1]")
+        return self
+
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+        """The positions of the entries that reach the threshold; draws nothing."""
+        return Kept({name: self._positions(flat.numpy()) for name, flat in flats.items()})
+
+    def most_kept(self, num_entries: int) -> int:
+        return num_entries
+
+    def delta(self, num_entries: int) -> float | None:
+        """(1 - u^2) / (1 + (n - 1) t^2) for a relative threshold t, with unit roundoff u of `values`.
+
+        The worst tensor has one entry M and n - 1 just below t M: what is dropped is below (n - 1) t^2 M^2, and what is
+        kept at least M^2. None for an absolute threshold.
+        """
+        if not self.relative or self.values not in UNIT_ROUNDOFF or num_entries == 0:
+            return None
+        # t M is rounded to float32, and no float32 below it exceeds float32(t) M.
+        limit = float(np.float32(self.threshold))
+        return (1 - UNIT_ROUNDOFF[self.values] ** 2) / (1 + (num_entries - 1) * limit**2)
+
+    def _positions(self, flat: np.ndarray) -> np.ndarray:
+        limit = np.float32(self.threshold)
+        if self.relative and flat.size:
+            low, high = torch.aminmax(torch.from_numpy(flat))
+            limit *= np.float32(max(-low.item(), high.item()))
+        # A limit that vanishes in float32 (a tensor of zeros, or of the smallest numbers) still leaves zeros out.
+        return positions_of(at_least(flat, limit) if limit > 0 else flat != 0)
