@@ -80,6 +80,28 @@ def run(
             sys.exit(INTERRUPTED)
 
 
+@main.command()
+@click.argument("directory", type=EXISTING)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--rounds", type=int, help="Number of rounds in all, to go on with a run that is finished.")
+@click.option("--actors", type=int, help="Number of client actors; changes the time and nothing else.")
+@click.option("--inline", is_flag=True, help="Go on in this process, without Ray.")
+@click.option("--anywhere", is_flag=True, help="Also where torch, numpy or the hardware differ.")
+def resume(
+    directory: Path, overrides: Sequence[str], rounds: int | None, actors: int | None, inline: bool, anywhere: bool
+) -> None:
+    """Go on with the run in DIRECTORY where it was cut: the same numbers as without the cut.
+
+    KEY=VALUE may change what does not change the numbers, such as runtime.address.
+    """
+    with sentences():
+        from jobs.run import resume as go_on
+        from jobs.run import told
+
+        if not told(go_on(directory, [*overrides, *_settings(rounds, actors, inline)], anywhere)):
+            sys.exit(INTERRUPTED)
+
+
 def _settings(rounds: int | None, actors: int | None, inline: bool) -> list[str]:
     """The options that stand for settings, as overrides."""
     found = [f"rounds={rounds}"] * (rounds is not None)
@@ -238,15 +260,35 @@ def datasets() -> None:
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
 @click.option("--compressors", is_flag=True, help="Measure the compressors instead: time, size and error of packets.")
 @click.option("--exchange", is_flag=True, help="Measure an exchange among peers instead, without training.")
+@click.option("--chaos", is_flag=True, help="Kill what can be killed in a run instead, and compare the bits.")
 @click.option("--peers", type=int, default=100, show_default=True, help="Peers of the exchange.")
 @click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers compressed, or a peer's.")
 @click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The compressors' plot.")
-def bench(workloads: Sequence[str], compressors: bool, exchange: bool, peers: int, entries: int, plot: Path) -> None:
-    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop, or what an option names."""
+@click.option(
+    "--kills", type=int, default=20, show_default=True, help="Client actors to kill in each run of the chaos."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the moments at which the chaos strikes.")
+def bench(
+    workloads: Sequence[str],
+    compressors: bool,
+    exchange: bool,
+    chaos: bool,
+    peers: int,
+    entries: int,
+    plot: Path,
+    kills: int,
+    seed: int,
+) -> None:
+    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop, or what an option names.
+
+    With --chaos a WORKLOAD is a method's name: by default fedavg, fedpse and dispfl.
+    """
     with sentences():
-        from jobs.bench.command import bench, bench_compressors
+        from jobs.bench.command import bench, bench_chaos, bench_compressors
         from jobs.bench.exchange import bench_exchange
 
+        if chaos:
+            sys.exit(bench_chaos(workloads, kills, seed))
         if exchange:
             bench_exchange(peers, entries)
             return

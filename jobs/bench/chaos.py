@@ -1,0 +1,272 @@
+"""`rayfl bench --chaos`: one experiment undisturbed, and again through every kind of loss; the bits must be the same.
+
+It starts a Ray cluster of its own on this machine: a head without cores, on which driver and coordinator live, and two
+nodes of one core. Nothing that belongs to another Ray is touched.
+"""
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+from ray.cluster_utils import Cluster
+from rich.console import Console
+from rich.table import Table
+
+from actors import session
+from rayfl.config import Experiment, to_toml
+from rayfl.machine import describe
+from rayfl.prepare import prepare
+from rayfl.record import RoundRow, create_run_directory, describe_run, read_run
+
+METHODS = ("fedavg", "fedpse", "dispfl")
+
+
+@dataclass
+class Story:
+    """What happened in a run: how often something was killed, and which rounds were played."""
+
+    kills: int = 0
+    rounds: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def repeated(self) -> int:
+        """Rounds that were played more than once, each time but the first counted."""
+        return len(self.rounds) - len(set(self.rounds))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A cluster, an experiment, and how many kills a run must survive."""
+
+    cluster: Cluster
+    experiment: Experiment
+    kills: int
+    seed: int
+
+    def play(self, directory: Path, story: Story, after_round: Callable[[int], None] = lambda round: None) -> None:
+        """Play into `directory`, or go on with what lies there."""
+        resumed = directory.exists()
+        setup = prepare(self.experiment)
+        if not resumed:
+            create_run_directory(directory)
+            describe_run(directory, self.experiment.as_dict(), describe(1), to_toml(self.experiment))
+
+        def tell(row: RoundRow, means: Mapping[str, float]) -> None:
+            story.rounds.append(row.round)
+            after_round(row.round)
+
+        begun = time.monotonic()
+        try:
+            session.play(self.experiment, setup, directory, tell, resumed=resumed)
+        finally:
+            story.seconds += time.monotonic() - begun
+
+
+def bench(methods: Sequence[str], kills: int, seed: int) -> int:
+    """Every scenario with every method; prints a table and returns an exit code: 1 where a bit differs."""
+    table = Table("method", "scenario", "kills", "rounds repeated", "seconds lost a kill", "bits different")
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="chaos") as scratch, small_cluster() as cluster:
+        for method in methods:
+            home = Path(scratch) / method
+            stage = Stage(cluster, experiment(method, home), kills, seed)
+            calm = Story()
+            stage.play(home / "undisturbed", calm)
+            for name, scenario in SCENARIOS.items():
+                print(f"{method}: {name}", flush=True)
+                story = scenario(stage, home / name.replace(" ", "-"), calm)
+                different = bits_different(home / "undisturbed", home / name.replace(" ", "-"))
+                wanted = kills if scenario is kill_actors else 1
+                failed |= different > 0 or story.kills < wanted
+                lost = (story.seconds - calm.seconds) / max(1, story.kills)
+                cells = (str(story.kills), str(story.repeated), f"{lost:.2f}", str(different))
+                table.add_row(method, name, *cells)
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    print(f"{len(methods)} methods, {len(SCENARIOS)} scenarios each: {'NOT ALL ARE EQUAL' if failed else 'all equal'}")
+    return int(failed)
+
+
+def experiment(method: str, directory: Path, rounds: int = 30, **changes: Any) -> Experiment:
+    """20 unequal clients on digits, some of whom vanish; a checkpoint every 4 rounds."""
+    peers = {"topology": "ring"} if method in ("dispfl", "dpsgd") else {}
+    per_round = {} if peers else {"per_round": 10, "dropout_after_training": 0.1}
+    settings: dict[str, Any] = {
+        "name": method,
+        "rounds": rounds,
+        "data": "digits",
+        "partition": {"name": "dirichlet-client", "alpha": 0.5},
+        "clients": {"count": 20, **per_round},
+        "model": {"name": "mlp", "hidden": [64]},
+        "method": {"name": method, "lr": 0.05, "epochs": 10, "batch_size": 16},
+        "runtime": {"actors": 2, "num_cpus": 1},
+        "checkpoint": {"every": 4},
+        "output": {"directory": str(directory), "report": False},
+        **peers,
+        **changes,
+    }
+    return Experiment(**settings)
+
+
+@contextmanager
+def small_cluster() -> Iterator[Cluster]:
+    """Head and two nodes of one core, and this process connected to it."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    memory = 200 * 10**6
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": memory, "include_dashboard": False}
+    )
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=memory)
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
+    """SIGKILL for a client actor at random moments, all through the run."""
+    story, chance = Story(), random.Random(stage.seed)
+    over = threading.Event()
+    mean_gap = max(0.2, calm.seconds / stage.kills / 1.3)
+
+    def kill() -> None:
+        while not over.wait(chance.uniform(0, 2 * mean_gap)):
+            story.kills += kill_one("ClientActor", chance)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        stage.play(directory, story)
+    finally:
+        over.set()
+        killer.join()
+    return story
+
+
+def lose_nodes(stage: Stage, directory: Path, calm: Story) -> Story:
+    """A node is taken away, with the states that lie on it, and another one joins."""
+    story, chance = Story(), random.Random(stage.seed)
+    moments = set(chance.sample(range(2, stage.experiment.rounds - 2), 2))
+
+    def exchange(round: int) -> None:
+        if round in moments:
+            moments.remove(round)
+            story.kills += 1
+            stage.cluster.remove_node(chance.choice(sorted(stage.cluster.worker_nodes, key=id)), allow_graceful=False)
+            stage.cluster.add_node(num_cpus=1, object_store_memory=200 * 10**6)
+
+    stage.play(directory, story, exchange)
+    return story
+
+
+def kill_coordinators(stage: Stage, directory: Path, calm: Story) -> Story:
+    """SIGKILL for the coordinator, three times in a run."""
+    story, chance = Story(), random.Random(stage.seed)
+    moments = set(chance.sample(range(1, stage.experiment.rounds - 1), 3))
+
+    def kill(round: int) -> None:
+        if round in moments:
+            moments.remove(round)
+            story.kills += kill_one("Coordinator", chance)
+
+    stage.play(directory, story, kill)
+    return story
+
+
+def stop_often(stage: Stage, directory: Path, calm: Story) -> Story:
+    """The driver gives up after every third round, and the run is resumed."""
+    story = Story()
+    asked: list[int] = []
+
+    def stop(round: int) -> None:
+        # Once a play: the second signal would not wait for the round.
+        if not asked and len(story.rounds) % 3 == 0 and round < stage.experiment.rounds - 1:
+            asked.append(round)
+            story.kills += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+    while not directory.exists() or not read_run(directory).finished:
+        asked.clear()
+        stage.play(directory, story, stop)
+    return story
+
+
+Scenario = Callable[[Stage, Path, Story], Story]
+SCENARIOS: Mapping[str, Scenario] = {
+    "actors killed": kill_actors,
+    "nodes lost": lose_nodes,
+    "coordinator killed": kill_coordinators,
+    "stopped and resumed": stop_often,
+}
+
+
+def kill_one(kind: str, chance: random.Random) -> int:
+    """SIGKILL for one actor process of this Ray; 0 where there is none just now."""
+    found = actor_processes(kind)
+    if not found:
+        return 0
+    try:
+        os.kill(chance.choice(found), signal.SIGKILL)
+    except ProcessLookupError:
+        return 0
+    return 1
+
+
+def actor_processes(kind: str) -> list[int]:
+    """The living processes of an actor class that belong to the Ray this process is connected to."""
+    name = ray.get_runtime_context().get_session_name()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and _command(entry).startswith(f"ray::{kind}"):
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if name in _command(Path("/proc") / parent):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def bits_different(a: Path, b: Path) -> int:
+    """Bits in which two runs differ: their records, but for the wall clock, and their models."""
+    runs = [read_run(directory) for directory in (a, b)]
+    total = 0
+    for name in ("rounds", "clients", "metrics"):
+        one, other = (getattr(run, name) for run in runs)
+        for column in (column for column in one.column_names if column != "wall_s"):
+            total += _difference(_bytes(one[column]), _bytes(other[column]))
+    files = sorted({path.name for run in runs for path in (run.directory / "models").glob("*")})
+    for name in files:
+        pair = [run.directory / "models" / name for run in runs]
+        total += _difference(*(path.read_bytes() if path.exists() else b"" for path in pair))
+    return total + (0 if files and len(runs[0].rounds) else 1)
+
+
+def _bytes(column: pa.ChunkedArray) -> bytes:
+    return repr(column.to_pylist()).encode() if pa.types.is_dictionary(column.type) else column.to_numpy().tobytes()
+
+
+def _difference(a: bytes, b: bytes) -> int:
+    shorter = min(len(a), len(b))
+    mixed = np.frombuffer(a[:shorter], np.uint8) ^ np.frombuffer(b[:shorter], np.uint8)
+    return int(np.unpackbits(mixed).sum()) + 8 * abs(len(a) - len(b))
