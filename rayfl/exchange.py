@@ -10,7 +10,7 @@ from rayfl.ledger import Ledger
 from rayfl.summation import chunks
 from rayfl.work import MixJob
 
-CALL_BYTES = 1_600_000_000
+CALL_BYTES = 1_000_000_000
 """What a call may hold of its own: a sum for each distinct row of weights, and the receivers' new states."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from rayfl.dots import Dot, dot_plot
+from rayfl.graph_figure import graph_section
 from rayfl.panels import Figure, Section
 from rayfl.plots import COLORS, ROUND, Line, Strip, key, line_plot, strip_plot, with_own_ids
 from rayfl.series import Curve, Group, Spread, curve, is_accuracy, metric_names, spread
@@ -77,6 +78,7 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
             "Sizes of the messages as really encoded, summed over clients.",
             [*communication(groups), *participation(groups)],
         ),
+        graph_section(groups),
         Section("Training and other measurements", note or clients_note, measured),
     ]
     return [_with_own_ids(section, f"s{number}") for number, section in enumerate(everything) if section.figures]

@@ -31,6 +31,10 @@ _TITLES = {
     "comm/busiest_megabytes": "Comm of the busiest peer, MB a round",
     "comm/mean_megabytes": "Comm of a peer, MB a round",
     "flops/training": "Operations of a client's training",
+    "graph/mean_degree": "Peers that one receives from, mean",
+    "graph/max_degree": "Peers that one receives from, most",
+    "graph/connected": "Whether the round's graph is connected",
+    "graph/spectral_gap": "Spectral gap of the round's mixing matrix",
 }
 
 
