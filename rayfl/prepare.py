@@ -44,14 +44,22 @@ def prepare(experiment: Experiment) -> Setup:
 
 
 def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
-    """SettingsError where the data are tokens and the model does not embed them, or the other way round."""
-    embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in task.module.modules())
-    if dataset.kind == "text" and not embeds:
+    """SettingsError where the data are tokens and the model does not embed all of them, or the other way round."""
+    embedded = [
+        layer.num_embeddings for layer in task.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+    if dataset.kind == "text" and not embedded:
         raise SettingsError(
-            f"model {model!r} takes numbers, and dataset {dataset.name!r} is tokens; choose a text model"
+            f"model {model!r} takes numbers, and dataset {dataset.name!r} is tokens; choose a text model, for example "
+            "char-lstm or mean-embedding"
         )
-    if dataset.kind != "text" and embeds:
+    if dataset.kind != "text" and embedded:
         raise SettingsError(f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose another")
+    if embedded and min(embedded) < dataset.num_tokens:
+        raise SettingsError(
+            f"model {model!r} embeds {min(embedded)} tokens, and dataset {dataset.name!r} has {dataset.num_tokens}; "
+            f"set model.vocabulary={dataset.num_tokens}"
+        )
 
 
 def check(setup: Setup, experiment: Experiment) -> None:

@@ -7,7 +7,7 @@ after another; `task.functional()` is the same task differentiated by torch.func
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -152,7 +152,9 @@ class Classification(Task):
     def _evaluating(self) -> Iterator[None]:
         self.module.eval()
         try:
-            yield
+            # In evaluation mode cuDNN's recurrent layers have no gradient.
+            with torch.backends.cudnn.flags(enabled=False) if self.recurrent else nullcontext():
+                yield
         finally:
             self.module.train()
 

@@ -41,6 +41,7 @@ class Dataset:
     mean, std: one value a channel of images, on the [0, 1] scale; empty for other kinds.
     augment: crop with padding 4 and flip, drawn for each batch anew (ALGORITHMS 8.2).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
+    vocabulary: of tokens, how many kinds there are, so that all are below it; None where the source does not say.
     """
 
     name: str
@@ -52,6 +53,17 @@ class Dataset:
     std: tuple[float, ...] = ()
     augment: bool = False
     white: int = 255
+    vocabulary: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """How many kinds of tokens a model must embed: the source's word, or what occurs. ValueError below 0."""
+        if self.vocabulary is not None:
+            return self.vocabulary
+        occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]
+        if any(int(tokens.min()) < 0 for tokens in occurring):
+            raise ValueError(f"dataset {self.name!r} has tokens below 0; number them from 0, which is padding")
+        return max((int(tokens.max()) + 1 for tokens in occurring), default=0)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

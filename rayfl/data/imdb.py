@@ -68,6 +68,7 @@ class IMDB(Fetched):
             test=Samples(_encoded(test, numbers, self.length), test_labels),
             num_classes=2,
             kind="text",
+            vocabulary=self.vocabulary,
         )
 
     def _reviews(self, folder: Path, split: Callable[[str], list[str]]) -> tuple[list[list[str]], np.ndarray]:

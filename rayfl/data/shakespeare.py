@@ -60,7 +60,7 @@ class Shakespeare(Fetched):
         else:
             raise self.missing(f"{folder} has neither train/*.json and test/*.json nor shakespeare_*.h5")
         train, test = kept(self.cache, self.name, files, lambda: joined(self.name, *parts))
-        return Dataset(self.name, train, test, NUM_TOKENS, "text")
+        return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
 
 
 def tokens(text: str) -> np.ndarray:

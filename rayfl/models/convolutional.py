@@ -1,0 +1,124 @@
+"""Convolutional models without shortcuts."""
+
+from itertools import pairwise
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from rayfl.models.base import Architecture, Rate, Width
+
+VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+"""Channels of the convolutions before each pooling (Simonyan and Zisserman, ICLR 2015, column A)."""
+
+
+class ConvNet2(Architecture):
+    """Two 5x5 convolutions with 2x2 max pooling, then fully connected layers.
+
+    The defaults are the example network of Beutel et al. (Flower, 2020), which FedPSE uses: conv 6, pool, conv 16,
+    pool, fc 120, fc 84; 44,426 parameters at 28x28x1 and 10 classes.
+    """
+
+    name: ClassVar[str] = "convnet2"
+    channels: tuple[Width, Width] = Field(default=(6, 16), description="output channels of the two convolutions")
+    hidden: tuple[Width, ...] = Field(default=(120, 84), description="widths of the fully connected layers")
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        self.need_images(input_shape, least=16)
+        first, second = self.channels
+        height, width = (((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
+        layers: list[nn.Module] = [
+            *(nn.Conv2d(input_shape[0], first, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        ]
+        widths = [second * height * width, *self.hidden]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+
+
+class EMNISTCNN(Architecture):
+    """Two 3x3 convolutions, pooling and two linear layers with dropout: 1,206,590 parameters at 28x28x1, 62 classes.
+
+    The network of Reddi et al., Adaptive Federated Optimization, ICLR 2021, for EMNIST.
+    """
+
+    name: ClassVar[str] = "emnist-cnn"
+    dropout: tuple[Rate, Rate] = Field(default=(0.25, 0.5), description="dropout after the pooling, and before the end")
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        self.need_images(input_shape, least=6)
+        height, width = ((side - 4) // 2 for side in input_shape[1:])
+        early, late = self.dropout
+        return nn.Sequential(
+            *(nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Dropout(early), nn.Flatten(), nn.Linear(64 * height * width, 128), nn.ReLU()),
+            *(nn.Dropout(late), nn.Linear(128, num_classes)),
+        )
+
+
+class VGG11(Architecture):
+    """VGG-11 with GroupNorm after its 3x3 convolutions: 9,231,114 parameters at 3 channels and 10 classes.
+
+    Dis-PFL's (Dai et al., ICML 2022): one linear layer behind the last pooling, on the mean over what it leaves.
+    """
+
+    name: ClassVar[str] = "vgg11"
+    groups: Width = Field(default=32, description="groups of every GroupNorm; a divisor of 64")
+
+    @model_validator(mode="after")
+    def _groups_divide(self) -> "VGG11":
+        check_groups(self.groups, 64)
+        return self
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        self.need_images(input_shape, least=32)
+        layers: list[nn.Module] = []
+        before = input_shape[0]
+        for stage in VGG11_STAGES:
+            for after in stage:
+                layers += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(self.groups, after), nn.ReLU()]
+                before = after
+            layers.append(nn.MaxPool2d(2))
+        for layer in layers:
+            if isinstance(layer, nn.Conv2d):
+                start_convolution(layer)
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes))
+
+
+class AlexNetMCEPL(Architecture):
+    """The small AlexNet of MCE-PL (paper 003): three 5x5 convolutions without bias, two linear layers.
+
+    Every layer ends in ELU, the last one included, as in the authors' code (`elu_logits`); each convolution's is
+    followed by local response normalisation over 4 channels and 3x3 max pooling of stride 2. At 3x32x32 and 10 classes
+    1,227,328 weights, which the paper masks, and 202 biases, which it does not.
+    """
+
+    name: ClassVar[str] = "alexnet-mcepl"
+    elu_logits: bool = Field(default=True, description="ELU on the logits too, as in the authors' code")
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        self.need_images(input_shape, least=21)
+        layers: list[nn.Module] = []
+        channels, sides = input_shape[0], input_shape[1:]
+        for after, alpha, padding in ((64, 2e-5, 0), (128, 1e-4, 0), (256, 1e-4, 1)):
+            layers += [nn.Conv2d(channels, after, 5, padding=1, bias=False), nn.ELU()]
+            layers += [nn.LocalResponseNorm(4, alpha, beta=0.75), nn.MaxPool2d(3, stride=2, padding=padding)]
+            sides = tuple((side - 2 + 2 * padding - 3) // 2 + 1 for side in sides)
+            channels = after
+        layers += [nn.Flatten(), nn.Linear(channels * sides[0] * sides[1], 192), nn.ELU()]
+        layers.append(nn.Linear(192, num_classes))
+        return nn.Sequential(*layers, *([nn.ELU()] if self.elu_logits else []))
+
+
+def start_convolution(layer: nn.Conv2d) -> None:
+    """torchvision's initial values before a ReLU: normal, so that gradients keep their scale; biases 0."""
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def check_groups(groups: int, channels: int) -> None:
+    """ValueError unless GroupNorm can cut the narrowest layer's channels into so many groups."""
+    if channels % groups:
+        raise ValueError(f"groups={groups} does not divide {channels} channels; choose a divisor of {channels}")

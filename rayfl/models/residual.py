@@ -1,0 +1,83 @@
+"""Residual networks with GroupNorm, of torchvision's blocks.
+
+He et al., Deep Residual Learning for Image Recognition, CVPR 2016; Wu and He, Group Normalization, ECCV 2018.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from rayfl.models.base import Architecture, Width
+from rayfl.models.convolutional import check_groups, start_convolution
+from rayfl.vision import torchvision
+
+
+class ResNet18(Architecture):
+    """ResNet-18 for small images: torchvision's with a 3x3 stem of stride 1, no pooling behind it, and GroupNorm.
+
+    11,173,962 parameters at 3 channels and 10 classes, 11,220,132 at 100, 11,271,432 at 200: Dis-PFL's.
+    """
+
+    name: ClassVar[str] = "resnet18"
+    groups: Width = Field(default=32, description="groups of every GroupNorm; a divisor of 64")
+
+    @model_validator(mode="after")
+    def _groups_divide(self) -> "ResNet18":
+        check_groups(self.groups, 64)
+        return self
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        self.need_images(input_shape, least=8)
+        resnet = torchvision().models.resnet
+        norm = partial(nn.GroupNorm, self.groups)
+        network = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=norm)
+        network.conv1 = nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False)
+        start_convolution(network.conv1)
+        network.maxpool = nn.Identity()
+        return network
+
+
+class ResNet20(Architecture):
+    """ResNet-20 for small images: three stages of three blocks, shortcuts without parameters (option A), GroupNorm.
+
+    269,722 parameters at 3 channels and 10 classes. Elastic Aggregation trains it and does not name its norm.
+    """
+
+    name: ClassVar[str] = "resnet20"
+    groups: Width = Field(default=8, description="groups of every GroupNorm; a divisor of 16")
+
+    @model_validator(mode="after")
+    def _groups_divide(self) -> "ResNet20":
+        check_groups(self.groups, 16)
+        return self
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        self.need_images(input_shape, least=8)
+        block = torchvision().models.resnet.BasicBlock
+        norm = partial(nn.GroupNorm, self.groups)
+        layers: list[nn.Module] = [nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False), norm(16), nn.ReLU()]
+        before = 16
+        for after in (16, 32, 64):
+            for _ in range(3):
+                shortcut = None if before == after else Subsampled(after - before)
+                layers.append(block(before, after, 1 if before == after else 2, shortcut, norm_layer=norm))
+                before = after
+        network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes))
+        for layer in network.modules():
+            if isinstance(layer, nn.Conv2d):
+                start_convolution(layer)
+        return network
+
+
+class Subsampled(nn.Module):
+    """Option A: every second pixel in both directions, and `more` channels of zeros behind those there are."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        self.more = more
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[batch, channels, height, width] to [batch, channels + more, ceil(height / 2), ceil(width / 2)]."""
+        return nn.functional.pad(images[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.more))

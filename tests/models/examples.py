@@ -1,0 +1,57 @@
+"""Every model small enough to train in a test, with samples of its kind."""
+
+from collections.abc import Mapping
+
+import torch
+
+from rayfl.data.batches import Batch
+from rayfl.models import (
+    EMNISTCNN,
+    MLP,
+    VGG11,
+    AlexNetMCEPL,
+    Architecture,
+    CharLSTM,
+    ConvNet2,
+    Logistic,
+    MeanEmbedding,
+    ResNet18,
+    ResNet20,
+)
+from rayfl.task import Classification
+
+IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
+NUM_TOKENS = 12
+"""Tokens of the texts here; 0 is padding."""
+
+EXAMPLES: Mapping[str, tuple[Architecture, tuple[int, ...], int]] = {
+    "logistic": (Logistic(), IMAGE, 10),
+    "mlp": (MLP(hidden=(20,)), IMAGE, 10),
+    "convnet2": (ConvNet2(), IMAGE, 10),
+    "emnist-cnn": (EMNISTCNN(), IMAGE, 62),
+    "resnet18": (ResNet18(), COLOUR, 10),
+    "resnet20": (ResNet20(), COLOUR, 10),
+    "vgg11": (VGG11(), COLOUR, 10),
+    "alexnet-mcepl": (AlexNetMCEPL(), COLOUR, 10),
+    "char-lstm": (CharLSTM(embedding=4, hidden=10), (9,), NUM_TOKENS),
+    "mean-embedding": (MeanEmbedding(vocabulary=NUM_TOKENS, embedding=4), (9,), 2),
+}
+"""By name: a model, the shape of a sample, and the number of classes."""
+
+
+def task_of(name: str, model: Architecture | None = None) -> Classification:
+    """Classification by the example of that name, or by another form of it."""
+    example, shape, num_classes = EXAMPLES[name]
+    return Classification((model or example).builder(shape, num_classes), shape)
+
+
+def batch_of(name: str, size: int, seed: int = 0) -> Batch:
+    """Gaussian images, or texts with padding behind; random labels."""
+    _, shape, num_classes = EXAMPLES[name]
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, num_classes, (size,), generator=generator)
+    if len(shape) == 3:
+        return Batch(torch.randn(size, *shape, generator=generator), labels)
+    texts = torch.randint(1, NUM_TOKENS, (size, *shape), generator=generator)
+    texts[::2, -3:] = 0
+    return Batch(texts, labels)

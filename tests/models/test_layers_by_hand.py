@@ -1,0 +1,149 @@
+"""Layers against their definitions, computed beside them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rayfl.models import VGG11, AlexNetMCEPL, CharLSTM, MeanEmbedding, ResNet18, ResNet20
+from rayfl.models.residual import Subsampled
+from tests.paper_resnet import PaperResNet18
+
+COLOUR = (3, 32, 32)
+
+
+def test_resnet18_computes_what_the_paper_s_does():
+    """With the same numbers in the same places, which both have in the order of the layers."""
+    ours, paper = ResNet18().build(COLOUR, 10), PaperResNet18()
+    with torch.no_grad():
+        ours_named = dict(ours.named_parameters())
+        for (name, value), ours_name in zip(paper.named_parameters(), matching_names(), strict=True):
+            assert value.shape == ours_named[ours_name].shape, (name, ours_name)
+            value.copy_(0.5 * ours_named[ours_name] + 0.1 * torch.randn(value.shape))
+            ours_named[ours_name].copy_(value)
+        images = torch.randn(2, *COLOUR)
+        torch.testing.assert_close(ours(images), paper(images), rtol=1e-4, atol=1e-4)
+
+
+def matching_names() -> list[str]:
+    """torchvision's names in the order of PaperResNet18's parameters."""
+    names = ["conv1.weight", "bn1.weight", "bn1.bias"]
+    for stage in range(1, 5):
+        for block in range(2):
+            lead = f"layer{stage}.{block}"
+            names += [f"{lead}.conv{layer}.weight" for layer in (1, 2)]
+            names += [f"{lead}.bn{layer}.{part}" for layer in (1, 2) for part in ("weight", "bias")]
+            if stage > 1 and block == 0:
+                names += [f"{lead}.downsample.{part}" for part in ("0.weight", "1.weight", "1.bias")]
+    return [*names, "fc.weight", "fc.bias"]
+
+
+def test_every_norm_is_a_group_norm_of_the_groups_asked_for():
+    for model, groups, count in (
+        (ResNet18(), 32, 20),
+        (ResNet18(groups=4), 4, 20),
+        (VGG11(), 32, 8),
+        (ResNet20(), 8, 19),
+    ):
+        norms = [layer for layer in model.build(COLOUR, 10).modules() if "Norm" in type(layer).__name__]
+        assert [type(norm) for norm in norms] == [nn.GroupNorm] * count
+        assert {norm.num_groups for norm in norms if isinstance(norm, nn.GroupNorm)} == {groups}
+
+
+def test_option_a_takes_every_second_pixel_and_adds_zeros():
+    images = torch.arange(2 * 3 * 5, dtype=torch.float32).reshape(1, 2, 3, 5)
+    small = Subsampled(3)(images)
+    assert small.shape == (1, 5, 2, 3)
+    assert small[0, 1].tolist() == [[15, 17, 19], [25, 27, 29]]
+    assert not small[0, 2:].any()
+
+
+def test_vgg11_has_its_eight_convolutions():
+    convolutions = [layer for layer in VGG11().build(COLOUR, 10).modules() if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [64, 128, 256, 256, 512, 512, 512, 512]
+    assert all(layer.bias is not None and layer.kernel_size == (3, 3) for layer in convolutions)
+    # Normal with variance 2 / (9 out_channels): over 294,912 and more numbers the estimate is good to a percent.
+    for layer in convolutions[3:]:
+        assert layer.weight.var().item() == pytest.approx(2 / (9 * layer.out_channels), rel=0.02)
+        assert layer.bias is not None and not layer.bias.any()
+
+
+def test_alexnet_s_first_stage_by_hand():
+    """ELU, then x / (1 + 2e-5 / 4 sum x^2)^0.75 over channels c - 2 to c + 1, then the maximum of 3x3 every 2."""
+    network = AlexNetMCEPL().build(COLOUR, 10)
+    assert isinstance(network, nn.Sequential)
+    images = torch.randn(1, *COLOUR, generator=torch.Generator().manual_seed(0)) * 50
+    with torch.no_grad():
+        x = network[0](images)[0].double().numpy()
+        found = network[:4](images)[0].numpy()
+    x = np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
+    squares = np.pad(x**2, ((2, 1), (0, 0), (0, 0)))
+    x = x / (1 + 2e-5 / 4 * sum(squares[shift : shift + 64] for shift in range(4))) ** 0.75
+    wanted = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2))[:, ::2, ::2].max(axis=(3, 4))
+    assert found.shape == wanted.shape == (64, 14, 14)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_alexnet_s_logits_end_in_elu_unless_told_otherwise():
+    kinds = {
+        flag: [type(layer) for layer in AlexNetMCEPL(elu_logits=flag).build(COLOUR, 10).children()]
+        for flag in (True, False)
+    }
+    assert kinds[True][-2:] == [nn.Linear, nn.ELU] and kinds[False] == kinds[True][:-1]
+    norms = [layer for layer in AlexNetMCEPL().build(COLOUR, 10).children() if isinstance(layer, nn.LocalResponseNorm)]
+    assert [(norm.size, norm.alpha, norm.beta, norm.k) for norm in norms] == [
+        (4, 2e-5, 0.75, 1.0), (4, 1e-4, 0.75, 1.0), (4, 1e-4, 0.75, 1.0)
+    ]  # fmt: skip
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_lstm_by_its_gates():
+    """i, f, o = sigmoid, g = tanh of W x + U h + b; c <- f c + i g; h <- o tanh(c); the last layer's last h."""
+    network = CharLSTM(vocabulary=5, embedding=3, hidden=4, layers=2).build((6,), 7).double()
+    numbers = {name: value.detach().numpy() for name, value in network.named_parameters()}
+    tokens = torch.tensor([[0, 3, 1, 4, 4, 2], [1, 1, 0, 2, 3, 0]])
+    sequence = numbers["embedding.weight"][tokens.numpy()]
+    for layer in range(2):
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        w, u, b, more = (numbers[f"lstm.{name}_l{layer}"] for name in names)
+        h = c = np.zeros((2, 4))
+        states = []
+        for t in range(6):
+            i, f, g, o = np.split(sequence[:, t] @ w.T + h @ u.T + b + more, 4, axis=1)
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
+            states.append(h)
+        sequence = np.stack(states, axis=1)
+    wanted = sequence[:, -1] @ numbers["head.weight"].T + numbers["head.bias"]
+    np.testing.assert_allclose(network(tokens).detach().numpy(), wanted, rtol=1e-9, atol=1e-12)
+
+
+def filled(mask_padding: bool, num_classes: int = 2) -> nn.Module:
+    network = MeanEmbedding(vocabulary=4, embedding=2, mask_padding=mask_padding).build((4,), num_classes)
+    with torch.no_grad():
+        vectors = network.get_parameter("embedding.weight")
+        vectors.copy_(torch.tensor([[8.0, -8.0], [1.0, 0.0], [0.0, 2.0], [3.0, 4.0]]))
+        network.get_parameter("head.weight").copy_(torch.tensor([[1.0, 10.0]] * (1 if num_classes == 2 else 3)))
+        network.get_parameter("head.bias").fill_(0.5)
+    return network
+
+
+def test_the_mean_is_over_what_is_no_padding():
+    # (1, 0) and (3, 4) have the mean (2, 2): 2 + 20 + 0.5; with two (8, -8) it is (5, -3): 5 - 30 + 0.5.
+    texts = torch.tensor([[1, 3, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]])
+    assert filled(True)(texts).tolist() == [[0.0, 22.5], [0.0, 20.5], [0.0, 0.5]]
+    assert filled(False)(texts).tolist() == [[0.0, -24.5], [0.0, 20.5], [0.0, 8 - 80 + 0.5]]
+    assert filled(True, 3)(texts)[0].tolist() == [22.5] * 3
+
+
+def test_two_classes_have_the_loss_of_one_sigmoid():
+    z = 0.7
+    logits = torch.tensor([[0.0, z]])
+    for label, wanted in ((1, math.log(1 + math.exp(-z))), (0, math.log(1 + math.exp(z)))):
+        loss = nn.functional.cross_entropy(logits, torch.tensor([label])).item()
+        assert loss == pytest.approx(wanted, rel=1e-6)

@@ -1,0 +1,149 @@
+"""Whole experiments with models of texts and with dropout, and what is refused before they start."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.config import Experiment
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.imdb import IMDB
+from rayfl.executor import InlineExecutor
+from rayfl.ledger import RoundRecord
+from rayfl.models import CharLSTM, MeanEmbedding
+from rayfl.prepare import check_inputs, prepare
+from rayfl.rounds import World, simulate
+from rayfl.settings import SettingsError
+from rayfl.setup import Setup
+from rayfl.task import Classification
+from tests.data.files import role, write_leaf
+
+IMAGES = {"name": "synthetic", "shape": [1, 10, 10], "samples_per_group": 12, "num_groups": 3, "num_classes": 3}
+VERSE = "the cat sat on the mat and " * 5
+
+
+def experiment(**values: Any) -> Experiment:
+    return Experiment(**{"rounds": 2, "partition": "iid", "clients": {"count": 3}, **values})
+
+
+def played(here: Setup) -> tuple[list[RoundRecord], World]:
+    records: list[RoundRecord] = []
+    world = simulate(here, InlineExecutor(here), lambda record, world: records.append(record))
+    return records, world
+
+
+def parameters(here: Setup) -> torch.Tensor:
+    _, world = played(here)
+    return torch.cat([tensor.flatten() for tensor in here.server_half.model(world.server).values()])
+
+
+def test_dropout_belongs_to_the_run_and_not_to_torch_s_seed():
+    method = {"name": "fedavg", "lr": 0.1, "batch_size": 4}
+
+    def trained(early: float, late: float) -> torch.Tensor:
+        model = {"name": "emnist-cnn", "dropout": [early, late]}
+        return parameters(prepare(experiment(data=IMAGES, model=model, method=method)))
+
+    first = trained(0.25, 0.5)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(99)
+        assert torch.equal(first, trained(0.25, 0.5))
+    assert not torch.equal(first, trained(0.0, 0.0))
+
+
+def test_a_method_learns_the_next_character(tmp_path: Path):
+    users = {f"PLAY_{name}": role(VERSE[shift:]) for shift, name in enumerate(("ROMEO", "NURSE", "PARIS"))}
+    for split in ("train", "test"):
+        write_leaf(tmp_path / "plays", split, "all_data.json", users)
+    here = prepare(
+        experiment(
+            rounds=12,
+            data={"name": "shakespeare", "root": str(tmp_path / "plays"), "cache": str(tmp_path / "cache")},
+            partition="natural",
+            model={"name": "char-lstm", "hidden": 24},
+            method={"name": "fedavg", "optimizer": "adam", "lr": 0.02, "batch_size": 8},
+            evaluation={"every": 4},
+        )
+    )
+    assert here.initial["embedding.weight"].shape == (90, 8) and here.initial["head.weight"].shape == (90, 24)
+    records, _ = played(here)
+    losses = [record.means["pooled/loss"] for record in records if "pooled/loss" in record.means]
+    # Uniform guesses of 90 characters lose log 90 = 4.5; the verse has 12 of them, of which the blank is a fifth.
+    assert losses[-1] < 0.6 * np.log(90)
+    assert records[-1].means["pooled/accuracy"] > 0.2
+
+
+def reviews(folder: Path, **options: Any) -> IMDB:
+    for name in ("train/neg", "train/pos", "test/neg", "test/pos"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(6):
+            word = "bad" if name.endswith("neg") else "good"
+            (folder / name / f"{number}_1.txt").write_text(f"a {word} film " * (number % 3 + 1))
+    return IMDB(root=folder, **options)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_method_tells_good_reviews_from_bad_ones(tmp_path: Path, engine: str):
+    here = prepare(
+        experiment(
+            data=reviews(tmp_path, length=10, vocabulary=6),
+            model={"name": "mean-embedding", "vocabulary": 6},
+            method={"name": "fedavg", "lr": 3.0, "epochs": 30, "batch_size": 3},
+            runtime={"engine": engine},
+        )
+    )
+    assert here.dataset.train.inputs[0].tolist()[3:] == [0] * 7
+    assert played(here)[0][-1].means["pooled/accuracy"] == 1.0
+
+
+def texts(largest: int, vocabulary: int | None = None, smallest: int = 0) -> Dataset:
+    train = Samples(np.array([[smallest, 1, 2], [3, 0, 0]]), np.array([0, 1]))
+    test = Samples(np.array([[1, largest, 0]]), np.array([1]))
+    return Dataset(name="texts", train=train, test=test, num_classes=2, kind="text", vocabulary=vocabulary)
+
+
+def checked(model: CharLSTM | MeanEmbedding, dataset: Dataset) -> None:
+    task = Classification(model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
+    check_inputs(task, model.name, dataset)
+
+
+def test_a_vocabulary_that_is_too_small_is_refused():
+    checked(MeanEmbedding(vocabulary=8), texts(largest=7))
+    checked(MeanEmbedding(vocabulary=20), texts(largest=7, vocabulary=20))
+    for dataset, kinds in ((texts(largest=8), 9), (texts(largest=3, vocabulary=9), 9)):
+        with pytest.raises(SettingsError) as error:
+            checked(MeanEmbedding(vocabulary=8), dataset)
+        assert str(error.value) == (
+            f"model 'mean-embedding' embeds 8 tokens, and dataset 'texts' has {kinds}; set model.vocabulary={kinds}"
+        )
+    with pytest.raises(SettingsError, match=r"model 'char-lstm' embeds 2 tokens, .* set model\.vocabulary=5"):
+        checked(CharLSTM(), texts(largest=4))
+    checked(CharLSTM(vocabulary=5), texts(largest=4))
+
+
+def test_tokens_below_0_are_refused():
+    with pytest.raises(ValueError, match="dataset 'texts' has tokens below 0; number them from 0, which is padding"):
+        checked(MeanEmbedding(vocabulary=8), texts(largest=4, smallest=-1))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("vgg11", "vgg11 needs images [channels, height, width] of at least 32x32, and the data's inputs are [1, 10"),
+        ("char-lstm", "char-lstm needs tokens [length], and the data's inputs are [1, 10, 10]; choose a model for im"),
+    ],
+)
+def test_models_that_do_not_fit_images(model: str, sentence: str):
+    with pytest.raises(ValueError) as error:
+        prepare(experiment(data=IMAGES, model=model, method="fedavg"))
+    assert str(error.value).startswith(sentence)
+
+
+def test_text_models_do_not_take_vectors():
+    data = {"name": "synthetic", "dim": 8}
+    with pytest.raises(SettingsError, match="model 'char-lstm' takes tokens, and dataset 'synthetic' is not text"):
+        prepare(experiment(data=data, model="char-lstm", method="fedavg"))
+    with pytest.raises(ValueError, match="engine='vmap' cannot run a model with dropout or recurrent layers"):
+        prepare(experiment(data=IMAGES, model="emnist-cnn", method="fedavg", runtime={"engine": "vmap"}))
