@@ -101,14 +101,14 @@ class Worker:
         """Every receiver gathers its neighbours' messages; outputs: the receivers' new states."""
         receivers = tuple(job.rows)
         count = len(receivers) if self.setup.stateful else 0
-        states, _ = self._memories(receivers, inputs[:count])
         gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[count:], strict=True)))
         outputs: list[Any] = []
-        for client in receivers:
+        for index, client in enumerate(receivers):
             with told(shared.round, client):
                 ctx = self.setup.context(shared.round, shared.plan, client, "mix")
+                states, _ = self._memories((client,), inputs[index : index + 1] if count else ())
                 # Taken out, so that what only this receiver gathered is free again.
-                state = self.setup.peer_half.mix(states.pop(client), gathered.pop(client), ctx)
+                state = self.setup.peer_half.mix(states[client], gathered.pop(client), ctx)
             outputs += self._kept(state, {})
         return None, outputs
 

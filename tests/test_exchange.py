@@ -9,12 +9,16 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.exchange import CALL_BYTES, bill, in_calls, mix_job
+from rayfl.executor import InlineExecutor
 from rayfl.gather import ElementwiseMean, WeightedMean
 from rayfl.ledger import Ledger
 from rayfl.population import Participation
+from rayfl.prepare import prepare
 from rayfl.topology import FullyConnected, Ring, mixing_weights
 from rayfl.work import Report
 from rayfl.worker import gather_rows
+from tests.contracts.every_method import assert_same_bits, contents, experiment
+from tests.contracts.executors import play
 
 
 def test_links_are_billed_on_both_ends():
@@ -115,3 +119,13 @@ def test_an_opened_packet_adds_what_the_packet_adds():
                 0,
                 1,
             }
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "dispfl"])
+def test_the_cut_into_calls_changes_no_bit(method: str, monkeypatch: pytest.MonkeyPatch):
+    worlds = []
+    for most in (CALL_BYTES, 1):
+        monkeypatch.setattr("rayfl.exchange.CALL_BYTES", most)
+        here = prepare(experiment(method, topology={"name": "erdos-renyi", "p": 0.6}))
+        worlds.append(contents(InlineExecutor(here), play(here)[1][-1]))
+    assert_same_bits(*worlds)
