@@ -97,7 +97,7 @@ def test_a_table_makes_an_object():
     [
         ({}, "name is missing; a compressor is one of "),
         ({"name": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'?"),
-        ({"name": 3}, "unknown compressor 3: known are: dense, "),
+        ({"name": 3}, "unknown compressor 3: known are: bernoulli, "),
         ({"name": ["topk"]}, "unknown compressor ['topk']: did you mean 'topk'?"),
         ({"name": "topk", "keep": 3}, "unknown key 'keep': did you mean 'keep_ratio'?"),
     ],
