@@ -9,7 +9,6 @@ import torch
 
 import rayfl
 
-
 DECISIVE = ("torch", "numpy", "system", "cpu_capability", "mkl_cbwr", "gpu", "threads_per_actor")
 """What must be equal for equal bits."""
 

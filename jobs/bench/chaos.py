@@ -11,20 +11,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import ray
-from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
 
 from actors import session
+from actors.faults import Cluster, add_node, kill_one, remove_node, small_cluster
 from rayfl.config import Experiment, to_toml
 from rayfl.machine import describe
 from rayfl.prepare import prepare
@@ -75,14 +73,14 @@ class Stage:
             story.seconds += time.monotonic() - begun
 
 
-def bench(methods: Sequence[str], kills: int, seed: int) -> int:
+def bench(methods: Sequence[str], kills: int, seed: int, rounds: int = 30) -> int:
     """Every scenario with every method; prints a table and returns an exit code: 1 where a bit differs."""
     table = Table("method", "scenario", "kills", "rounds repeated", "seconds lost a kill", "bits different")
     failed = False
     with tempfile.TemporaryDirectory(prefix="chaos") as scratch, small_cluster() as cluster:
         for method in methods:
             home = Path(scratch) / method
-            stage = Stage(cluster, experiment(method, home), kills, seed)
+            stage = Stage(cluster, experiment(method, home, rounds), kills, seed)
             calm = Story()
             stage.play(home / "undisturbed", calm)
             for name, scenario in SCENARIOS.items():
@@ -99,7 +97,7 @@ def bench(methods: Sequence[str], kills: int, seed: int) -> int:
     return int(failed)
 
 
-def experiment(method: str, directory: Path, rounds: int = 30, **changes: Any) -> Experiment:
+def experiment(method: str, directory: Path, rounds: int) -> Experiment:
     """20 unequal clients on digits, some of whom vanish; a checkpoint every 4 rounds."""
     peers = {"topology": "ring"} if method in ("dispfl", "dpsgd") else {}
     per_round = {} if peers else {"per_round": 10, "dropout_after_training": 0.1}
@@ -115,28 +113,8 @@ def experiment(method: str, directory: Path, rounds: int = 30, **changes: Any) -
         "checkpoint": {"every": 4},
         "output": {"directory": str(directory), "report": False},
         **peers,
-        **changes,
     }
     return Experiment(**settings)
-
-
-@contextmanager
-def small_cluster() -> Iterator[Cluster]:
-    """Head and two nodes of one core, and this process connected to it."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    memory = 200 * 10**6
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": memory, "include_dashboard": False}
-    )
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, object_store_memory=memory)
-        ray.init(address=cluster.address, log_to_driver=False)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
@@ -168,8 +146,8 @@ def lose_nodes(stage: Stage, directory: Path, calm: Story) -> Story:
         if round in moments:
             moments.remove(round)
             story.kills += 1
-            stage.cluster.remove_node(chance.choice(sorted(stage.cluster.worker_nodes, key=id)), allow_graceful=False)
-            stage.cluster.add_node(num_cpus=1, object_store_memory=200 * 10**6)
+            remove_node(stage.cluster, chance)
+            add_node(stage.cluster)
 
     stage.play(directory, story, exchange)
     return story
@@ -214,37 +192,6 @@ SCENARIOS: Mapping[str, Scenario] = {
     "coordinator killed": kill_coordinators,
     "stopped and resumed": stop_often,
 }
-
-
-def kill_one(kind: str, chance: random.Random) -> int:
-    """SIGKILL for one actor process of this Ray; 0 where there is none just now."""
-    found = actor_processes(kind)
-    if not found:
-        return 0
-    try:
-        os.kill(chance.choice(found), signal.SIGKILL)
-    except ProcessLookupError:
-        return 0
-    return 1
-
-
-def actor_processes(kind: str) -> list[int]:
-    """The living processes of an actor class that belong to the Ray this process is connected to."""
-    name = ray.get_runtime_context().get_session_name()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and _command(entry).startswith(f"ray::{kind}"):
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            if name in _command(Path("/proc") / parent):
-                found.append(int(entry.name))
-    return sorted(found)
-
-
-def _command(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def bits_different(a: Path, b: Path) -> int:

@@ -1,0 +1,98 @@
+"""`rayfl resume`: the same run as without the cut, and one sentence for what cannot be resumed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jobs.cli import main
+from jobs.run import run
+from rayfl.record import read_run
+from tests.actors.toys import assert_same_run, experiment
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four rounds in one process."""
+    return inline(tmp_path_factory.mktemp("finished") / "run", 4)
+
+
+def inline(directory: Path, rounds: int) -> Path:
+    chosen = experiment("fedpse", rounds=rounds, runtime={"executor": "inline"}, output={"report": False})
+    return run(chosen, directory)
+
+
+def resume(directory: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["resume", str(directory), *arguments])
+
+
+def test_more_rounds_give_the_longer_run(finished: Path, tmp_path: Path):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    result = resume(directory, "--rounds", "6")
+    assert result.exit_code == 0, result.output
+    assert "going on from the checkpoint after round 4" in result.output
+    assert read_run(directory).experiment["rounds"] == 6
+    assert_same_run(directory, inline(tmp_path / "longer", 6))
+
+
+def test_a_killed_driver_loses_nothing(tmp_path: Path):
+    file = tmp_path / "experiment.toml"
+    longer = inline(tmp_path / "longer", 40)
+    file.write_text((longer / "experiment.toml").read_text().replace("every = 10", "every = 2"))
+    directory = tmp_path / "killed"
+    command = [sys.executable, "-m", "jobs.cli", "run", str(file), "--output", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]) as process:
+        while not list(directory.glob("checkpoints/*/manifest.json")) and process.poll() is None:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL and not read_run(directory).finished
+    assert resume(directory).exit_code == 0
+    assert_same_run(directory, longer)
+
+
+def of_another_platform(directory: Path) -> None:
+    path = directory / "platform.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0"}))
+
+
+def of_nothing(directory: Path) -> None:
+    (directory / "experiment.json").unlink()
+
+
+def untouched(directory: Path) -> None:
+    """Leave the run as it is."""
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "sentence"),
+    [
+        (untouched, [], "is finished; give --rounds to go on with more than 4"),
+        (untouched, ["--rounds", "3"], "rounds=3 is fewer than the 4 that"),
+        (
+            untouched,
+            ["--rounds", "6", "method.lr=0.5"],
+            "a resumed run keeps its method.lr=0.1; start a new run to change",
+        ),
+        (untouched, ["--rounds", "6", "seed=7"], "a resumed run keeps its seed=1; start a new run for another"),
+        (untouched, ["--rounds", "6", "rumtime.actors=3"], "unknown key 'rumtime': did you mean 'runtime'?"),
+        (of_another_platform, ["--rounds", "6"], "the run was made with torch=1.0, and here torch="),
+        (of_nothing, [], "is no run directory (it has no experiment.json)"),
+    ],
+)
+def test_what_cannot_be_resumed_gets_one_sentence_and_stays(
+    change: Callable[[Path], None], arguments: list[str], sentence: str, finished: Path, tmp_path: Path
+):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    change(directory)
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    result = resume(directory, *arguments)
+    assert result.exit_code == 2 and sentence in result.stderr and result.stderr.count("\n") == 1
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
