@@ -73,12 +73,12 @@ def random_mask(params: Tree, density_of: Mapping[str, float], generator: np.ran
     return {name: draw(name, tensor) for name, tensor in params.items()}
 
 
-def common_generator(params: Tree) -> np.random.Generator:
+def common_generator(params: Tree, purpose: str = "common mask") -> np.random.Generator:
     """The same generator for all clients of an experiment, keyed by the one thing they share: the first parameters."""
     digest = 0
     for tensor in params.values():
         digest = zlib.crc32(tensor.numpy().tobytes(), digest)
-    return seeding.generator(digest, purpose="common mask")
+    return seeding.generator(digest, purpose=purpose)
 
 
 def kept_ratio(client: Traits, given: float | None, default: float) -> float:
