@@ -23,6 +23,8 @@ MEANINGS = {
     "train/loss": "How far the models are from the answers while they learn; it should fall.",
     "comm/busiest_megabytes": "What papers on peers call Comm: 4 bytes a number that the busiest peer receives.",
     "comm/mean_megabytes": "The same on average over the peers; positions and masks are not in it.",
+    "comm/link_megabytes": "What MCE-PL's paper bills a link: a bit for an entry of a mask, 4 bytes for a weight.",
+    "comm/link_ones_megabytes": "What the code of MCE-PL's authors bills a link: a bit for each one in a mask.",
     "flops/training": "As papers on sparse training count: three forward passes an example, kept weights only.",
 }
 """What one is looking at, by the metric's name."""
@@ -30,6 +32,8 @@ _TITLES = {
     "train/loss": "Training loss",
     "comm/busiest_megabytes": "Comm of the busiest peer, MB a round",
     "comm/mean_megabytes": "Comm of a peer, MB a round",
+    "comm/link_megabytes": "Comm of a link as MCE-PL bills it, MB a round",
+    "comm/link_ones_megabytes": "Ones in a mask, in bits, MB a round",
     "flops/training": "Operations of a client's training",
     "graph/mean_degree": "Peers that one receives from, mean",
     "graph/max_degree": "Peers that one receives from, most",

@@ -1,0 +1,101 @@
+"""MCE-PL: Tian, Zhang, Li and Bennis, Communication-Efficient Personalized Distributed Learning with Data and Node
+Heterogeneity, Algorithm 1.
+
+All peers have the same random weights w, which never change. A peer learns a mask m_i of its own on them, by way of
+scores z_i, and sends that mask, one bit an entry. mbar is the mean of the neighbours' masks, its own left out. With
+Agg(z, mbar) = z + mean(|z|) sign(z) o mbar for every layer, Thres and Fil as in `rayfl.hidden_masks`, iteration k is
+
+    m^(k-1)   = Fil[Thres(Agg(z^(k-1), mbar^(k-3/2)))]                      the model w o m^(k-1) sees one minibatch
+    G         = (df/dv) o w o sign(z^(k-1)) + lambda z / ||z_row||          (14), (15), and the gradient of (7)
+    z^(k-1/2) = z^(k-1) - eta G,  m^(k-1/2) = Fil[Thres(Agg(z^(k-1/2), mbar^(k-3/2)))]     (16), which is sent
+    z^(k)     = z^(k-1/2) - eta G o mbar^(k-1/2)                            (17), with the stored gradient
+    m^(k)     = Fil[Thres(Agg(z^(k), mbar^(k-1/2)))]                        (18), (19), which the peer is judged by
+
+Where the paper is silent, or the authors' code differs:
+- mbar^(-1/2) is one Bernoulli mask that all peers know, of 0.3 in convolutions and 0.9 in linear layers as in the code.
+- The lasso is in the stored gradient; weight decay (none in the paper) is not.
+- The paper gives no threshold for Fil. Here it is 20 as in the code, but at most a twentieth of a filter, and the last
+  layer is spared, so that no class is lost.
+- A peer that heard from nobody keeps what it last heard, and leaves (17) out.
+- Neighbours weigh as the topology says; its default, uniform weights, is the paper's.
+- Biases exist in linear layers, as in the code; they stay at their initial values, like everything of one dimension.
+- The code: `fc_retention_ratio=0.9 fil=0 lasso=0 weight_decay=5e-4 lr=10`.
+- The paper bills one bit an entry, which is what is sent (comm/link_megabytes); the code's counter has a bit for each
+  one in the mask (comm/link_ones_megabytes).
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl import masks, tree
+from rayfl.compress.mask import mask_packet
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.hidden_masks import HiddenMaskHyper, HiddenMasks, masked_part
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
+from rayfl.tree import State, Tree
+
+
+class MCEPLHyper(HiddenMaskHyper):
+    """Hyper-parameters of MCE-PL, with the paper's values."""
+
+    finetune_lr: float | None = Field(
+        default=None, ge=0, description="learning rate of the fine-tuning step (10 in the authors' code); default: lr"
+    )
+    first_conv: float = Field(default=0.3, ge=0, le=1, description="share of ones in the first mbar, convolutions")
+    first_fc: float = Field(default=0.9, ge=0, le=1, description="the same in layers of two dimensions")
+
+
+class MCEPL(HiddenMasks, PeerHalf):
+    """State: scores, mask, model, and mbar ("heard"); between training and exchange the stored gradient too."""
+
+    Hyper: ClassVar[type[MCEPLHyper]] = MCEPLHyper
+    hyper: MCEPLHyper
+    paper: ClassVar[str] = "Tian et al., MCE-PL"
+    personalized: ClassVar[bool] = True
+    own_compression: ClassVar[bool] = True
+    include_self: ClassVar[bool] = False
+    gather: Mapping[str, Gather] = {"mask": WeightedMean()}
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        z, heard = self.scores_for(client, params, generator), self.first_heard(params)
+        return {"scores": z, "heard": heard, **self.masked_by(aggregated(z, heard), client, params)}
+
+    def first_heard(self, params: Tree) -> Tree:
+        """mbar before the first exchange: the same for all peers of an experiment."""
+        draws = masks.common_generator(params)
+
+        def draw(layer: Tensor) -> Tensor:
+            share = self.hyper.first_fc if layer.dim() == 2 else self.hyper.first_conv
+            return torch.from_numpy((draws.random(tuple(layer.shape)) < share).astype(np.float32))
+
+        return tree.map(draw, masked_part(params))
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        gradient, z = self.descend(state, carry, ctx)
+        own = self.masked_by(aggregated(z, state["heard"]), ctx.traits, ctx.initial)
+        new = {**state, "scores": z, "gradient": gradient, **own}
+        # One vector, so that no layer's bits are filled up to whole bytes.
+        bits = tree.vector(own["mask"])
+        bill = {"comm/link_megabytes": bits.numel() / 8e6, "comm/link_ones_megabytes": int(bits.sum()) / 8e6}
+        return Finished(new, {"mask": mask_packet({"mask": bits})}, 1.0, self.trained(state, carry, ctx) | bill)
+
+    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+        state = dict(state)
+        gradient = state.pop("gradient")
+        if not received or not received["mask"].count:
+            return state
+        heard = tree.unvector(received["mask"].result["mask"], state["scores"])
+        rate = ctx.plan.stages[0].lr if self.hyper.finetune_lr is None else self.hyper.finetune_lr
+        z = tree.add(state["scores"], tree.mul(gradient, heard), -rate)
+        own = self.masked_by(aggregated(z, heard), ctx.traits, ctx.initial)
+        return {**state, "scores": z, "heard": heard, **own}
+
+
+def aggregated(z: Tree, heard: Tree) -> Tree:
+    """Agg(z, mbar) = z + mean(|z|) sign(z) o mbar; the mean runs over all entries of a layer."""
+    return {name: layer + layer.abs().mean() * layer.sign() * heard[name] for name, layer in z.items()}

@@ -1,0 +1,190 @@
+"""MCE-PL and ind-mask against Algorithm 1 in float64 numpy, on one linear layer; masks, bytes and who is away."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl import seeding, tree
+from rayfl.data.batches import schedule
+from rayfl.hidden_masks import HiddenMaskHyper, HiddenMasks
+from rayfl.methods.base import Traits, Work
+from rayfl.methods.mcepl import MCEPL, MCEPLHyper, aggregated
+from rayfl.models import MLP, AlexNetMCEPL
+from rayfl.setup import Setup
+from rayfl.task import Classification
+from rayfl.topology import FullyConnected, RandomNeighbours, Topology
+from tests.methods.reference import DIM, NUM_CLASSES, SIZES, initial, played, setup_of, softmax_gradient
+
+LAYER, BIAS = "1.weight", "1.bias"
+
+
+def linear(method: str, sizes: tuple[int, ...], topology: Topology, rounds: int, **options: Any) -> Setup:
+    """A linear layer of 3 x 6 weights, the last one, so that Fil does not touch it."""
+    hyper = {"lr": 0.7, "batch_size": 4, "lasso": 0.02, **options.pop("hyper", {})}
+    return replace(setup_of(method, hyper, sizes=sizes, rounds=rounds, **options), topology=topology)
+
+
+def hyper_of(here: Setup) -> HiddenMaskHyper:
+    assert isinstance(here.method, HiddenMasks)
+    return here.method.hyper
+
+
+def thres(y: np.ndarray, r: float) -> np.ndarray:
+    """The n - int((1 - r) n) largest magnitudes."""
+    kept = y.size - int((1 - r) * y.size + 1e-9)
+    smallest = np.sort(np.abs(y).reshape(-1))[-kept]
+    return (np.abs(y) >= smallest).astype(float)
+
+
+def agg(z: np.ndarray, mbar: np.ndarray) -> np.ndarray:
+    return z + np.abs(z).mean() * np.sign(z) * mbar
+
+
+def gradient(here: Setup, round: int, client: int, m: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """G of a client's one minibatch: through v = w o m, times w sign(z), and the lasso's."""
+    w, hyper, rows = initial(here), hyper_of(here), here.partition.train[client]
+    generator = seeding.generator(here.seed, round, client, "train/train/batches")
+    plan = schedule(len(rows), epochs=None, steps=1, batch_size=hyper.batch_size or None, generator=generator)
+    (batch,) = (rows[chosen] for chosen in plan)
+    samples = here.dataset.train
+    dv = softmax_gradient(
+        {LAYER: w[LAYER] * m, BIAS: w[BIAS]}, samples.inputs[batch].astype(np.float64), samples.labels[batch]
+    )[LAYER]
+    return dv * w[LAYER] * np.sign(z) + hyper.lasso * z / np.linalg.norm(z, axis=1, keepdims=True)
+
+
+def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]]:
+    """Plays all rounds beside Algorithm 1. Returns who was in each exchange."""
+    count, hyper, seen = len(ratio), hyper_of(here), []
+    first = [tree.to_tensors(tree.to_arrays(here.first_state(i))) for i in range(count)]
+    z = [state["scores"][LAYER].double().numpy() for state in first]
+    mbar = [np.zeros((3, 6)) if alone else state["heard"][LAYER].double().numpy() for state in first]
+    m = [thres(agg(z[i], mbar[i]), ratio[i]) for i in range(count)]
+    given = hyper.finetune_lr if isinstance(hyper, MCEPLHyper) else None
+    tuned = hyper.lr if given is None else given
+    for round, (record, world) in enumerate(played(here)):
+        status = here.population.draw(round, everyone=True)
+        present, lost = set(status.among("delivered")), set(status.among("dropped_after_training"))
+        assert here.topology is not None
+        graph = here.topology.receives(count, here.seed, round)
+        g, sent = {}, {}
+        for i in set(range(count)) - lost:
+            g[i] = gradient(here, round, i, m[i], z[i])
+            z[i] = z[i] - hyper.lr * (g[i] + hyper.weight_decay * z[i])
+            m[i] = sent[i] = thres(agg(z[i], mbar[i]), ratio[i])
+        for i in set() if alone else present:
+            heard = [sent[j] for j in sorted(present) if graph[i, j]]
+            if heard:
+                mbar[i] = np.mean(heard, axis=0)
+                z[i] = z[i] - tuned * g[i] * mbar[i]
+                m[i] = thres(agg(z[i], mbar[i]), ratio[i])
+        for i, ref in world.states.items():
+            state = tree.to_tensors(ref)
+            np.testing.assert_allclose(state["scores"][LAYER].numpy(), z[i], rtol=1e-4, atol=1e-6)
+            assert np.array_equal(state["mask"][LAYER].numpy(), m[i] > 0)
+            assert int(state["mask"][LAYER].sum()) == 18 - int((1 - ratio[i]) * 18 + 1e-9)
+            # It is judged by m^(k); the biases never move.
+            model = here.method.outcome(state)
+            np.testing.assert_array_equal(model[LAYER].numpy(), (initial(here)[LAYER] * m[i]).astype(np.float32))
+            assert torch.equal(model[BIAS], here.initial[BIAS])
+            assert "gradient" not in state
+        # 18 bits are 3 bytes.
+        links = {i: sum(bool(graph[j, i]) for j in present) if i in present else 0 for i in range(count)}
+        bits = {row.client: row.uplink_bits for row in record.clients}
+        assert bits == {i: 0 if alone else 24 * links[i] for i in bits}
+        seen.append(present)
+    return seen
+
+
+def test_two_iterations_of_two_peers():
+    here = linear("mcepl", (9, 4), FullyConnected(), 2, clients={"retention_ratio": [0.3, 0.5]})
+    check(here, [0.3, 0.5])
+
+
+@pytest.mark.parametrize(
+    "hyper", [{"weight_decay": 0.1, "lr_decay": 1.0}, {"finetune_lr": 3.0}, {"lasso": 0.0, "batch_size": 0}], ids=str
+)
+def test_five_peers_of_which_some_are_away(hyper: dict[str, Any]):
+    clients = {"retention_ratio": [0.3, 0.5, 0.8], "dropout_before_download": 0.3, "dropout_after_training": 0.2}
+    here = linear("mcepl", SIZES, RandomNeighbours(degree=2), 8, clients=clients, hyper=hyper)
+    present = check(here, [0.3, 0.5, 0.8, 0.3, 0.5])
+    assert min(map(len, present)) < 4 and any(len(some) > 2 for some in present)
+
+
+def test_ind_mask_is_the_same_without_neighbours():
+    here = linear("ind_mask", SIZES, FullyConnected(), 5, clients={"retention_ratio": [0.3, 0.5, 0.8]})
+    check(here, [0.3, 0.5, 0.8, 0.3, 0.5], alone=True)
+
+
+def test_the_first_mean_mask_is_one_that_all_know():
+    here = setup_of("mcepl", {"first_conv": 0.3}, build=lambda: torch.nn.Sequential(torch.nn.Linear(60, 50)))
+    one, other = (here.first_state(i) for i in (0, 1))
+    heard = one["heard"]["0.weight"]
+    assert torch.equal(heard, other["heard"]["0.weight"]) and set(heard.unique().tolist()) == {0.0, 1.0}
+    # 3000 draws at 0.9: a standard deviation of 0.0055.
+    assert abs(float(heard.mean()) - 0.9) < 0.022
+    assert not torch.equal(one["scores"]["0.weight"], other["scores"]["0.weight"])
+
+
+def test_the_aggregation_tensor_by_hand():
+    # mean |z| = 2; sign(0) = 0.
+    z, heard = {"w": torch.tensor([[1.0, -3.0], [0.0, 4.0]])}, {"w": torch.tensor([[0.5, 1.0], [1.0, 0.0]])}
+    assert aggregated(z, heard)["w"].tolist() == [[2.0, -5.0], [0.0, 4.0]]
+
+
+@pytest.mark.parametrize("method", ["mcepl", "ind_mask"])
+def test_every_layer_keeps_its_number_in_all_rounds(method: str):
+    ratios = [0.1, 0.2, 0.3, 0.4]
+    made = setup_of(
+        method,
+        {"batch_size": 4, "fil": 0, "fc_retention_ratio": None},
+        build=MLP(hidden=(8, 5)).builder((DIM,), NUM_CLASSES),
+        clients={"retention_ratio": ratios, "dropout_before_download": 0.2},
+        rounds=6,
+    )
+    here = replace(made, topology=RandomNeighbours(degree=2))
+    moved, before = 0, [here.first_state(i)["mask"] for i in range(len(SIZES))]
+    for _, world in played(here):
+        for i, r in enumerate((*ratios, ratios[0])):
+            state = tree.to_tensors(world.states[i])
+            for name, mask in state["mask"].items():
+                assert int(mask.sum()) == mask.numel() - int((1 - r) * mask.numel() + 1e-9)
+                assert torch.equal(state["params"][name], torch.where(mask, here.initial[name], 0.0))
+                moved += int((mask != before[i][name]).sum())
+            before[i] = state["mask"]
+    assert moved > 0
+
+
+def alexnet(**hyper: Any) -> MCEPL:
+    return MCEPL(Classification(AlexNetMCEPL().builder((3, 32, 32), 10), (3, 32, 32)), **hyper)
+
+
+def test_the_alexnet_s_mask_is_153_416_bytes():
+    method = alexnet(fc_retention_ratio=0.9, fil=0)
+    params, client = method.task.init(0), Traits(0, 9, retention_ratio=0.3, retention_given=True)
+    made = setup_of("mcepl", {})
+    state = method.init_client(client, params, seeding.generator(1))
+    ctx = replace(made.context(0, method.plan(0, 0.0), 0, "client"), initial=params, client=client)
+    ctx = replace(ctx, work={"train": Work(1, 128)})
+    carry = {**method.begin(state, None, ctx), "gradient": tree.zeros_like(params)}
+    finished = method.finish(state, carry, ctx)
+    assert finished.message is not None
+    (packet,) = finished.message.values()
+    assert packet.num_bits == 8 * 153_416
+    assert finished.metrics["comm/link_megabytes"] == pytest.approx(0.153416)
+    # 0.3 of 1,028,800 weights of convolutions, 0.9 of 198,528 of linear layers: whole numbers, rounded up.
+    kept = [int(mask.sum()) for mask in finished.state["mask"].values()]
+    assert kept == [1440, 61440, 245760, 176948, 1728]
+    assert finished.metrics["comm/link_ones_megabytes"] == pytest.approx(sum(kept) / 8e6)
+    assert tree.vector(finished.state["mask"]).equal(packet.decode()["mask"])
+
+
+def test_defaults_are_the_papers():
+    hyper = alexnet().hyper
+    assert (hyper.lr, hyper.lasso, hyper.batch_size, hyper.weight_decay) == (1.0, 1e-3, 128, 0.0)
+    assert (hyper.fil, hyper.fil_share, hyper.finetune_lr, hyper.fc_retention_ratio) == (20, 0.05, None, None)
+    (stage,) = alexnet().plan(7, 0.0).stages
+    assert (stage.steps, stage.epochs, stage.batch_size, stage.lr) == (1, None, 128, 1.0)
