@@ -1,0 +1,31 @@
+"""avr-weipru: peers average pruned real weights; Tian et al., MCE-PL, section V-C.
+
+One minibatch a round: a peer takes a step, prunes by magnitude, and sends what is left. Its model becomes the mean of
+what it received, zeros included, pruned to its own share again. That its own model is part of the mean, that the mean
+is pruned and that the common start is pruned before the first step are our decisions. Neighbours weigh as the topology
+says. A peer that heard from nobody goes on with its own pruned model. Real bytes are those of a sparse packet; the
+paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes).
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf
+from rayfl.pruned_weights import PrunedWeights
+from rayfl.tree import State
+
+
+class AvrWeipru(PrunedWeights, PeerHalf):
+    """State: weights, pruned, and the mask of what is left."""
+
+    paper: ClassVar[str] = "Tian et al., MCE-PL, pruned real weights averaged"
+    personalized: ClassVar[bool] = True
+    own_compression: ClassVar[bool] = True
+    gather: Mapping[str, Gather] = {"weights": WeightedMean()}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        return self.sent(state, carry, ctx)
+
+    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+        return self.pruned(received["weights"].result, ctx.traits) if received else state
