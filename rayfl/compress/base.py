@@ -36,6 +36,25 @@ class Codec(Protocol):
         ...
 
 
+class EveryEntry(ABC):
+    """The part that codecs share whose packets send every entry; they say how to decode."""
+
+    shapes: Shapes
+
+    @abstractmethod
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        """See `Codec`."""
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        """True everywhere."""
+        return everything_of(self.shapes)
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        """See `Codec`."""
+        for name, tensor in self.decode(parts).items():
+            total[name].add_(tensor.to(total[name].device), alpha=weight)
+
+
 @dataclass(frozen=True)
 class Packet:
     """Encoded buffers and the codec that reads them.

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
+from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
 from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries
 from rayfl.tree import Tree
 
 
 @dataclass(frozen=True)
-class DenseCodec:
+class DenseCodec(EveryEntry):
     """Reads one buffer a tensor, under the tensor's name."""
 
     shapes: Shapes
@@ -20,14 +20,6 @@ class DenseCodec:
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return {name: decode_values(parts[name], self.dtype).view(shape) for name, shape in self.shapes}
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(self.shapes)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        for name, shape in self.shapes:
-            decoded = decode_values(parts[name], self.dtype).view(shape)
-            total[name].add_(decoded.to(total[name].device), alpha=weight)
 
 
 class Dense(Quantizer):

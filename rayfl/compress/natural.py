@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
+from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -22,7 +22,7 @@ LARGEST = np.uint32(0x7F7FFFFF)
 
 
 @dataclass(frozen=True)
-class NaturalCodec:
+class NaturalCodec(EveryEntry):
     """Reads "<name>.exponents" (the biased exponent, a byte; 0 is zero) and "<name>.signs" (a bit, 1 is negative)."""
 
     shapes: Shapes
@@ -38,13 +38,6 @@ class NaturalCodec:
             numbers |= signs
             decoded[name] = torch.from_numpy(numbers.view(np.float32)).view(shape)
         return decoded
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(self.shapes)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        for name, tensor in self.decode(parts).items():
-            total[name].add_(tensor.to(total[name].device), alpha=weight)
 
 
 class Natural(Quantizer):

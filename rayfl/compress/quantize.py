@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
+from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -33,7 +33,7 @@ SMALLEST_NORMAL, SMALLEST = 2.0**-126, 2.0**-149
 
 
 @dataclass(frozen=True)
-class QuantizeCodec:
+class QuantizeCodec(EveryEntry):
     """Reads "<name>.norms" (fp32, one a bucket) and the signed levels of a tensor.
 
     Coding "fixed": "<name>.levels", 1 + ceil(log2(s + 1)) bits an entry, the sign above the level. "trits": the same
@@ -48,13 +48,6 @@ class QuantizeCodec:
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return {name: self._read(parts, name, math.prod(shape)).view(shape) for name, shape in self.shapes}
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(self.shapes)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        for name, tensor in self.decode(parts).items():
-            total[name].add_(tensor.to(total[name].device), alpha=weight)
 
     def write(self, name: str, norms: np.ndarray, levels: np.ndarray) -> dict[str, np.ndarray]:
         """The buffers of one tensor: norms [num_buckets] and signed levels [n], int8 or int16."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.base import Packet, Quantizer, Shapes, everything_of, shapes_of
+from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -21,20 +21,13 @@ ROUNDING = 2.0**-40
 
 
 @dataclass(frozen=True)
-class SignCodec:
+class SignCodec(EveryEntry):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.scale", one fp32."""
 
     shapes: Shapes
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return {name: self._read(parts, name, math.prod(shape)).view(shape) for name, shape in self.shapes}
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(self.shapes)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        for name, tensor in self.decode(parts).items():
-            total[name].add_(tensor.to(total[name].device), alpha=weight)
 
     def _read(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> Tensor:
         """The decoded entries [size] of one tensor, float32."""
@@ -74,7 +67,7 @@ class ScaledSign(Quantizer):
 
 
 @dataclass(frozen=True)
-class OneBitCodec:
+class OneBitCodec(EveryEntry):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.means", fp32 [2 * num_groups].
 
     The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.
@@ -91,13 +84,6 @@ class OneBitCodec:
             numbers = np.where(negative.reshape(num_groups, size), lower, upper)
             decoded[name] = torch.from_numpy(numbers).view(shape)
         return decoded
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(self.shapes)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        for name, tensor in self.decode(parts).items():
-            total[name].add_(tensor.to(total[name].device), alpha=weight)
 
 
 class OneBit(Quantizer):
