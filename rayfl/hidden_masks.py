@@ -43,6 +43,9 @@ class HiddenMaskHyper(LearningRate):
         default=20, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
     )
     fil_share: float = Field(default=0.05, gt=0, le=1, description="at most this share of a filter's entries for fil")
+    weight_scale: float = Field(
+        default=1.0, gt=0, description="factor on the initial weights of the layers, so that masked ones carry a signal"
+    )
     different_initial: bool = Field(default=True, description="whether scores start different, or alike at all peers")
 
 
@@ -138,17 +141,22 @@ class HiddenMasks(Method):
         draws = generator if self.hyper.different_initial else masks.common_generator(params, "common scores")
         return first_scores(masked_part(params), draws)
 
+    def weights(self, initial: Tree) -> Tree:
+        """w, from the parameters of round 0: the layers scaled, the rest as it is."""
+        scale = self.hyper.weight_scale
+        return initial if scale == 1 else {**initial, **tree.scale(masked_part(initial), scale)}
+
     def descend(self, state: State, carry: Carry, ctx: Context) -> tuple[Tree, Tree]:
         """G, the gradient of the scores with the lasso's, and z - lr (G + weight decay)."""
         z, lr = state["scores"], ctx.plan.stages[0].lr
-        gradient = straight_through(carry["gradient"], ctx.initial, z)
+        gradient = straight_through(carry["gradient"], self.weights(ctx.initial), z)
         if self.hyper.lasso:
             gradient = tree.add(gradient, lasso_gradient(z, self.hyper.lasso))
         return gradient, tree.add(tree.add(z, z, -lr * self.hyper.weight_decay), gradient, -lr)
 
-    def masked_by(self, y: Tree, client: Traits, weights: Tree) -> State:
-        """Mask and model of a client, from what its threshold is taken of."""
-        hyper = self.hyper
+    def masked_by(self, y: Tree, client: Traits, initial: Tree) -> State:
+        """Mask and model of a client, from what its threshold is taken of and the parameters of round 0."""
+        hyper, weights = self.hyper, self.weights(initial)
         ratio = masks.kept_ratio(client, hyper.retention_ratio, 0.5)
         mask = layer_masks(y, layer_ratios(y, ratio, hyper.fc_retention_ratio), hyper.fil, hyper.fil_share)
         return {"mask": mask, "params": {**weights, **masks.masked(masked_part(weights), mask)}}

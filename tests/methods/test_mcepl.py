@@ -50,10 +50,11 @@ def gradient(here: Setup, round: int, client: int, m: np.ndarray, z: np.ndarray)
     plan = schedule(len(rows), epochs=None, steps=1, batch_size=hyper.batch_size or None, generator=generator)
     (batch,) = (rows[chosen] for chosen in plan)
     samples = here.dataset.train
+    scaled = hyper.weight_scale * w[LAYER]
     dv = softmax_gradient(
-        {LAYER: w[LAYER] * m, BIAS: w[BIAS]}, samples.inputs[batch].astype(np.float64), samples.labels[batch]
+        {LAYER: scaled * m, BIAS: w[BIAS]}, samples.inputs[batch].astype(np.float64), samples.labels[batch]
     )[LAYER]
-    return dv * w[LAYER] * np.sign(z) + hyper.lasso * z / np.linalg.norm(z, axis=1, keepdims=True)
+    return dv * scaled * np.sign(z) + hyper.lasso * z / np.linalg.norm(z, axis=1, keepdims=True)
 
 
 def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]]:
@@ -88,7 +89,8 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
             assert int(state["mask"][LAYER].sum()) == 18 - int((1 - ratio[i]) * 18 + 1e-9)
             # It is judged by m^(k); the biases never move.
             model = here.method.outcome(state)
-            np.testing.assert_array_equal(model[LAYER].numpy(), (initial(here)[LAYER] * m[i]).astype(np.float32))
+            scaled = hyper.weight_scale * initial(here)[LAYER]
+            np.testing.assert_allclose(model[LAYER].numpy(), scaled * m[i], rtol=1e-6)
             assert torch.equal(model[BIAS], here.initial[BIAS])
             assert "gradient" not in state
         # 18 bits are 3 bytes.
@@ -105,7 +107,13 @@ def test_two_iterations_of_two_peers():
 
 
 @pytest.mark.parametrize(
-    "hyper", [{"weight_decay": 0.1, "lr_decay": 1.0}, {"finetune_lr": 3.0}, {"lasso": 0.0, "batch_size": 0}], ids=str
+    "hyper",
+    [
+        {"weight_decay": 0.1, "lr_decay": 1.0},
+        {"finetune_lr": 3.0, "weight_scale": 2.5},
+        {"lasso": 0.0, "batch_size": 0},
+    ],
+    ids=str,
 )
 def test_five_peers_of_which_some_are_away(hyper: dict[str, Any]):
     clients = {"retention_ratio": [0.3, 0.5, 0.8], "dropout_before_download": 0.3, "dropout_after_training": 0.2}
