@@ -38,6 +38,10 @@ HYPER: Mapping[str, Options] = {
     "marina": {"dense_probability": 0.6},
     # Momentum and random regrowth here, gradients on the quadratics.
     "dispfl": {"steps": 4, "regrow": "random", "momentum": 0.5, "density": 0.3},
+    # Rates at which a round moves masks, and filters of 64 entries of which some are too thin.
+    "mcepl": {"batch_size": 16, "retention_ratio": 0.1, "weight_scale": 3.0},
+    "ind_mask": {"batch_size": 16, "retention_ratio": 0.1, "weight_scale": 3.0},
+    **{name: {"lr": 0.1, "batch_size": 16} for name in ("ind_weipru", "avr_weipru", "par_weipru")},
     "lottery_dsgd": {"steps": 4, "batch_size": 16, "min_accuracy": 0.1},
 }
 """Hyper-parameters under contract, of methods whose defaults would leave something out."""
@@ -98,6 +102,8 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
     "fedopt adagrad": ("fedopt", {"server_optimizer": "adagrad", "second_moment": "raw"}),
     "fedopt yogi": ("fedopt", {"server_optimizer": "yogi", "weighting": "uniform"}),
     "fedsgd of minibatches": ("fedsgd", {"batch_size": 2, "weighting": "uniform"}),
+    "ind_weipru hard": ("ind_weipru", {"lr": 0.1, "hard": True}),
+    "mcepl as its authors' code": ("mcepl", {"fc_retention_ratio": 0.9, "fil": 0, "lasso": 0.0, "weight_decay": 5e-4}),
     "scaffold option I": ("scaffold", {"option": "I", "batch_size": 2, "weighting": "samples"}),
 }
 """Settings, on quadratics, in which a method does something else than by default."""
