@@ -8,6 +8,7 @@ engines compute the same up to rounding.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from rayfl import seeding
-from rayfl.data.batches import Batch, ClientData, pad
+from rayfl.data.batches import Batch, ClientData, amount, pad
 from rayfl.methods.base import Carry, Method, Stage, Work
 
 Engine = Callable[[Method, Sequence["Start"]], Iterator[tuple[Carry, dict[str, Work]]]]
@@ -33,9 +34,28 @@ class Start:
     stages: tuple[Stage, ...]
     device: torch.device
     purpose: str = "train"
+    share: float = 1.0
+    """Share of every stage's steps that the client does."""
+
+    def planned(self, stage: Stage) -> Work:
+        """The work that a stage is."""
+        return Work(
+            *amount(
+                self.data.num_examples(stage.split),
+                epochs=stage.epochs,
+                steps=stage.steps,
+                batch_size=stage.batch_size,
+                batches_per_step=stage.batches_per_step,
+                share=self.share,
+            )
+        )
 
     def batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
-        """The stage's batches in the order that this (seed, round, client) gives."""
+        """The stage's batches in the order that this (seed, round, client) gives; the first ones for a `share`."""
+        batches = self._all_batches(stage)
+        return islice(batches, self.planned(stage).num_steps) if self.share < 1 else batches
+
+    def _all_batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
         generator = seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches")
         return self.data.batches(
             stage.split,
@@ -89,8 +109,8 @@ def _together(method: Method, starts: Sequence[Start], carries: list[Carry]) -> 
         stacked = _to(tree_map(lambda *leaves: torch.stack(leaves), *carries), device)
         stacked, done = _stage(method, stacked, starts, stage)
         carries = [method.turn(_row(stacked, row), stage=stage) for row in range(len(starts))]
-        for row, amount in enumerate(done):
-            work[row][stage.name] = amount
+        for row, did in enumerate(done):
+            work[row][stage.name] = did
     return list(zip(carries, work, strict=True))
 
 

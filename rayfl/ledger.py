@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from rayfl import evaluation
+from rayfl.clock import arrival_s, reply_s
 from rayfl.methods.base import Traits
-from rayfl.population import Participation, Status
+from rayfl.population import DROPOUTS, Participation, Status
 from rayfl.record import ClientRow, MetricRow, RoundRow
 from rayfl.setup import Setup
 from rayfl.work import Report
@@ -41,6 +42,7 @@ class Ledger:
                 sent=known.sent or report.sent,
                 uplink_bits=known.uplink_bits + report.uplink_bits,
                 downlink_bits=known.downlink_bits + report.downlink_bits,
+                reply_bits=known.reply_bits + report.reply_bits,
                 work={**known.work, **report.work},
                 metrics={**known.metrics, **report.metrics},
             )
@@ -53,6 +55,8 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     for client in sorted(set(participation.selected) | {c for c, r in ledger.reports.items() if r.work}):
         report = ledger.reports.get(client, Report(client))
         rows.append(client_row(setup.population.traits(client), participation.status.get(client), report))
+    if setup.population.settings.availability is not None:
+        ledger.metrics["population/available"] = float(setup.num_clients - len(participation.unavailable))
     metrics = [MetricRow(None, name, value) for name, value in ledger.metrics.items()]
     reports = sorted(ledger.reports.items())
     means = evaluation.mean_over_clients(report.metrics for _, report in reports)
@@ -64,22 +68,34 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
         delivered=sum(row.status == "delivered" for row in rows),
         uplink_bits=sum(row.uplink_bits for row in rows),
         downlink_bits=sum(row.downlink_bits for row in rows),
-        simulated_s=max((row.simulated_s for row in rows if row.status != "dropped_after_training"), default=0.0),
+        simulated_s=duration(setup, ledger),
         wall_s=0.0,
     )
     return RoundRecord(row, tuple(rows), tuple(metrics))
 
 
-def client_row(traits: Traits, drawn: Status | None, report: Report) -> ClientRow:
-    """One client's row; its time is download, then work, then upload, at its own speeds."""
-    num_examples = sum(work.num_examples for work in report.work.values())
-    seconds = (
-        report.downlink_bits / traits.downlink_bps
-        + num_examples / traits.examples_per_s
-        + report.uplink_bits / traits.uplink_bps
+def duration(setup: Setup, ledger: Ledger) -> float:
+    """Simulated seconds of a round: until the last client is back or cut off, and then until the last has its reply.
+
+    The server sees at once when a client vanishes, and waits for it no longer.
+    """
+    traits = {client: setup.population.traits(client) for client in ledger.reports}
+    drawn = ledger.participation.status
+    back = (
+        arrival_s(traits[client], report)
+        for client, report in ledger.reports.items()
+        if report.status or drawn.get(client) not in DROPOUTS.values() or not report.undone
     )
-    status: str = drawn or "not_selected"
-    if status == "delivered" and not report.sent:
+    replies = (reply_s(traits[client], report) for client, report in ledger.reports.items())
+    return max(back, default=0.0) + max(replies, default=0.0)
+
+
+def client_row(traits: Traits, drawn: Status | None, report: Report) -> ClientRow:
+    """One client's row; its time is download, then work, then upload, then the reply, at its own speeds."""
+    num_examples = sum(work.num_examples for work in report.work.values())
+    seconds = arrival_s(traits, report) + reply_s(traits, report)
+    status: str = report.status or drawn or "not_selected"
+    if status in ("delivered", "upload_lost") and not (report.sent or report.undone):
         status = "silent"
     num_steps = sum(work.num_steps for work in report.work.values())
     return ClientRow(traits.id, status, report.uplink_bits, report.downlink_bits, num_examples, num_steps, seconds)

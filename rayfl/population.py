@@ -7,54 +7,39 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl import seeding
+from rayfl.availability import Availability, available
 from rayfl.methods.base import Traits
 from rayfl.settings import Settings
+from rayfl.traits import Trait, check_trait, values
 
-Status = Literal["delivered", "silent", "dropped_before_download", "dropped_after_training"]
+Status = Literal[
+    "delivered",
+    "silent",
+    "dropped_before_download",
+    "dropped_after_download",
+    "dropped_after_training",
+    "upload_lost",
+    "late",
+    "surplus",
+]
+"""What becomes of a selected client. `silent`: it had nothing to say; `late`: not back by the deadline; `surplus`: not
+among the first to finish, where only so many are taken."""
+
+DROPOUTS: dict[str, Status] = {
+    "dropout_before_download": "dropped_before_download",
+    "dropout_after_download": "dropped_after_download",
+    "dropout_after_training": "dropped_after_training",
+    "upload_loss": "upload_lost",
+}
+"""The chances of the `[clients]` table in the order in which they strike, and what becomes of whom they strike."""
 
 TRAITS = ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps")
-
-
-class LogNormal(Settings):
-    """Values exp(N(log(median), sigma^2))."""
-
-    median: float = Field(gt=0)
-    sigma: float = Field(gt=0)
-
-    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        return self.median * np.exp(self.sigma * generator.standard_normal(count))
-
-
-class Uniform(Settings):
-    """Values uniform in [low, high)."""
-
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
-
-    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        return generator.uniform(self.low, self.high, count)
-
-
-class Groups(Settings):
-    """One value a group of clients: groups of every g-th client, or of neighbouring ids, as even as can be."""
-
-    groups: tuple[float, ...] = Field(min_length=1)
-    order: Literal["in-turn", "blocks"] = "in-turn"
-
-    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        clients, number = np.arange(count), len(self.groups)
-        members = clients % number if self.order == "in-turn" else clients * number // count
-        return np.asarray(self.groups, dtype=np.float64)[members]
-
-
-Trait = float | tuple[float, ...] | LogNormal | Uniform | Groups
-"""One value for all, a list that is dealt out in turn, a distribution, or groups."""
 
 
 class Clients(Settings):
@@ -64,8 +49,13 @@ class Clients(Settings):
     per_round: int | None = Field(default=None, ge=1, description="clients selected each round, m")
     fraction: float | None = Field(default=None, gt=0, le=1, description="share of the clients selected each round")
     dropout_before_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish before the download")
+    dropout_after_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish without any work")
     dropout_after_training: float = Field(
         default=0.0, ge=0, lt=1, description="chance to vanish with the trained update"
+    )
+    upload_loss: float = Field(default=0.0, ge=0, lt=1, description="chance that an update is sent and never arrives")
+    availability: Availability | None = Field(
+        default=None, description="who can be selected: by chance, by the hour or from a file; default: everybody"
     )
     retention_ratio: Trait | None = Field(
         default=None, description="share of the model that a client can keep, r_i; default: what the method says, or 1"
@@ -73,6 +63,16 @@ class Clients(Settings):
     examples_per_s: Trait = Field(default=1000.0, description="training speed, examples a second")
     uplink_mbps: Trait = Field(default=10.0, description="megabits (1e6) a second from the client")
     downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
+
+    deadline_s: float | None = Field(
+        default=None, gt=0, description="simulated seconds after which the server hangs up on those who are not back"
+    )
+    take_first: int | None = Field(
+        default=None, ge=1, description="over-selection: only so many of the selected, the first to finish, are taken"
+    )
+    work: Literal["full", "capacity"] = Field(
+        default="full", description="capacity: clients slower than the median do as much less, at least one step"
+    )
 
     @model_validator(mode="after")
     def _participants_exist(self) -> "Clients":
@@ -83,8 +83,13 @@ class Clients(Settings):
                 f"per_round={self.per_round} is more than the {self.count} clients there are; "
                 "lower per_round or raise count"
             )
+        if self.take_first is not None and self.take_first > self.num_selected:
+            raise ValueError(
+                f"take_first={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
+                "take_first or raise per_round"
+            )
         for name in TRAITS:
-            _check_trait(name, getattr(self, name), at_most=1.0 if name == "retention_ratio" else np.inf)
+            check_trait(name, getattr(self, name), at_most=1.0 if name == "retention_ratio" else np.inf)
         return self
 
     @property
@@ -97,10 +102,11 @@ class Clients(Settings):
 
 @dataclass(frozen=True)
 class Participation:
-    """The clients selected in a round, ascending, and what becomes of each."""
+    """The clients selected in a round, ascending, what becomes of each, and who could not be reached."""
 
     selected: tuple[int, ...]
     status: Mapping[int, Status]
+    unavailable: tuple[int, ...] = ()
 
     def among(self, *statuses: Status) -> tuple[int, ...]:
         """The selected clients with one of these statuses."""
@@ -130,46 +136,48 @@ class Population:
             uplink_bps=float(drawn["uplink_mbps"][client]) * 1e6,
             downlink_bps=float(drawn["downlink_mbps"][client]) * 1e6,
             retention_given=self.settings.retention_ratio is not None,
+            work_share=float(self._work_shares[client]),
         )
 
+    def check(self) -> None:
+        """SettingsError for a trace that cannot be read."""
+        available(self.settings.availability, self.settings.count, self.seed, 0)
+
     def draw(self, round: int, everyone: bool = False) -> Participation:
-        """Who is selected in a round (uniformly, without replacement, afresh each round) and who drops out."""
-        count, wanted = self.settings.count, self.settings.num_selected
-        if everyone or wanted == count:
-            selected = np.arange(count)
-        else:
+        """Who is selected in a round (uniformly, without replacement, afresh each round) and who drops out.
+
+        Only who is available is selected: all of them where they are fewer than wanted, or where `everyone` is.
+        """
+        there = available(self.settings.availability, self.settings.count, self.seed, round)
+        selected, fates, wanted = np.flatnonzero(there), self._fates(round), self.settings.num_selected
+        if not everyone and wanted < len(selected):
             generator = seeding.generator(self.seed, round, purpose="participants")
-            selected = np.sort(generator.choice(count, wanted, replace=False))
-        chances = seeding.generator(self.seed, round, purpose="dropout").random((count, 2))[selected]
-        before = chances[:, 0] < self.settings.dropout_before_download
-        after = chances[:, 1] < self.settings.dropout_after_training
-        names = np.where(before, "dropped_before_download", np.where(after, "dropped_after_training", "delivered"))
+            selected = np.sort(generator.choice(selected, wanted, replace=False))
         clients = tuple(selected.tolist())
-        return Participation(clients, dict(zip(clients, names.tolist(), strict=True)))
+        away = tuple(np.flatnonzero(~there).tolist())
+        return Participation(clients, {client: fates[client] for client in clients}, away)
+
+    def _fates(self, round: int) -> list[Status]:
+        """What would become of every client. The chances are independent; the first that strikes decides."""
+        count = self.settings.count
+        before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
+        download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T
+        fates: list[Status] = ["delivered"] * count
+        for (name, status), draws in zip(DROPOUTS.items(), (before, download, training, upload), strict=True):
+            for client in np.flatnonzero(draws < getattr(self.settings, name)).tolist():
+                fates[client] = status if fates[client] == "delivered" else fates[client]
+        return fates
+
+    @cached_property
+    def _work_shares(self) -> np.ndarray:
+        """Speed over the median speed, 1 at most; all 1 where everyone does the full work."""
+        speeds = self._drawn["examples_per_s"]
+        return np.minimum(1.0, speeds / np.median(speeds)) if self.settings.work == "capacity" else np.ones(len(speeds))
 
     @cached_property
     def _drawn(self) -> dict[str, np.ndarray]:
         return {name: self._values(name) for name in TRAITS}
 
     def _values(self, name: str) -> np.ndarray:
-        trait, count = getattr(self.settings, name), self.settings.count
-        if isinstance(trait, LogNormal | Uniform | Groups):
-            return trait.draw(count, seeding.generator(self.seed, purpose=name))
-        return np.resize(np.asarray(1.0 if trait is None else trait, dtype=np.float64), count)
-
-
-# Any: a trait's type is what this function looks at.
-def _check_trait(name: str, trait: Any, at_most: float) -> None:
-    """ValueError for values outside (0, at_most]."""
-    allowed = f"in (0, {at_most:g}]" if at_most < np.inf else "greater than 0"
-    if isinstance(trait, Uniform) and not trait.low < trait.high <= at_most:
-        raise ValueError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both {allowed}")
-    if isinstance(trait, LogNormal) and at_most < np.inf:
-        raise ValueError(f"{name} must be {allowed}, which a log-normal draw need not be; give low and high instead")
-    if isinstance(trait, float | tuple | Groups):
-        values = (trait,) if isinstance(trait, float) else trait.groups if isinstance(trait, Groups) else trait
-        if not values:
-            raise ValueError(f"{name}=[] has no values; give at least one")
-        wrong = [value for value in values if not 0 < value <= at_most]
-        if wrong:
-            raise ValueError(f"{name}={wrong[0]} is not allowed; it must be {allowed}")
+        trait = getattr(self.settings, name)
+        return values(1.0 if trait is None else trait, self.settings.count, self.seed, name)

@@ -5,41 +5,25 @@ No method's name appears here. Randomness is keyed by (seed, round, client, purp
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from rayfl import evaluation, gather, tree
+from rayfl import evaluation, tree
 from rayfl.arithmetic import fixed
 from rayfl.exchange import bill, in_calls, mix_job
-from rayfl.executor import Done, Executor, Job, Ref
-from rayfl.gather import Aggregate, Relay
+from rayfl.executor import Executor, Job, Ref
 from rayfl.graphs import round_metrics
 from rayfl.ledger import Ledger, RoundRecord, record
-from rayfl.methods.base import Plan
-from rayfl.population import Participation, Status
+from rayfl.local_work import peer_roles, server_roles, train
 from rayfl.seeding import NOBODY
 from rayfl.setup import Setup
-from rayfl.summation import chunks, cut, total
 from rayfl.topology import mixing_weights
-from rayfl.tree import Arrays, State
-from rayfl.work import ClientJob, PooledJob, Report, Role, Shared, Trained, TrainJob
-from rayfl.worker import merged
-
-LARGE_MODEL = 2_000_000
-"""Parameters beyond which a partial sum costs more than waiting for the slower of unequal calls."""
-
-
-@dataclass(frozen=True)
-class World:
-    """What outlives a round: the next round's number, the server's state, and references to states and links."""
-
-    round: int = 0
-    server: State = field(default_factory=dict)
-    states: Mapping[int, Ref] = field(default_factory=dict)
-    links: Mapping[int, Ref] = field(default_factory=dict)
+from rayfl.tree import Arrays
+from rayfl.work import ClientJob, PooledJob, Report, Shared
+from rayfl.world import World, calls, keep, memories, parts
 
 
 def first_world(setup: Setup) -> World:
@@ -97,82 +81,14 @@ def peer_round(setup: Setup, executor: Executor, world: World) -> tuple[World, R
     participation = setup.population.draw(round, everyone=True)
     ledger = Ledger(participation)
     shared = Shared(round=round, plan=plan, judged=setup.judged(round))
-    as_role: Mapping[Status, Role] = {"delivered": "upload", "dropped_before_download": "keep"}
-    roles: dict[int, Role] = {c: as_role[participation.status[c]] for c in participation.among(*as_role)}
     messages: dict[int, Ref] = {}
-    world, _ = train(setup, executor, world, shared, roles, ledger, messages)
+    world, _ = train(setup, executor, world, shared, peer_roles(participation), ledger, messages)
     if setup.topology is not None and plan.up:
         senders = [client for client in messages if ledger.reports[client].sent]
         world = mix(setup, executor, world, shared, {client: messages[client] for client in senders}, ledger)
     world = replace(world, round=round + 1)
     judge(setup, executor, world, shared, ledger)
     return world, record(setup, round, ledger)
-
-
-def server_roles(setup: Setup, plan: Plan, participation: Participation) -> dict[int, Role]:
-    """Who takes part in a server round, by client in ascending order."""
-    roles: dict[int, Role] = dict.fromkeys(participation.among("delivered"), "upload")
-    roles |= dict.fromkeys(participation.among("dropped_after_training"), "lost")
-    if plan.trainers == "all":
-        away = set(participation.among("dropped_before_download"))
-        roles |= {client: "keep" for client in range(setup.num_clients) if client not in roles and client not in away}
-    return dict(sorted(roles.items()))
-
-
-def train(
-    setup: Setup,
-    executor: Executor,
-    world: World,
-    shared: Shared,
-    roles: Mapping[int, Role],
-    ledger: Ledger,
-    messages: dict[int, Ref] | None = None,
-) -> tuple[World, dict[str, Aggregate]]:
-    """Local work of all clients with a role: the new world, and what arrived by message name.
-
-    `messages` collects the peers' messages by sender.
-    """
-    pieces = chunks(list(roles), setup.num_chunks(len(roles)))
-    nodes = cut(len(pieces), calls(setup, executor))
-    works = [
-        TrainJob(node, {index: tuple((c, roles[c]) for c in pieces[index]) for index in range(*node)}) for node in nodes
-    ]
-    rules = setup.method.gather
-    relayed = [] if setup.is_peer else [name for name, rule in rules.items() if isinstance(rule, Relay)]
-    per_client = setup.stateful + setup.linked + setup.is_peer + len(relayed)
-    jobs = []
-    for work in works:
-        present = [client for client, role in work.clients if role != "lost"]
-        inputs = memories(setup, world, [client for client, _ in work.clients])
-        jobs.append(Job(work, inputs, per_client * len(present)))
-    done = executor.run("train", executor.put(shared), jobs)
-    states, links = dict(world.states), dict(world.links)
-    packets: dict[str, dict[int, Ref]] = {name: {} for name in relayed}
-    for work, answer in zip(works, done, strict=True):
-        outputs = iter(answer.outputs)
-        by_client = {report.client: report for report in answer.result.reports}
-        for client in (client for client, role in work.clients if role != "lost"):
-            keep(setup, client, outputs, states, links)
-            if setup.is_peer and messages is not None:
-                messages[client] = next(outputs)
-            for name in relayed:
-                packets[name][client] = next(outputs)
-        for client, _ in work.clients:
-            ledger.add(by_client[client])
-    sums = sum_up(setup, done, len(pieces))
-    for name in relayed:
-        sent = {c: executor.handle(ref) for c, ref in packets[name].items() if name in ledger.reports[c].relayed}
-        sums[name] = Aggregate(rules[name], count=len(sent), items=sent)
-    return replace(world, states=states, links=links), sums
-
-
-def sum_up(setup: Setup, done: Sequence[Done], num_chunks: int) -> dict[str, Aggregate]:
-    """The partial sums of all calls, merged along the rest of the summation tree."""
-    if setup.is_peer or not num_chunks:
-        return {name: rule.empty() for name, rule in setup.method.gather.items()}
-    answers: list[Trained] = [answer.result for answer in done]
-    known = {answer.node: {name: gather.from_wire(value) for name, value in answer.sums.items()} for answer in answers}
-    return total((0, num_chunks), known.get, merged)
 
 
 def reply(
@@ -269,32 +185,3 @@ def mean_model(setup: Setup, executor: Executor, world: World, shared: Shared) -
     job = Job(ClientJob(everyone), memories(setup, world, everyone, linked=False), num_outputs=1)
     (done,) = executor.run("mean_model", executor.put(shared), [job])
     return executor.get(done.outputs[0])
-
-
-def memories(setup: Setup, world: World, clients: Sequence[int], linked: bool = True) -> tuple[Ref, ...]:
-    """For each client its state and its link, where the setup has such; None before the first round."""
-    refs: list[Ref] = []
-    for client in clients:
-        refs += [world.states.get(client)] if setup.stateful else []
-        refs += [world.links.get(client)] if setup.linked and linked else []
-    return tuple(refs)
-
-
-def keep(setup: Setup, client: int, outputs: Iterator[Ref], states: dict[int, Ref], links: dict[int, Ref]) -> None:
-    """Take a client's new state and link from a call's outputs."""
-    if setup.stateful:
-        states[client] = next(outputs)
-    if setup.linked:
-        links[client] = next(outputs)
-
-
-def calls(setup: Setup, executor: Executor) -> int:
-    """Calls a wave: two a worker, to even out unequal clients; one where what a call returns is large."""
-    return executor.num_workers * (1 if tree.num_entries(setup.initial) > LARGE_MODEL else 2)
-
-
-def parts(clients: Sequence[int], wanted: int) -> list[tuple[int, ...]]:
-    """The clients in order, cut into at most `wanted` runs of nearly equal length."""
-    if not len(clients):
-        return []
-    return [tuple(part.tolist()) for part in np.array_split(np.asarray(clients), min(wanted, len(clients)))]

@@ -11,8 +11,9 @@ from rayfl.compress.base import Compressor
 from rayfl.data.batches import ClientData
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
+from rayfl.gather import Relay
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
-from rayfl.population import Population
+from rayfl.population import Clients, Population
 from rayfl.settings import Settings, SettingsError
 from rayfl.topology import Topology, mixing_weights
 from rayfl.tree import Arrays, State, Tree
@@ -93,6 +94,21 @@ class Setup:
         return not self.is_peer and bool(self.first_link(0))
 
     @cached_property
+    def relayed(self) -> tuple[str, ...]:
+        """The names of messages that the server sends on unopened."""
+        return () if self.is_peer else tuple(n for n, rule in self.method.gather.items() if isinstance(rule, Relay))
+
+    @property
+    def keeps_messages(self) -> bool:
+        """Whether messages are kept until it is known who needs them (peers, `take_first`)."""
+        return self.is_peer or self.population.settings.take_first is not None
+
+    @property
+    def num_outputs(self) -> int:
+        """Objects that a training client leaves behind: its state, its link, its message, its relayed packets."""
+        return self.stateful + self.linked + self.keeps_messages + len(self.relayed)
+
+    @cached_property
     def engine(self) -> engine.Engine:
         """The engine that runs local work."""
         return engine.choose(self.engine_name, self.method, self.device)
@@ -143,6 +159,9 @@ class Setup:
     def check(self) -> None:
         """SettingsError where the method and the rest of the experiment do not go together."""
         check_splits(self.method, self.partition)
+        self.population.check()
+        if self.is_peer:
+            check_peers(self.method, self.population.settings)
         if self.is_peer and self.method.gather and self.topology is None:
             raise SettingsError(f"{type(self.method).__name__} exchanges among peers; add a [topology] table")
         if self.topology is None:
@@ -151,6 +170,17 @@ class Setup:
             raise SettingsError(f"{type(self.method).__name__} has a server; remove the [topology] table")
         # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
         mixing_weights(self.topology.receives(self.num_clients, self.seed, 0), self.topology.weights)
+
+
+def check_peers(method: Method, clients: Clients) -> None:
+    """SettingsError for what only a server can do, or what only happens to its clients."""
+    for name in ("dropout_after_download", "upload_loss", "deadline_s", "take_first"):
+        if getattr(clients, name):
+            raise SettingsError(
+                f"={getattr(clients, name)} needs a server, and {type(method).__name__} has none; remove it, or use "
+                "dropout_before_download and dropout_after_training",
+                ("clients", name),
+            )
 
 
 def check_splits(method: Method, partition: Partition) -> None:

@@ -6,12 +6,17 @@ from typing import Any, Literal
 
 from rayfl.compress.base import Message
 from rayfl.methods.base import Plan, Work
+from rayfl.population import Status
 from rayfl.summation import Node
 from rayfl.tree import Arrays
 
-Role = Literal["upload", "keep", "lost"]
-"""A client's part in a round: it trains and its update reaches the others; it trains for itself; it downloads and
-vanishes, so that its state stays as before the round."""
+Role = Literal["upload", "keep", "upload_lost", "train_only", "download_only"]
+"""A client's part in a round: it trains and its update reaches the others; it trains for itself; its update is sent and
+lost on the way; it vanishes once it has trained; it vanishes once it has downloaded. In the last three its state stays
+as before the round, and in the last two nobody needs its training, which is billed and not done."""
+
+TRAINS: tuple[Role, ...] = ("upload", "keep", "upload_lost")
+"""The roles that leave something behind, kept or not."""
 
 
 class ClientError(RuntimeError):
@@ -35,7 +40,8 @@ class TrainJob:
     """Clients to train: the chunks below one node of the summation tree, each a tuple of (client, role).
 
     Inputs: for each client in order its state, then its link, where the setup has such. Outputs: for each client that
-    is not lost, in order, its new state, its new link, and its message (peers) or relayed packets (server).
+    trains, in order, its new state, its new link, its message (where `Setup.keeps_messages`; with its weight if there
+    is a server), and its relayed packets (server).
     """
 
     node: Node
@@ -63,6 +69,19 @@ class MixJob:
 
 
 @dataclass(frozen=True)
+class AddJob:
+    """Messages to add up: the chunks below one node of the summation tree. Inputs: (message, weight) by client."""
+
+    node: Node
+    chunks: Mapping[int, tuple[int, ...]]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All clients in order."""
+        return tuple(client for chunk in self.chunks.values() for client in chunk)
+
+
+@dataclass(frozen=True)
 class PooledJob:
     """A run of the pooled test set on which the global model is judged."""
 
@@ -74,7 +93,9 @@ class PooledJob:
 class Report:
     """What one client did in a wave. `relayed` names the packets that it left for others to read unopened.
 
-    `num_values`: numbers in its message, which papers count instead of bits.
+    `num_values`: numbers in its message, which papers count instead of bits. `reply_bits`: the part of the downlink
+    that came after the server's update. `undone`: nothing of its round counts, its state stays as before; `status` says
+    why where that was not drawn, and `cut_s` when the server hung up, in simulated seconds.
     """
 
     client: int
@@ -85,6 +106,10 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
     relayed: tuple[str, ...] = ()
     num_values: int = 0
+    reply_bits: int = 0
+    undone: bool = False
+    status: Status | None = None
+    cut_s: float | None = None
 
 
 @dataclass(frozen=True)

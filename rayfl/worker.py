@@ -5,23 +5,19 @@ outlive the call (a client's state, the server's link to it, a message that othe
 between calls but the setup.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rayfl import evaluation, gather, tree
-from rayfl.comm import num_values
 from rayfl.compress.base import Message, message_bits
-from rayfl.engine import Start
-from rayfl.gather import Aggregate, Relay
-from rayfl.methods.base import Carry, Work
+from rayfl.gather import Aggregate
 from rayfl.setup import Setup
 from rayfl.summation import Node, total
-from rayfl.tree import Arrays, State, Tree
-from rayfl.work import ClientError, ClientJob, MixJob, PooledJob, Report, Role, Shared, Trained, TrainJob
+from rayfl.trainee import Trainee, kept, told
+from rayfl.tree import State, Tree
+from rayfl.work import TRAINS, AddJob, ClientJob, MixJob, PooledJob, Report, Shared, Trained, TrainJob
 
 
 class Worker:
@@ -30,7 +26,6 @@ class Worker:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.method = setup.method
-        self.relayed = tuple(name for name, rule in self.method.gather.items() if isinstance(rule, Relay))
 
     # Any: inputs and outputs are states, links or messages; each kind of job says which.
     def do(self, kind: str, shared: Shared, job: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -50,7 +45,7 @@ class Worker:
             if node[1] - node[0] > 1:
                 return None
             trainees = [
-                Trainee(self, shared, message, server, client, role, states[client], links[client])
+                Trainee(self.setup, shared, message, server, client, role, states[client], links[client])
                 for client, role in job.chunks[node[0]]
             ]
             return self._chunk(shared, trainees, reports, outputs)
@@ -59,26 +54,48 @@ class Worker:
         return Trained(job.node, {name: gather.to_wire(value) for name, value in sums.items()}, tuple(reports)), outputs
 
     def _chunk(
-        self, shared: Shared, trainees: Sequence["Trainee"], reports: list[Report], outputs: list[Any]
+        self, shared: Shared, trainees: Sequence[Trainee], reports: list[Report], outputs: list[Any]
     ) -> dict[str, Aggregate]:
         """Train one chunk and add up what it sends, in order."""
         sums: dict[str, Aggregate] = {name: rule.empty() for name, rule in self.method.gather.items()}
-        present = [trainee for trainee in trainees if trainee.role != "lost"]
-        reports.extend(trainee.lost_report() for trainee in trainees if trainee.role == "lost")
-        starts = [trainee.start() for trainee in present]
-        if not starts:
-            return sums
-        results = self.setup.engine(self.method, starts)
-        for trainee in present:
+        absent = {trainee.client: report for trainee in trainees if (report := trainee.absence()) is not None}
+        results = self.setup.engine(
+            self.method, [trainee.start() for trainee in trainees if trainee.client not in absent]
+        )
+        for trainee in trainees:
+            if trainee.client in absent:
+                reports.append(absent[trainee.client])
+                outputs += [None] * (self.setup.num_outputs if trainee.role in TRAINS else 0)
+                continue
             with told(shared.round, trainee.client):
                 carry, work = next(results)
                 report, message, weight = trainee.finish(carry, work, outputs)
             reports.append(report)
-            for name in sums:
-                if report.sent and not self.setup.is_peer and name in message and name not in self.relayed:
-                    rule = self.method.gather[name]
-                    sums[name] = rule.add(sums[name], message[name], weight, trainee.client)
+            if report.sent and not self.setup.keeps_messages:
+                self._add(sums, message, weight, trainee.client)
         return sums
+
+    def _add(self, sums: dict[str, Aggregate], message: Message, weight: float, sender: int) -> None:
+        """Add a message to what others have sent."""
+        for name in sums:
+            if name in message and name not in self.setup.relayed:
+                sums[name] = self.method.gather[name].add(sums[name], message[name], weight, sender)
+
+    def add(self, shared: Shared, job: AddJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+        """Add up messages as `train` does where nobody has to be waited for."""
+        sent = dict(zip(job.clients, inputs, strict=True))
+
+        def leaf(node: Node) -> dict[str, Aggregate] | None:
+            if node[1] - node[0] > 1:
+                return None
+            sums: dict[str, Aggregate] = {name: rule.empty() for name, rule in self.method.gather.items()}
+            for client in job.chunks[node[0]]:
+                message, weight = sent[client]
+                self._add(sums, message, weight, client)
+            return sums
+
+        sums = total(job.node, leaf, merged)
+        return Trained(job.node, {name: gather.to_wire(value) for name, value in sums.items()}, ()), []
 
     def reply(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[tuple[Report, ...], list[Any]]:
         """The server's answers after its update, taken in by the clients; outputs: states, then links, by client."""
@@ -93,8 +110,8 @@ class Worker:
                 answer = half.reply(server, links[client], ctx)
                 state = self.method.absorb(states[client], answer.message, ctx)
             bits = message_bits(answer.message)
-            reports.append(Report(client, downlink_bits=bits, metrics=answer.metrics))
-            outputs += self._kept(state, answer.link)
+            reports.append(Report(client, downlink_bits=bits, reply_bits=bits, metrics=answer.metrics))
+            outputs += kept(self.setup, state, answer.link)
         return tuple(reports), outputs
 
     def mix(self, shared: Shared, job: MixJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
@@ -109,7 +126,7 @@ class Worker:
                 states, _ = self._memories((client,), inputs[index : index + 1] if count else ())
                 # Taken out, so that what only this receiver gathered is free again.
                 state = self.setup.peer_half.mix(states[client], gathered.pop(client), ctx)
-            outputs += self._kept(state, {})
+            outputs += kept(self.setup, state, {})
         return None, outputs
 
     def judge(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[tuple[Report, ...], list[Any]]:
@@ -156,89 +173,6 @@ class Worker:
                 links[client] = self.setup.first_link(client) if stored is None else tree.to_tensors(stored)
         return states, links
 
-    def _kept(self, state: State, link: State) -> list[Arrays]:
-        """What outlives the call, in the order that every job's outputs have."""
-        assert self.setup.stateful or not state, f"{type(self.method).__name__}.init_client must say what clients keep"
-        assert self.setup.linked or not link, f"{type(self.method).__name__}.init_link must say what the server keeps"
-        kept = [tree.to_arrays(state)] if self.setup.stateful else []
-        return kept + ([tree.to_arrays(link)] if self.setup.linked else [])
-
-
-class Trainee:
-    """One client in one training job."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        shared: Shared,
-        message: Message,
-        server: State | None,
-        client: int,
-        role: Role,
-        state: State,
-        link: State,
-    ) -> None:
-        self.worker, self.setup, self.method = worker, worker.setup, worker.method
-        self.shared, self.client, self.role, self.state = shared, client, role, state
-        with told(shared.round, client):
-            personal: Message = {}
-            if server is not None and shared.plan.down:
-                ctx = self.setup.context(shared.round, shared.plan, client, "personal")
-                personal, link = self.setup.server_half.personal(server, link, ctx)
-        self.link = link
-        self.received = {**message, **personal} if shared.plan.down and not self.setup.is_peer else None
-        self.downlink_bits = message_bits(self.received or {})
-        self.ctx = self.setup.context(shared.round, shared.plan, client, "client")
-
-    def lost_report(self) -> Report:
-        """The client vanished after its download."""
-        return Report(self.client, downlink_bits=self.downlink_bits)
-
-    def start(self) -> Start:
-        """The client's local work, for the engine."""
-        return Start(
-            client=self.client,
-            round=self.shared.round,
-            seed=self.setup.seed,
-            begin=self.begin,
-            data=self.setup.data(self.client),
-            stages=self.shared.plan.stages,
-            device=self.setup.device,
-        )
-
-    def begin(self) -> Carry:
-        """What the client holds before its first step."""
-        with told(self.shared.round, self.client):
-            return self.method.begin(self.state, self.received, self.ctx)
-
-    def finish(self, carry: Carry, work: Mapping[str, Work], outputs: list[Any]) -> tuple[Report, Message, float]:
-        """End the client's round; appends its outputs and returns its report, its message and the message's weight."""
-        sends = self.role == "upload" and self.shared.plan.up
-        ctx = replace(self.ctx, work=work, sends=sends)
-        finished = self.method.finish(self.state, carry, ctx)
-        sent = sends and finished.message is not None
-        message = (finished.message or {}) if sent else {}
-        link = self.link
-        if sent and not self.setup.is_peer:
-            link = self.setup.server_half.remember(link, message, ctx)
-        outputs += self.worker._kept(finished.state, link)
-        if self.setup.is_peer:
-            outputs.append(message)
-        outputs += [message.get(name) for name in self.worker.relayed if not self.setup.is_peer]
-        metrics = dict(finished.metrics)
-        if self.shared.judged:
-            metrics |= self._judged(finished.state, carry)
-        bits = message_bits(message)
-        relayed = tuple(name for name in self.worker.relayed if name in message)
-        values = num_values(message) if self.setup.is_peer else 0
-        report = Report(self.client, sent, bits, self.downlink_bits, work, metrics, relayed, values)
-        return report, message, finished.weight
-
-    def _judged(self, state: State, carry: Carry) -> dict[str, float]:
-        ctx = self.setup.context(self.shared.round, self.shared.plan, self.client, "judge after training")
-        model: Tree | None = None
-        return evaluation.judge_client(self.setup, state, model, carry, ctx)
-
 
 def gather_rows(
     rules: Mapping[str, gather.Gather], job: MixJob, messages: Mapping[int, Message]
@@ -266,14 +200,3 @@ def opened(message: Message) -> Message:
 def merged(a: Mapping[str, Aggregate], b: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
     """Two nodes' sums by message name."""
     return {name: a[name].gather.merge(a[name], b[name]) for name in a}
-
-
-@contextmanager
-def told(round: int, client: int) -> Iterator[None]:
-    """An error inside names the round and the client, and pickles."""
-    try:
-        yield
-    except ClientError:
-        raise
-    except Exception as error:
-        raise ClientError(f"round {round}, client {client}: {type(error).__name__}: {error}") from error

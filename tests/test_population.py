@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.population import Clients, LogNormal, Participation, Population, Uniform
+from rayfl.population import Clients, Participation, Population
+from rayfl.traits import LogNormal, Uniform
 
 
 def population(seed: int = 1, **clients: Any) -> Population:

@@ -41,10 +41,9 @@ def schedule(
     through further permutations. With `epochs` and several batches a step, an incomplete last step is completed from
     a further permutation. `batch_size=None` is the full batch in order, and draws nothing.
     """
-    _check(num_examples, epochs, steps, batch_size, batches_per_step)
-    a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
-    num_steps = steps if epochs is None else -(-epochs * a_pass // batches_per_step)
-    assert num_steps is not None
+    num_steps, _ = amount(
+        num_examples, epochs=epochs, steps=steps, batch_size=batch_size, batches_per_step=batches_per_step
+    )
     num_batches = num_steps * batches_per_step
     batches: list[np.ndarray] = []
     while len(batches) < num_batches:
@@ -54,6 +53,26 @@ def schedule(
             order = generator.permutation(num_examples)
             batches.extend(order[start : start + batch_size] for start in range(0, num_examples, batch_size))
     return batches[:num_batches]
+
+
+def amount(
+    num_examples: int,
+    *,
+    epochs: int | None,
+    steps: int | None,
+    batch_size: int | None,
+    batches_per_step: int = 1,
+    share: float = 1.0,
+) -> tuple[int, int]:
+    """Steps of a `schedule`, and the examples in all of its batches; of its first steps, at least one, for a `share`
+    below 1."""
+    _check(num_examples, epochs, steps, batch_size, batches_per_step)
+    a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
+    num_steps = steps if epochs is None else -(-epochs * a_pass // batches_per_step)
+    assert num_steps is not None
+    num_steps = max(1, math.floor(share * num_steps + 0.5))
+    passes, further = divmod(num_steps * batches_per_step, a_pass)
+    return num_steps, passes * num_examples + min(num_examples, further * (batch_size or num_examples))
 
 
 class ClientData:

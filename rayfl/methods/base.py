@@ -58,6 +58,7 @@ class Plan:
 class Traits:
     """What is fixed about a client: size of its train split, share of the model it can keep, and its speeds.
 
+    `work_share`: the share of a plan's steps that it does.
     `retention_given`: whether the experiment says that share, so that a method's own default may take its place if not.
     """
 
@@ -68,6 +69,7 @@ class Traits:
     uplink_bps: float = 10e6
     downlink_bps: float = 50e6
     retention_given: bool = False
+    work_share: float = 1.0
 
 
 @dataclass(frozen=True)
