@@ -31,7 +31,7 @@ UNION = (
         ({"topology": "rnig"}, "unknown topology 'rnig': did you mean 'ring'?"),
         ({"method": {"name": ["x"]}}, "unknown method ['x']: known are: "),
         ({"method": {"lr": 0.1}}, "method.name is missing; a method is one of "),
-        ({"model": {}}, "model.name is missing; a model is one of convnet2, "),
+        ({"model": {}}, "model.name is missing; a model is one of alexnet-mcepl, "),
         ({"method": 5}, "method=5 is not allowed; it must be a name, or a table with a name"),
         ({"uplink": [1]}, "uplink=[1] is not allowed; it must be a name, or a table with a name"),
         ({"rounds": "5"}, "rounds='5' is not allowed; it must be a whole number of at least 1"),
