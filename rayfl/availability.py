@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rayfl import seeding
 from rayfl.settings import Settings, SettingsError
@@ -23,10 +23,9 @@ class PerClient(Settings):
 
     probability: Trait
 
-    @model_validator(mode="after")
-    def _is_a_probability(self) -> "PerClient":
-        check_trait("probability", self.probability, at_most=1.0)
-        return self
+    def check(self, count: int) -> None:
+        """ValueError if it is no probability."""
+        check_trait("availability.probability", self.probability, at_most=1.0)
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is there in this round, float64 [count]."""
@@ -45,11 +44,10 @@ class Diurnal(Settings):
     high: float = Field(default=1.0, ge=0, le=1, description="probability by day")
     spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons lie")
 
-    @model_validator(mode="after")
-    def _nights_are_not_busier(self) -> "Diurnal":
+    def check(self, count: int) -> None:
+        """ValueError if nights are busier than days."""
         if self.low > self.high:
-            raise ValueError(f"low={self.low} is above high={self.high}; swap them")
-        return self
+            raise ValueError(f"availability.low={self.low} is above high={self.high}; swap them")
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is there in this round, float64 [count]."""
@@ -67,6 +65,10 @@ class Trace(Settings):
 
     trace: str = Field(min_length=1, description="path of the file")
     repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
+
+    def check(self, count: int) -> None:
+        """ValueError for what is no trace of so many clients."""
+        read_trace(Path(self.trace), count)
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """1 for the clients that are there in this round and 0 for the others, float64 [count]."""

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl import seeding
-from rayfl.availability import Availability, available
+from rayfl.availability import Availability, Trace, available
 from rayfl.methods.base import Traits
 from rayfl.settings import Settings
 from rayfl.traits import Trait, check_trait, values
@@ -88,6 +88,8 @@ class Clients(Settings):
                 f"take_first={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
                 "take_first or raise per_round"
             )
+        if not isinstance(self.availability, Trace | None):
+            self.availability.check(self.count)
         for name in TRAITS:
             check_trait(name, getattr(self, name), at_most=1.0 if name == "retention_ratio" else np.inf)
         return self
@@ -141,7 +143,8 @@ class Population:
 
     def check(self) -> None:
         """SettingsError for a trace that cannot be read."""
-        available(self.settings.availability, self.settings.count, self.seed, 0)
+        if self.settings.availability is not None:
+            self.settings.availability.check(self.settings.count)
 
     def draw(self, round: int, everyone: bool = False) -> Participation:
         """Who is selected in a round (uniformly, without replacement, afresh each round) and who drops out.
