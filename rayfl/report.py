@@ -12,6 +12,7 @@ import jinja2
 
 from rayfl import wording
 from rayfl.comparison import described, differences, ranking
+from rayfl.fates import fates
 from rayfl.figures import accuracy_names, sections
 from rayfl.files import write_text
 from rayfl.reading import Reading, reading_of
@@ -153,6 +154,7 @@ def page(found: Sequence[Group], reading: Reading) -> dict[str, object]:
         "ranking": ranking(found, names, reading.last) if several else None,
         "most_columns": _MOST_COLUMNS,
         "switches": switches(found, names, reading.last, reading.best_over) if several and names else [],
+        "fates": fates(found),
         "settings": _settings([run for group in found for run in group.runs]),
         "differences": differences(found) if len(found) > 1 else None,
         "sections": sections(found, names),

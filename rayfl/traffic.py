@@ -4,13 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rayfl.fates import fate_plot
 from rayfl.panels import Figure
-from rayfl.plots import ROUND, Key, Line, key, line_plot, stacked_plot
+from rayfl.plots import ROUND, Key, Line, key, line_plot
 from rayfl.series import MEGABYTE_BITS, Group
-
-_DELIVERED = "delivered"
-# Blue for what arrived, warm colours for what did not.
-_FATES = (0, 1, 4, 3, 6, 5, 2)
 
 
 def communication(groups: Sequence[Group]) -> list[Figure]:
@@ -54,7 +51,7 @@ def participation(groups: Sequence[Group]) -> list[Figure]:
     if all(np.array_equal(one.y, other.y) for one, other in zip(chosen, delivered, strict=True)):
         return []
     if len(groups) == 1 and len(groups[0].runs) == 1:
-        return [_fates(groups[0])]
+        return [fate_plot(groups[0])]
     lines = [
         Line(one.label, one.style, one.x, np.divide(some.y, one.y, out=np.ones_like(one.y), where=one.y > 0))
         for one, some in zip(chosen, delivered, strict=True)
@@ -62,19 +59,3 @@ def participation(groups: Sequence[Group]) -> list[Figure]:
     keys = [key(line.label, line.style) for line in lines] if len(lines) > 1 else []
     svg = line_plot(lines, ROUND, "Share that delivered", percent=True)
     return [Figure("Delivered", "Of the clients chosen for a round, the share whose update arrived.", svg, keys)]
-
-
-def _fates(group: Group) -> Figure:
-    """Clients of each round by status, those that delivered at the bottom."""
-    run = group.runs[0]
-    rounds, status = run.clients["round"].to_numpy(), np.array(run.clients["status"].to_pylist())
-    names = sorted(set(status), key=lambda name: (name != _DELIVERED, name))
-    x = run.rounds["round"].to_numpy()
-    places = np.searchsorted(x, rounds)
-    parts = [
-        (style, np.bincount(places[status == name], minlength=len(x))[: len(x)])
-        for style, name in zip(_FATES, names, strict=False)
-    ]
-    keys = [key(name.replace("_", " "), style) for style, name in zip(_FATES, names, strict=False)]
-    caption = "What became of the clients that were chosen for each round."
-    return Figure("Delivered and dropped", caption, stacked_plot(x, parts, ROUND, "Clients"), keys)

@@ -35,6 +35,7 @@ _TITLES = {
     "comm/link_megabytes": "Comm of a link as MCE-PL bills it, MB a round",
     "comm/link_ones_megabytes": "Ones in a mask, in bits, MB a round",
     "flops/training": "Operations of a client's training",
+    "population/available": "Clients that could be reached",
     "graph/mean_degree": "Peers that one receives from, mean",
     "graph/max_degree": "Peers that one receives from, most",
     "graph/connected": "Whether the round's graph is connected",
