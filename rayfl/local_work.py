@@ -84,7 +84,8 @@ def train(
 def in_time(setup: Setup, plan: Plan, roles: Mapping[int, Role], reports: Sequence[Report]) -> dict[int, Report]:
     """The reports by client; where only the first to finish are taken, the others' are cut off when these are back.
 
-    Who finishes at the same moment is taken in the order of the ids. A client with nothing to say finishes, too.
+    Who finishes at the same moment is taken in the order of the ids. A client with nothing to say finishes, too; one
+    that vanishes or whose update is lost does not, and is cut off as well if it is still busy then.
     """
     by_client = {report.client: report for report in sorted(reports, key=lambda report: report.client)}
     wanted = setup.population.settings.take_first
@@ -93,7 +94,7 @@ def in_time(setup: Setup, plan: Plan, roles: Mapping[int, Role], reports: Sequen
     traits = {client: setup.population.traits(client) for client in by_client}
     times = {client: arrival_s(traits[client], report) for client, report in by_client.items()}
     back = sorted((times[c], c) for c, report in by_client.items() if roles[c] != "keep" and not report.undone)
-    if len(back) <= wanted:
+    if len(back) < wanted:
         return by_client
     close_s, surplus = back[wanted - 1][0], {client for _, client in back[wanted:]}
     surplus |= {c for c in by_client if roles[c] != "keep" and times[c] > close_s}

@@ -1,5 +1,6 @@
 """Who can be reached: exact counts, monotone in the chances, as periodic as the day, and of each client alone."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.availability import Diurnal, Trace, available, read_trace
+from rayfl.methods.dpsgd import DPSGD
 from rayfl.population import DROPOUTS, Clients, Population
 from rayfl.settings import SettingsError
+from rayfl.topology import Ring
+from tests.contracts.executors import Shuffled, play
+from tests.contracts.seams.quadratic import Quadratic
+from tests.contracts.seams.quadratic import setup as quadratic
 from tests.methods.reference import played, setup_of
 
 chance = st.floats(0.0, 0.99)
@@ -205,3 +211,19 @@ def test_nobody_there_is_a_round_without_anybody(tmp_path: Path):
     empty, one, *_ = [record for record, _ in played(setup_of("fedavg", {}, clients=table))]
     assert (empty.row.selected, empty.row.uplink_bits, empty.row.simulated_s) == (0, 0, 0.0)
     assert (one.row.selected, one.row.delivered) == (1, 1)
+
+
+def test_peers_come_and_go():
+    # Peer 0 is there in about 3 rounds of 10; who is away keeps its state, and its links carry nothing.
+    chances = {"availability": {"probability": [0.3, 0.6, 0.9, 1.0]}}
+    here = quadratic(DPSGD(Quadratic()), rounds=6, clients=chances, topology=Ring())
+    records, worlds = play(here)
+    shuffled, _ = play(here, Shuffled(here))
+    assert [record.clients for record in records] == [record.clients for record in shuffled]
+    away = 0
+    for round, (before, after) in enumerate(itertools.pairwise(worlds), start=1):
+        draw = here.population.draw(round, everyone=True)
+        assert tuple(row.client for row in records[round].clients) == draw.selected
+        away += len(draw.unavailable)
+        assert all(after.states.get(client) is before.states.get(client) for client in draw.unavailable)
+    assert away > 0

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rayfl.data.batches import amount, schedule
 from rayfl.executor import InlineExecutor
 from rayfl.ledger import RoundRecord
 from rayfl.population import Population, Status
@@ -166,6 +169,11 @@ def test_over_selection_counts_those_who_come_back(monkeypatch: pytest.MonkeyPat
     fated(monkeypatch, "upload_lost", "delivered", "delivered")
     record, _ = one_round(three(take_first=2))
     assert [row.status for row in record.clients] == ["upload_lost", "delivered", "delivered"]
+    # Whose upload would be lost in the end is cut off like any other: it has worked for 3 seconds when two are back.
+    fated(monkeypatch, "delivered", "delivered", "upload_lost")
+    record, _ = one_round(three(take_first=2))
+    assert row(record, 2) == ClientRow(2, "surplus", 0, DOWN, 6, 1, near(4.0))
+    fated(monkeypatch, "upload_lost", "delivered", "delivered")
     record, _ = one_round(three(take_first=2, deadline_s=5.0))
     assert [row.status for row in record.clients] == ["upload_lost", "delivered", "late"]
     assert record.row.simulated_s == 5.0
@@ -203,6 +211,29 @@ def test_capacity_is_work_in_proportion_to_the_median_speed():
         record, _ = played(setup)[0]
         assert [row.num_steps for row in record.clients] == [4, 4, num_steps]
         assert [row.num_samples for row in record.clients] == [8, 8, 2 * num_steps]
+        shares = [setup.population.traits(client).work_share for client in range(3)]
+        assert shares == [1.0, 1.0, slowest / 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(1, 12) | st.none(), st.integers(1, 3))
+def test_work_is_known_before_it_is_done(n: int, number: int, by_epochs: bool, batch_size: int | None, group: int):
+    kind: dict[str, Any] = {"epochs": number, "steps": None} if by_epochs else {"epochs": None, "steps": number}
+    kind |= {"batch_size": batch_size, "batches_per_step": group}
+    drawn = schedule(n, **kind, generator=np.random.default_rng(0))
+    assert amount(n, **kind) == (len(drawn) // group, sum(map(len, drawn)))
+    for share in (0.01, 0.3, 0.5, 0.99):
+        num_steps, num_examples = amount(n, **kind, share=share)
+        assert num_steps == max(1, int(share * (len(drawn) // group) + 0.5))
+        assert num_examples == sum(map(len, drawn[: num_steps * group]))
+
+
+def test_replies_go_out_when_all_are_back():
+    # FedPSE answers what it was sent: the round lasts until the slowest is back, and then for the largest reply.
+    record, _ = one_round(three("fedpse"))
+    slowest = max(8 / speed + row.uplink_bits / UP for speed, row in zip((8, 4, 2), record.clients, strict=True))
+    assert record.row.simulated_s == near(slowest + max(row.downlink_bits for row in record.clients) / DOWN)
+    assert max(row.downlink_bits for row in record.clients) > 0
 
 
 def test_less_work_is_the_first_steps_of_the_same_work():
