@@ -148,7 +148,7 @@ def test_report_compares_runs_and_prints_numbers(file):
 
 @pytest.mark.parametrize("error", [ClientError("round 3, client 7: boom"), ClusterError("the node is gone")])
 def test_a_failing_run_ends_with_its_error_and_exit_code_1(file, monkeypatch, error):
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
         raise error
 
     monkeypatch.setattr("jobs.run.play", fail)
