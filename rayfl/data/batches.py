@@ -72,7 +72,7 @@ def amount(
     assert num_steps is not None
     num_steps = max(1, math.floor(share * num_steps + 0.5))
     passes, further = divmod(num_steps * batches_per_step, a_pass)
-    return num_steps, passes * num_examples + min(num_examples, further * (batch_size or num_examples))
+    return num_steps, passes * num_examples + further * (batch_size or 0)
 
 
 class ClientData:
