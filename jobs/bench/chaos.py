@@ -5,12 +5,14 @@ nodes of one core. Nothing that belongs to another Ray is touched.
 """
 
 import os
+import queue
 import random
 import signal
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,19 +122,30 @@ def experiment(method: str, directory: Path, rounds: int) -> Experiment:
 def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
     """SIGKILL for a client actor at random moments, all through the run."""
     story, chance = Story(), random.Random(stage.seed)
+    moments = Counter(chance.choices(range(stage.experiment.rounds - 2), k=stage.kills))
+    wanted: queue.Queue[bool] = queue.Queue()
     over = threading.Event()
-    mean_gap = max(0.2, calm.seconds / stage.kills / 1.3)
+
+    def ask(round: int) -> None:
+        for _ in range(moments.pop(round, 0)):
+            wanted.put(True)
 
     def kill() -> None:
-        while not over.wait(chance.uniform(0, 2 * mean_gap)):
-            story.kills += kill_one("ClientActor", chance)
+        while wanted.get():
+            time.sleep(chance.uniform(0, 0.3))
+            while not over.is_set():
+                if kill_one("ClientActor", chance):
+                    story.kills += 1
+                    break
+                time.sleep(0.02)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
-        stage.play(directory, story)
+        stage.play(directory, story, ask)
     finally:
         over.set()
+        wanted.put(False)
         killer.join()
     return story
 
