@@ -39,12 +39,18 @@ class Story:
 
     kills: int = 0
     rounds: list[int] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def repeated(self) -> int:
         """Rounds that were played more than once, each time but the first counted."""
         return len(self.rounds) - len(set(self.rounds))
+
+    @property
+    def seconds_a_round(self) -> float:
+        """From the end of the first round to that of the last."""
+        return (self.moments[-1] - self.moments[0]) / max(1, len(self.moments) - 1)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Stage:
 
         def tell(row: RoundRow, means: Mapping[str, float]) -> None:
             story.rounds.append(row.round)
+            story.moments.append(time.monotonic())
             after_round(row.round)
 
         begun = time.monotonic()
@@ -120,9 +127,10 @@ def experiment(method: str, directory: Path, rounds: int) -> Experiment:
 
 
 def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
-    """SIGKILL for a client actor at random moments, all through the run."""
+    """SIGKILL for a client actor, each within a round of a random moment of the run's first half."""
     story, chance = Story(), random.Random(stage.seed)
-    moments = Counter(chance.choices(range(stage.experiment.rounds - 2), k=stage.kills))
+    # The second half is there for those that had to wait for an actor to kill.
+    moments = Counter(chance.choices(range(stage.experiment.rounds // 2), k=stage.kills))
     wanted: queue.Queue[bool] = queue.Queue()
     over = threading.Event()
 
@@ -132,7 +140,7 @@ def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
 
     def kill() -> None:
         while wanted.get():
-            time.sleep(chance.uniform(0, 0.3))
+            time.sleep(chance.uniform(0, calm.seconds_a_round))
             while not over.is_set():
                 if kill_one("ClientActor", chance):
                     story.kills += 1
