@@ -50,12 +50,19 @@ def read_tables(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], d
 
     Overrides of `sweep.KEY` change the sweep; one of a swept key takes that key out of the sweep.
     """
-    table = read_table(file, overrides)
-    if "sweep" not in table:
+    of_sweep = [one for one in overrides if split_override(one)[0][0] == "sweep"]
+    table = read_table(file, [one for one in overrides if one not in of_sweep])
+    if "sweep" not in table and not of_sweep:
         return table, None
-    lists = _flat(table.pop("sweep"), ())
+    lists = _flat(table.pop("sweep"), ()) if "sweep" in table else {}
     given = {".".join(split_override(one)[0]) for one in overrides}
-    return table, {key: values for key, values in lists.items() if key not in given}
+    lists = {key: values for key, values in lists.items() if key not in given}
+    for one in of_sweep:
+        # By themselves, since keys of the sweep may begin alike: method and method.lr.
+        alone: dict[str, Any] = {}
+        override(alone, one)
+        lists |= _flat(alone["sweep"], ())
+    return table, lists
 
 
 def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:

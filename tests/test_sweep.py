@@ -102,6 +102,11 @@ def test_overrides_pin_change_and_reach_into_the_sweep(tmp_path):
     assert [one.experiment.uplink.model_dump()["keep_ratio"] for one in inside] == [0.3, 0.3]
 
 
+def test_an_override_sweeps_a_part_of_what_is_swept(tmp_path):
+    found = swept(tmp_path, 'method = ["fedavg", "local"]\n"method.lr" = [1.0, 2.0]', "sweep.method.lr=[0.1]")
+    assert [one.title for one in found] == ["fedavg, lr=0.1", "local, lr=0.1"]
+
+
 def test_the_experiment_that_a_sweep_varies_can_be_read_alone(tmp_path):
     swept(tmp_path, "seed = [5, 6]")
     assert read(tmp_path / "base.toml").seed == 1
