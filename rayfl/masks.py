@@ -40,7 +40,8 @@ def erk_densities(shapes: Mapping[str, Sequence[int]], density: float, power: fl
         budget -= sum((1 - density) * sizes[name] for name in shapes if name not in sparse)
         epsilon = budget / sum(raw[name] * sizes[name] for name in sparse)
         largest = max(raw[name] for name in sparse)
-        if largest * epsilon <= 1:
+        # Within rounding of 1 is dense too, or a dense model would lose an entry when numbers are rounded down.
+        if largest * epsilon < 1 - 1e-12:
             break
         sparse = [name for name in sparse if raw[name] < largest]
     return {name: epsilon * raw[name] if name in sparse else 1.0 for name in shapes}
