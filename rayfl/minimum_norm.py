@@ -6,6 +6,7 @@ minimise lambda^T G lambda over sum(lambda) = 1 and low <= lambda_i <= high, wit
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.linalg import helmert
 
 from rayfl.tree import Tree
 
@@ -41,7 +42,7 @@ def minimum_norm_weights(gram: np.ndarray, low: float = 0.0, high: float = 1.0) 
     slack = TOLERANCE * np.abs(gram).max()
     # Each round either lowers the norm or blocks one more entry; the limit is for rounding that goes in circles.
     for _ in range(100 * count + 100):
-        step = _step(gram, weights, free)
+        step = _step(gram, weights, free, slack)
         target = weights[free] + step
         outside = np.flatnonzero((target < low) | (target > high))
         if len(outside) and np.abs(step).max() > 1e-15:
@@ -61,17 +62,24 @@ def minimum_norm_weights(gram: np.ndarray, low: float = 0.0, high: float = 1.0) 
     return weights
 
 
-def _step(gram: np.ndarray, weights: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """The way of the free entries to their best place with the others fixed; its sum is 0. The shortest if several."""
+def _step(gram: np.ndarray, weights: np.ndarray, free: np.ndarray, slack: float) -> np.ndarray:
+    """The way of the free entries to their best place with the others fixed; its sum is 0. The shortest if several.
+
+    Vectors that hardly differ leave ways along which the norm falls and does not bend: those lead beyond a bound.
+    """
     count = int(free.sum())
     if count < 2:
         return np.zeros(count)
-    scale = np.abs(gram).max() or 1.0
-    system = np.ones((count + 1, count + 1))
-    system[:count, :count] = gram[np.ix_(free, free)] / scale
-    system[count, count] = 0.0
-    gradient = (gram @ weights)[free] / scale
-    step = np.linalg.lstsq(system, np.append(-gradient, 0.0), rcond=None)[0][:count]
+    # Among ways of sum 0, what all vectors share cannot drown the small curvature of their differences.
+    basis = helmert(count)
+    curvatures, ways = np.linalg.eigh(basis @ gram[np.ix_(free, free)] @ basis.T)
+    slopes = ways.T @ (basis @ (gram @ weights)[free])
+    # No entry is further than 1 away, so a curvature of less than half the slope's tolerance never turns it.
+    straight = curvatures <= slack / 2
+    if np.linalg.norm(slopes[straight]) > slack:
+        step = basis.T @ -(ways[:, straight] @ slopes[straight])
+        return 2 * step / np.abs(step).max()
+    step = basis.T @ -(ways[:, ~straight] @ (slopes[~straight] / curvatures[~straight]))
     return step - step.mean()
 
 

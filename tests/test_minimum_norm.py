@@ -70,6 +70,22 @@ def test_the_optimum_is_reached_to_rounding(seed: int):
     assert gap(products, weights, low, high) <= 1e-12 * np.abs(products).max()
 
 
+@pytest.mark.parametrize("count", [2, 10, 50])
+@pytest.mark.parametrize("dim", [1, 3, 200])
+@pytest.mark.parametrize("apart", [1e-5, 1e-7, 1e-8])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_vectors_that_hardly_differ_have_a_shortest_combination(count: int, dim: int, apart: float, epsilon: float):
+    # The curvature of their differences, apart^2, is lost in the rounding of G; the slope, apart, is not.
+    draw = np.random.default_rng(count)
+    vectors = draw.standard_normal(dim) + apart * draw.standard_normal((count, dim))
+    low, high = max(0.0, 1 / count - epsilon), min(1.0, 1 / count + epsilon)
+    products = vectors @ vectors.T
+    weights = minimum_norm_weights(products, low, high)
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    assert low - 1e-15 <= weights.min() <= weights.max() <= high + 1e-15
+    assert gap(products, weights, low, high) <= 1e-12 * np.abs(products).max()
+
+
 def test_bounds_that_leave_nothing_are_refused():
     with pytest.raises(ValueError, match=r"low=0.6 and high=1.0 must have 1/2 between them"):
         minimum_norm_weights(np.eye(2), 0.6, 1.0)
