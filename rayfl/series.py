@@ -1,7 +1,7 @@
 """The numbers behind a report: what a run's records say, one value a round, and what seeds of one experiment share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -23,6 +23,8 @@ _ONLY_TIME = (
     "call_timeout_s",
 )
 """Settings of `[runtime]` that change the time and nothing else."""
+_FEW = 3
+"""As many settings as a legend has room for."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +166,29 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         while any(other.experiment.get("seed") == run.experiment.get("seed") for other in together.get(key, ())):
             key += "'"
         together.setdefault(key, []).append(run)
+    found = [Group(_shared_name([run_label(run) for run in members]), tuple(members)) for members in together.values()]
     labels: list[str] = []
-    for members in together.values():
-        label = _shared_name([run_label(run) for run in members])
+    for group in found:
+        namesakes = [science(other.runs[0].experiment) for other in found if other.label == group.label]
+        label = group.label + (_difference(group, namesakes) if len(namesakes) > 1 else "")
         if label in labels:
-            label = f"{label} ({members[0].directory.name})"
+            label = f"{group.label} ({group.runs[0].directory.name})"
         while label in labels:
             label += "'"
         labels.append(label)
-    return [Group(label, tuple(members)) for label, members in zip(labels, together.values(), strict=True)]
+    return [replace(group, label=label) for label, group in zip(labels, found, strict=True)]
+
+
+def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
+    """What tells it from groups of its name, its own settings among theirs: " (convnet2, per_round=10)".
+
+    Nothing where they differ in no setting that all have, or in many.
+    """
+    own = science(group.runs[0].experiment)
+    shared = [key for key in own if all(key in other for other in namesakes)]
+    keys = [key for key in shared if any(other[key] != own[key] for other in namesakes)]
+    words = [str(own[key]) if key.endswith(".name") else f"{key.rpartition('.')[2]}={own[key]}" for key in keys]
+    return f" ({', '.join(words)})" if 0 < len(keys) <= _FEW else ""
 
 
 def _shared_name(names: Sequence[str]) -> str:

@@ -104,6 +104,19 @@ def test_a_seed_run_twice_is_not_two_draws_and_labels_are_unique(tmp_path):
     assert [group.label for group in found] == ["demo", "demo (run)", "demo (run)'"]
 
 
+def test_groups_of_one_name_are_told_apart_by_the_settings_they_all_have(tmp_path):
+    def named(place: str, model: dict, per_round: int) -> Run:
+        experiment = {"label": "FedAdam", "seed": 1, "model": model, "clients": {"per_round": per_round}, "rounds": 3}
+        return recorded(tmp_path / place, accuracies(0.5), experiment)
+
+    runs = [named("a", {"name": "logistic"}, 100), named("b", {"name": "convnet2", "hidden": 84}, 10)]
+    found = [group.label for group in groups(runs)]
+    assert found == ["FedAdam (logistic, per_round=100)", "FedAdam (convnet2, per_round=10)"]
+    # Those of the first two that differ in nothing are told apart by where they lie.
+    again = [group.label for group in groups([*runs, named("c", {"name": "logistic"}, 100)])]
+    assert again == [*found, "FedAdam (c)"]
+
+
 def test_a_metric_that_one_seed_lacks_has_no_curve(tmp_path):
     runs = [
         recorded(tmp_path / "a", accuracies(0.5), {"seed": 1}),
