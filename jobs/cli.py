@@ -261,6 +261,7 @@ def datasets() -> None:
 @click.option("--compressors", is_flag=True, help="Measure the compressors instead: time, size and error of packets.")
 @click.option("--exchange", is_flag=True, help="Measure an exchange among peers instead, without training.")
 @click.option("--chaos", is_flag=True, help="Kill what can be killed in a run instead, and compare the bits.")
+@click.option("--scale", is_flag=True, help="Measure runs of more and more clients instead, and what states cost.")
 @click.option("--peers", type=int, default=100, show_default=True, help="Peers of the exchange.")
 @click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers compressed, or a peer's.")
 @click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The compressors' plot.")
@@ -273,6 +274,7 @@ def bench(
     compressors: bool,
     exchange: bool,
     chaos: bool,
+    scale: bool,
     peers: int,
     entries: int,
     plot: Path,
@@ -284,11 +286,13 @@ def bench(
     With --chaos a WORKLOAD is a method's name: by default fedavg, fedpse and dispfl.
     """
     with sentences():
-        from jobs.bench.command import bench, bench_chaos, bench_compressors
+        from jobs.bench.command import bench, bench_chaos, bench_compressors, bench_scale
         from jobs.bench.exchange import bench_exchange
 
         if chaos:
             sys.exit(bench_chaos(workloads, kills, seed))
+        if scale:
+            sys.exit(bench_scale(workloads))
         if exchange:
             bench_exchange(peers, entries)
             return

@@ -82,3 +82,12 @@ def bench_chaos(methods: Sequence[str], kills: int, seed: int) -> int:
     if kills < 1:
         raise ValueError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
     return chaos.bench(methods or chaos.METHODS, kills, seed)
+
+
+def bench_scale(workloads: Sequence[str]) -> int:
+    """Measure runs of more and more clients; see `jobs.bench.scale`. Returns an exit code. ValueError on workloads."""
+    if workloads:
+        raise ValueError(f"--scale has runs of its own, and {workloads[0]!r} is a workload; leave out one of the two")
+    from jobs.bench import scale
+
+    return scale.bench()

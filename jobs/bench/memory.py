@@ -1,8 +1,10 @@
 """Peak memory of a process and all its descendants, shared pages counted once (proportional set size)."""
 
+import os
 import subprocess
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 
 def descendants(pid: int) -> list[int]:
@@ -30,6 +32,40 @@ def proportional_bytes(pid: int) -> int:
             continue
         total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total
+
+
+class Resident(NamedTuple):
+    """Bytes in memory: what processes of a kind have to themselves, and the pages of shared memory that are in use.
+
+    Heaps are without shared memory and without files. `rest`: the driver and Ray's own processes.
+    """
+
+    coordinator: int = 0
+    actors: int = 0
+    rest: int = 0
+    shared: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+
+def resident() -> Resident:
+    """Memory of this process and all below it, by what they are."""
+    heaps, shared = {"coordinator": 0, "actors": 0, "rest": 0}, 0
+    for each in descendants(os.getpid()):
+        try:
+            command = Path(f"/proc/{each}/cmdline").read_bytes()
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        sizes = {line.split()[0]: 1024 * int(line.split()[1]) for line in lines if line.startswith("Pss_")}
+        actor = b"ray::ClientActor", b"ray::Coordinator"
+        kind = "actors" if command.startswith(actor[0]) else "coordinator" if command.startswith(actor[1]) else "rest"
+        heaps[kind] += sizes.get("Pss_Anon:", 0)
+        shared += sizes.get("Pss_Shmem:", 0)
+    return Resident(**heaps, shared=shared)
 
 
 class Peak:

@@ -1,0 +1,230 @@
+"""`rayfl bench --scale`: time and memory against the number of clients and actors, and what keeping states costs.
+
+Every run is a process of its own with a Ray of its own, one after another (jobs/bench/played.py). Every round has 100
+participants that do the same work however many clients there are.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from actors.errors import ClusterError
+from jobs.bench.chaos import bits_different
+from jobs.bench.memory import Peak
+from jobs.bench.played import Played, from_json
+from rayfl import checkpoint
+from rayfl.config import Experiment
+from rayfl.record import read_run
+
+MB = 10**6
+
+# Runs an experiment into a directory that does not exist yet, and looks at its memory after these rounds; returns the
+# figures and the most memory that all processes had together.
+Measure = Callable[[Experiment, Path, Sequence[int]], tuple[Played, int]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the runs of the four tables are."""
+
+    clients: tuple[int, ...] = (100, 1_000, 10_000)
+    actors: tuple[int, ...] = (1, 2, 4)
+    participants: int = 100
+    rounds: int = 20
+    keepers: int = 2_000
+    keeping_rounds: int = 200
+    spillers: int = 300
+    spilling_rounds: int = 8
+    small_store_mb: int = 150
+    checkpoint_rounds: int = 60
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Rounds after which the memory of runs with states is looked at: a tenth, half and all of them."""
+        return self.keeping_rounds // 10, self.keeping_rounds // 2, self.keeping_rounds
+
+
+def bench(sizes: Sizes = Sizes()) -> int:
+    """Measure and print a table for each question; returns an exit code: 1 where spilled states came back changed."""
+    with tempfile.TemporaryDirectory(prefix="scale") as scratch:
+        console = Console(width=None if sys.stdout.isatty() else 110)
+        for number, part in enumerate((populations, states, checkpoints)):
+            console.print(part(measured, Path(scratch) / str(number), sizes))
+        table, equal = spilling(measured, Path(scratch) / "spilling", sizes)
+        console.print(table)
+    print("Each run was a process of its own; MB are 10^6 bytes, shared pages counted once.")
+    return int(not equal)
+
+
+def measured(experiment: Experiment, directory: Path, watched: Sequence[int]) -> tuple[Played, int]:
+    """A `Measure` in a process of its own. ClusterError if it fails."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    file = directory.with_suffix(".json")
+    file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
+    print(f"{directory.name} ...", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "jobs.bench.played", str(file), str(directory), *map(str, watched)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak = Peak(process)
+        output, _ = process.communicate()
+        peak.thread.join()
+    if process.returncode:
+        raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
+    return from_json(output.strip().splitlines()[-1]), peak.bytes
+
+
+def populations(measure: Measure, home: Path, sizes: Sizes) -> Table:
+    """FedAvg with more and more clients on more and more actors."""
+    title = f"FedAvg, Fashion-MNIST, convnet2 (44,426 parameters), {sizes.participants} participants a round"
+    heads = ("clients", "actors", "seconds a round", "peak memory, MB", "growth, MB")
+    table = Table(*heads, title=title, caption=f"Growth: from round {sizes.rounds // 4} to round {sizes.rounds}.")
+    watched = (sizes.rounds // 4, sizes.rounds)
+    for clients in sizes.clients:
+        for actors in sizes.actors:
+            method = {"name": "fedavg", "lr": 0.05, "steps": 10, "batch_size": 6}
+            chosen = experiment(clients, sizes.participants, sizes.rounds, "convnet2", method, actors=actors)
+            played, peak = measure(chosen, home / f"{clients} clients, {actors} actors", watched)
+            before, after = (played.resident[mark].total for mark in watched)
+            figures = (f"{median(played.seconds[1:]):.3f}", shown(peak), f"{(after - before) / MB:+.1f}")
+            table.add_row(f"{clients:,}", str(actors), *figures)
+    return table
+
+
+def states(measure: Measure, home: Path, sizes: Sizes) -> Table:
+    """Methods whose clients remember something: does memory grow with the rounds?"""
+    title = (
+        f"{sizes.keepers:,} clients with states, mlp of 11,140 parameters, {sizes.participants} participants a round"
+    )
+    heads = ("method", "round", "clients seen", "coordinator", "actors", "store in use", "shared pages", "rest")
+    caption = "Memory in MB; shared pages: the store's that were ever in use. A client has a state once it was seen."
+    table = Table(*heads, title=title, caption=caption)
+    for method in ("scaffold", "fedpse"):
+        chosen = keeping(method, sizes, sizes.keeping_rounds)
+        played, _ = measure(chosen, home / method, sizes.looks)
+        for mark in sizes.looks:
+            now = played.resident[mark]
+            cells = (now.coordinator, now.actors, played.stored[mark], now.shared, now.rest)
+            table.add_row(method, str(mark), f"{seen(home / method, mark):,}", *map(shown, cells))
+    return table
+
+
+def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Table:
+    """What saving costs: of the last two thirds of the rounds, when most clients have a state."""
+    title = f"Checkpoints: scaffold, {sizes.keepers:,} clients with states, mlp of 11,140 parameters"
+    heads = ("checkpoint every", "seconds a round", "beside the rounds", "of them checkpoints", "a checkpoint, MB")
+    caption = (
+        "Seconds a round: the mean, saving included. Beside the rounds: records and checkpoints, share of all time."
+    )
+    table = Table(*heads, title=title, caption=caption)
+    first, records = sizes.checkpoint_rounds // 3, 0.0
+    for every in (0, 10, 1):
+        chosen = keeping("scaffold", sizes, sizes.checkpoint_rounds, every=every)
+        directory = home / f"a checkpoint every {every}"
+        played, _ = measure(chosen, directory, ())
+        between = played.between_s[first - 1 :]
+        beside = [all - work for all, work in zip(between, played.seconds[first:], strict=True)]
+        records = sum(beside) / len(beside) if every == 0 else records
+        mine = sum(beside) - records * len(beside)
+        figures = (f"{sum(between) / len(between):.3f}", f"{sum(beside) / sum(between):.1%}")
+        table.add_row(str(every or "never"), *figures, f"{mine / sum(between):.1%}", shown(saved_bytes(directory)))
+    return table
+
+
+def spilling(measure: Measure, home: Path, sizes: Sizes) -> tuple[Table, bool]:
+    """States in a store that does not hold them, and in one that does; whether they ended as the same bits."""
+    table = Table(
+        *("object store, MB", "seconds a round", "states, MB", "spilled, MB", "read back, MB", "states and models"),
+        title=f"{sizes.spillers} clients of scaffold with 0.4 million parameters each, in a store too small for them",
+    )
+    calm, equal = None, True
+    for megabytes in (16 * sizes.small_store_mb, sizes.small_store_mb):
+        directory = home / f"store of {megabytes} MB"
+        played, _ = measure(spilling_experiment(sizes, megabytes), directory, ())
+        traffic = map(shown, (saved_bytes(directory), played.spilled_bytes, played.restored_bytes))
+        equal = calm is None or ends_alike(calm, directory)
+        told = "" if calm is None else "the same bits" if equal else "OTHER BITS"
+        table.add_row(str(megabytes), f"{median(played.seconds[1:]):.3f}", *traffic, told)
+        calm = directory
+    return table, equal
+
+
+# Any: tables, which Experiment makes into what they describe.
+def experiment(
+    count: int,
+    per_round: int,
+    rounds: int,
+    model: Any,
+    method: Any,
+    every: int = 0,
+    data: str = "fashion-mnist",
+    **runtime: Any,
+) -> Experiment:
+    """An experiment that judges nothing, on actors of which four fit on two cores."""
+    tables: dict[str, Any] = {
+        "name": method["name"],
+        "rounds": rounds,
+        "data": data,
+        "partition": "iid",
+        "clients": {"count": count, "per_round": min(count, per_round)},
+        "model": model,
+        "method": method,
+        "evaluation": {"every": 0, "pooled": False, "own": False},
+        "checkpoint": {"every": every},
+        "runtime": {"actors": 2, "num_cpus": 0.5, "object_store_memory_mb": 1000, **runtime},
+        "output": {"report": False},
+    }
+    return Experiment(**tables)
+
+
+def keeping(method: str, sizes: Sizes, rounds: int, every: int = 0) -> Experiment:
+    """Clients with a state each: 45 kB with scaffold; 134 kB with fedpse, and 45 kB that the server keeps of each."""
+    hyper = {"name": method, "lr": 0.05, "steps": 2, "batch_size": 10}
+    return experiment(sizes.keepers, sizes.participants, rounds, {"name": "mlp", "hidden": [14]}, hyper, every)
+
+
+def spilling_experiment(sizes: Sizes, megabytes: int) -> Experiment:
+    """A state of 1.6 MB a client; a checkpoint at the end."""
+    hyper = {"name": "scaffold", "lr": 0.05, "steps": 1, "batch_size": 5}
+    model = {"name": "mlp", "hidden": [600, 600]}
+    rounds, store = sizes.spilling_rounds, {"object_store_memory_mb": megabytes}
+    return experiment(sizes.spillers, sizes.spillers // 4, rounds, model, hyper, rounds, "digits", **store)
+
+
+def seen(directory: Path, rounds: int) -> int:
+    """Clients that took part in any of the first `rounds` rounds; nobody drops out here."""
+    clients = read_run(directory).clients
+    return len(np.unique(clients["client"].to_numpy()[clients["round"].to_numpy() < rounds]))
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """The newest checkpoint of a run."""
+    saved = checkpoint.rounds_saved(directory)
+    return directory / "checkpoints" / f"{saved[0]:08d}" if saved else None
+
+
+def saved_bytes(directory: Path) -> int:
+    """The newest checkpoint's size: the server's state and all clients'; 0 where there is none."""
+    place = last_checkpoint(directory)
+    return sum(path.stat().st_size for path in place.glob("*.safetensors")) if place else 0
+
+
+def ends_alike(a: Path, b: Path) -> bool:
+    """Whether two runs have the same records, models and last checkpoints, bit for bit."""
+    places = last_checkpoint(a), last_checkpoint(b)
+    assert places[0] and places[1], "runs whose states are compared save them at the end"
+    files = [{path.name: path.read_bytes() for path in place.glob("*.safetensors")} for place in places if place]
+    return files[0] == files[1] and bits_different(a, b) == 0
+
+
+def shown(size: float) -> str:
+    """Bytes as megabytes."""
+    return f"{size / MB:,.0f}"
