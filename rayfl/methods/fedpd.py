@@ -10,7 +10,8 @@ on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
   client last received, which is the same mean and can be compressed. All start from the x0 of the seed, which is not
   sent.
 - Everyone takes part or nobody does. Where clients are away all the same, the mean is over those who delivered, and
-  the others go on from their own x0_i.
+  the others go on from their own x0_i. Who missed an exchange gets the x0 of the last one before the next, as what its
+  difference is taken from and as nothing else.
 - With p above 0 clients that differ drift apart between exchanges, and x0 keeps moving around the minimiser.
 - For f_i with L-Lipschitz gradients that are not convex take eta about 0.3 / L; 0.5 / L and more can diverge.
 """
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from rayfl import tree
@@ -38,7 +40,10 @@ class FedPDHyper(LocalWork):
 
 
 class FedPD(GradientMethod, ServerHalf):
-    """Client state: x_i, x0_i, lambda_i, and the x0 it last received. Server: x0."""
+    """Client state: x_i, x0_i, lambda_i, and the x0 it last received.
+
+    Server: x0, and how many exchanges there were. Link: how many there had been when the client last got x0.
+    """
 
     Hyper: ClassVar[type[FedPDHyper]] = FedPDHyper
     hyper: FedPDHyper
@@ -53,7 +58,9 @@ class FedPD(GradientMethod, ServerHalf):
         return {"params": params, "anchor": params, "multiplier": tree.zeros_like(params), "received": params}
 
     def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        return {**self.start(state["params"]), "anchor": state["anchor"], "multiplier": state["multiplier"]}
+        base = received["model"].decode() if received else state["received"]
+        carry = {**self.start(state["params"]), "received": base}
+        return {**carry, "anchor": state["anchor"], "multiplier": state["multiplier"]}
 
     def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
@@ -65,7 +72,7 @@ class FedPD(GradientMethod, ServerHalf):
         eta, params = self.hyper.eta, carry["params"]
         multiplier = tree.add(state["multiplier"], tree.sub(params, state["anchor"]), 1 / eta)
         anchor = tree.add(params, multiplier, eta)
-        message, state = self.compress(state, {"delta": tree.sub(state["received"], anchor)}, ctx)
+        message, state = self.compress(state, {"delta": tree.sub(carry["received"], anchor)}, ctx)
         state = {**state, "params": params, "anchor": anchor, "multiplier": multiplier}
         return Finished(state, message or None, metrics=self.train_loss(carry, ctx))
 
@@ -74,7 +81,10 @@ class FedPD(GradientMethod, ServerHalf):
         return {**state, "anchor": anchor, "received": anchor}
 
     def init_server(self, params: Tree) -> State:
-        return {"params": params}
+        return {"params": params, "exchanges": torch.tensor(0)}
+
+    def init_link(self, client: Traits, params: Tree) -> State:
+        return {"exchanges": torch.tensor(0)}
 
     def model(self, server: State) -> Tree:
         return server["params"]
@@ -82,11 +92,21 @@ class FedPD(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
+    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+        return ({}, link) if bool(link["exchanges"] == server["exchanges"]) else self.exchanged(server, ctx)
+
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         delta = received["delta"].result
-        return ({"params": tree.sub(server["params"], delta)} if delta else server), {}
+        if not delta:
+            return server, {}
+        return {"params": tree.sub(server["params"], delta), "exchanges": server["exchanges"] + 1}, {}
 
     def reply(self, server: State, link: State, ctx: Context) -> Reply:
-        return Reply({"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}, link)
+        return Reply(*self.exchanged(server, ctx))
+
+    def exchanged(self, server: State, ctx: Context) -> tuple[Message, State]:
+        """x0 for one client, and the link of a client that has it."""
+        message = {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
+        return message, {"exchanges": server["exchanges"]}

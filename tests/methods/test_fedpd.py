@@ -107,6 +107,42 @@ def test_a_client_that_was_away_goes_on_from_its_own_anchor():
     assert met
 
 
+@pytest.mark.parametrize(
+    "clients",
+    [{"per_round": 2}, {"dropout_before_download": 0.2, "upload_loss": 0.2}, {"per_round": 3, "upload_loss": 0.3}],
+    ids=str,
+)
+@pytest.mark.parametrize("skip_probability", [0.0, 0.4])
+def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], skip_probability: float):
+    # Also of clients whose last exchange lies behind others that they missed.
+    method = FedPD(Quadratic(), lr=0.05, batch_size=2, eta=0.3, skip_probability=skip_probability)
+    here = setup(method, rounds=8, clients=clients)
+    records, worlds = play(here)
+    x0, x, lam = start(here), np.tile(start(here), (4, 1)), np.zeros((4, 10))
+    anchor, behind, caught_up = x.copy(), set(), 0
+    for round, (record, world) in enumerate(zip(records, worlds, strict=True)):
+        exchange = seeding.coin(here.seed, round) >= skip_probability
+        # Where nothing is sent, nothing is lost.
+        drawn = here.population.draw(round)
+        delivered = drawn.among("delivered") if exchange else drawn.among("delivered", "upload_lost")
+        for i in delivered:
+            for batch in batches(here, round, i, epochs=1, batch_size=2):
+                x[i] = x[i] - 0.05 * (batch.gradient(x[i]) + lam[i] + (x[i] - anchor[i]) / 0.3)
+            lam[i] = lam[i] + (x[i] - anchor[i]) / 0.3
+            anchor[i] = x[i] + 0.3 * lam[i]
+        if exchange and delivered:
+            x0 = anchor[list(delivered)].mean(axis=0)
+            anchor[list(delivered)] = x0
+        np.testing.assert_allclose(flat(world.server["params"]), x0, rtol=1e-5, atol=1e-5)
+        # Who is behind is told x0 first: 40 bytes more.
+        sent = {row.client: row.downlink_bits for row in record.clients if row.client in delivered}
+        assert sent == {i: exchange * 320 * (1 + (i in behind)) for i in delivered}
+        caught_up += exchange and bool(behind & set(delivered))
+        if exchange and delivered:
+            behind = (behind | set(CLIENTS)) - set(delivered)
+    assert caught_up
+
+
 def test_the_coin_is_shared_and_comes_from_the_seed():
     method = FedPD(Quadratic(), skip_probability=0.25)
     assert [(plan.up, plan.down) for plan in (method.plan(0, 0.2499), method.plan(0, 0.25))] == [
