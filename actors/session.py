@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors import heap
 from actors.client import Actor
 from actors.coordinator import TRIES, Coordinator, News, Order
 from actors.errors import ClusterError, unwrapped
@@ -53,7 +54,9 @@ def play(
     SIGINT or SIGTERM ends the run after the current round, the second one at once; it can be resumed either way.
     SettingsError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
     """
-    with session(experiment.runtime):
+    with session(experiment.runtime, setup):
+        if _address(experiment.runtime) and heap.overflows(setup):
+            notice(heap.ADVICE)
         placement = place(experiment.runtime, nodes())
         order = Order(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
         reference = ray.put(setup)
@@ -121,7 +124,7 @@ def follow(coordinator: Actor, on_start: Callable[[], None], on_round: OnRound, 
 @contextmanager
 def executor(setup: Setup, runtime: Runtime) -> Iterator[RayExecutor]:
     """Client actors for this process's own use, without a coordinator (benchmarks, tests)."""
-    with session(runtime):
+    with session(runtime, setup):
         pool = RayExecutor(ray.put(setup), place(runtime, nodes()))
         try:
             yield pool
@@ -130,25 +133,31 @@ def executor(setup: Setup, runtime: Runtime) -> Iterator[RayExecutor]:
 
 
 @contextmanager
-def session(runtime: Runtime) -> Iterator[None]:
+def session(runtime: Runtime, setup: Setup | None = None) -> Iterator[None]:
     """Ray for a run: what this process has, the cluster that runtime.address or RAY_ADDRESS names, or a local one.
 
-    What was started here is shut down here. ClusterError if no cluster answers, SettingsError for a wrong address.
+    A local one is made fit for the states of `setup`, where that is given. What was started here is shut down here.
+    ClusterError if no cluster answers, SettingsError for a wrong address.
     """
     if ray.is_initialized():
         yield
         return
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = runtime.address or os.environ.get("RAY_ADDRESS")
+    address = _address(runtime)
     try:
         if address:
             _join(address)
         else:
-            _start(runtime)
+            _start(runtime, setup is not None and heap.overflows(setup))
         yield
     finally:
         ray.shutdown()
+
+
+def _address(runtime: Runtime) -> str | None:
+    """The cluster to join, if there is one."""
+    return runtime.address or os.environ.get("RAY_ADDRESS")
 
 
 def address() -> str:
@@ -192,8 +201,10 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _start(runtime: Runtime) -> None:
+def _start(runtime: Runtime, crowded: bool) -> None:
+    """A Ray of our own; `crowded`: the coordinator's memory does not hold what Ray would keep there."""
     memory = runtime.object_store_memory_mb
+    limits = {"max_direct_call_object_size": heap.LOW_LIMIT_BYTES} if crowded else {}
     ray.init(
         address="local",
         include_dashboard=False,
@@ -201,7 +212,7 @@ def _start(runtime: Runtime) -> None:
         logging_level=logging.ERROR,
         log_to_driver=False,
         # Ray frees once a second by default, and until then every round's models lie in fresh pages of the store.
-        _system_config={"free_objects_period_milliseconds": 50},
+        _system_config={"free_objects_period_milliseconds": 50, **limits},
     )
 
 

@@ -27,7 +27,7 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
     """
     setup = prepare(experiment)
     inline = experiment.runtime.executor == "inline"
-    with nullcontext() if inline else session.session(experiment.runtime):
+    with nullcontext() if inline else session.session(experiment.runtime, setup):
         if not inline:
             place(experiment.runtime, nodes())
         directory = create_run_directory(output or free_directory(experiment), overwrite)
