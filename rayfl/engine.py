@@ -7,7 +7,7 @@ engines compute the same up to rounding.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -88,7 +88,7 @@ def run_loop(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, d
 def run_vmap(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, dict[str, Work]]]:
     """All clients at once, under torch.vmap; all must have the same stages. Yields in the order of `starts`.
 
-    Clients whose carries differ in shape (other candidates, other widths) are stacked apart.
+    Clients whose carries differ in shape (other candidates, other widths) are stacked apart, a single one in a loop.
     """
     twin = method.on(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
@@ -97,7 +97,13 @@ def run_vmap(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, d
         alike.setdefault(_shape(carry), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
     for carries in alike.values():
-        done |= zip(carries, _together(twin, [starts[row] for row in carries], list(carries.values())), strict=True)
+        if len(carries) > 1:
+            found = _together(twin, [starts[row] for row in carries], list(carries.values()))
+        else:
+            # Nothing to stack, and torch refuses GroupNorm on images under a vmap over one client.
+            ((row, carry),) = carries.items()
+            found = run_loop(method, [replace(starts[row], begin=lambda carry=carry: carry)])
+        done |= zip(carries, found, strict=True)
     yield from (done[row] for row in range(len(starts)))
 
 

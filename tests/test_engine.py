@@ -148,6 +148,10 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 2))
+
+
 def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 50), nn.Dropout(0.5), nn.Linear(50, 2))
 
@@ -174,6 +178,29 @@ def test_the_engines_agree_on_unequal_clients():
     for a, b in zip(looped, stacked, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(looped[0], looped[1], atol=1e-3)
+
+
+class Judging(Summing):
+    """Adds up the losses of what it sees, without a gradient, as a gate on validation examples does."""
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        losses = self.task.metrics(carry["params"], batch)["loss"]
+        return {**carry, "loss": carry["loss"] + (losses if batch.weights is None else losses * batch.weights).sum()}
+
+    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+        return carry
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_images_through_group_norm_by_one_client_and_by_two(together: int):
+    images = Samples(np.random.default_rng(0).standard_normal((12, 2, 2, 2)).astype(np.float32), np.arange(12) % 2)
+    dataset, (_, partition) = Dataset("squares", images, images, 2, "vector"), data()
+    task = Classification(normed)
+    params, first = task.init(0), torch.zeros(())
+    work = starts(lambda client: {"params": params, "loss": first}, Stage("gate", epochs=1, batch_size=3))[:together]
+    work = [replace(start, data=ClientData(dataset, partition, start.client)) for start in work]
+    looped, stacked = ([float(c["loss"]) for c, _ in engine(Judging(task), work)] for engine in (run_loop, run_vmap))
+    assert stacked == pytest.approx(looped, rel=1e-5)
 
 
 def test_dropout_is_drawn_by_seed_round_and_client():
