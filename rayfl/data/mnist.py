@@ -24,6 +24,7 @@ class _FourFiles(Source):
 
     root: Path | None = Field(default=None, strict=False)
     cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
+    padding: int = Field(default=0, ge=0, le=98, description="black pixels around an image; 2 makes it 32x32")
 
     mean: ClassVar[float]
     std: ClassVar[float]
@@ -33,13 +34,19 @@ class _FourFiles(Source):
         folder = self.root if self.root is not None else self._folder_without_root()
         return Dataset(
             name=self.name,
-            train=read_samples(folder.expanduser(), *STEMS["train"]),
-            test=read_samples(folder.expanduser(), *STEMS["test"]),
+            train=self._framed(read_samples(folder.expanduser(), *STEMS["train"])),
+            test=self._framed(read_samples(folder.expanduser(), *STEMS["test"])),
             num_classes=10,
             kind="image",
             mean=(self.mean,),
             std=(self.std,),
         )
+
+    def _framed(self, samples: Samples) -> Samples:
+        if not self.padding:
+            return samples
+        frame = (self.padding, self.padding)
+        return Samples(np.pad(samples.inputs, ((0, 0), (0, 0), frame, frame)), samples.labels)
 
     @abstractmethod
     def _folder_without_root(self) -> Path:

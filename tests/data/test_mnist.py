@@ -58,6 +58,14 @@ def test_four_files_in_a_root(tmp_path, source):
     assert black[0, 0, 0, 0].item() == pytest.approx(-source.mean / source.std)
 
 
+def test_padding_frames_the_images_in_black(tmp_path):
+    write_four_files(tmp_path)
+    dataset = MNIST(root=tmp_path, padding=2).load()
+    assert dataset.input_shape == dataset.test.inputs.shape[1:] == (1, 32, 32)
+    assert dataset.train.inputs[2, 0, 2:30, 2:30].tolist() == [[3] * 28] * 28
+    assert dataset.train.inputs.sum(axis=(1, 2, 3), dtype=int).tolist() == [784, 2 * 784, 3 * 784]
+
+
 def test_a_missing_file_is_named(tmp_path):
     write_four_files(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
