@@ -211,8 +211,13 @@ def _start(runtime: Runtime, crowded: bool) -> None:
         object_store_memory=None if memory is None else memory * 10**6,
         logging_level=logging.ERROR,
         log_to_driver=False,
-        # Ray frees once a second by default, and until then every round's models lie in fresh pages of the store.
-        _system_config={"free_objects_period_milliseconds": 50, **limits},
+        _system_config={
+            # Ray frees once a second by default, and until then every round's models lie in fresh pages of the store.
+            "free_objects_period_milliseconds": 50,
+            # Ray keeps a history of the last 100,000 calls for its dashboard, which is off: 3 to 4 kB each.
+            "task_events_report_interval_ms": 0,
+            **limits,
+        },
     )
 
 

@@ -57,3 +57,4 @@ def test_a_ray_of_our_own_gets_the_lower_limit_where_memory_is_too_small(
     monkeypatch.setattr(heap, "overflows", lambda setup: crowded)
     with session.session(Runtime(), setup("scaffold", 100)):
         assert given[0].get("max_direct_call_object_size") == (8192 if crowded else None)
+        assert given[0]["task_events_report_interval_ms"] == 0
