@@ -84,9 +84,10 @@ def measured(experiment: Experiment, directory: Path, watched: Sequence[int]) ->
 
 def populations(measure: Measure, home: Path, sizes: Sizes) -> Table:
     """FedAvg with more and more clients on more and more actors."""
-    title = f"FedAvg, Fashion-MNIST, convnet2 (44,426 parameters), {sizes.participants} participants a round"
+    title = f"FedAvg, Fashion-MNIST, convnet2, {sizes.participants} participants a round"
     heads = ("clients", "actors", "seconds a round", "peak memory, MB", "growth, MB")
-    table = Table(*heads, title=title, caption=f"Growth: from round {sizes.rounds // 4} to round {sizes.rounds}.")
+    caption = f"44,426 parameters. Growth: from round {sizes.rounds // 4} to round {sizes.rounds}."
+    table = Table(*heads, title=title, caption=caption)
     watched = (sizes.rounds // 4, sizes.rounds)
     for clients in sizes.clients:
         for actors in sizes.actors:
@@ -105,7 +106,7 @@ def states(measure: Measure, home: Path, sizes: Sizes) -> Table:
         f"{sizes.keepers:,} clients with states, mlp of 11,140 parameters, {sizes.participants} participants a round"
     )
     heads = ("method", "round", "clients seen", "coordinator", "actors", "store in use", "shared pages", "rest")
-    caption = "Memory in MB; shared pages: the store's that were ever in use. A client has a state once it was seen."
+    caption = "MB. Shared pages: those of the store that were ever in use. A client once seen has a state."
     table = Table(*heads, title=title, caption=caption)
     for method in ("scaffold", "fedpse"):
         chosen = keeping(method, sizes, sizes.keeping_rounds)
@@ -121,9 +122,7 @@ def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Table:
     """What saving costs: of the last two thirds of the rounds, when most clients have a state."""
     title = f"Checkpoints: scaffold, {sizes.keepers:,} clients with states, mlp of 11,140 parameters"
     heads = ("checkpoint every", "seconds a round", "beside the rounds", "of them checkpoints", "a checkpoint, MB")
-    caption = (
-        "Seconds a round: the mean, saving included. Beside the rounds: records and checkpoints, share of all time."
-    )
+    caption = "Seconds a round: mean, saving included. Beside the rounds: share of all time."
     table = Table(*heads, title=title, caption=caption)
     first, records = sizes.checkpoint_rounds // 3, 0.0
     for every in (0, 10, 1):
