@@ -47,7 +47,9 @@ class Clients(Settings):
 
     count: int = Field(ge=1, description="number of clients, N")
     per_round: int | None = Field(default=None, ge=1, description="clients selected each round, m; peers: all")
-    fraction: float | None = Field(default=None, gt=0, le=1, description="share of the clients selected each round; peers: all")
+    fraction: float | None = Field(
+        default=None, gt=0, le=1, description="share of the clients selected each round; peers: all"
+    )
     dropout_before_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish before the download")
     dropout_after_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish without any work")
     dropout_after_training: float = Field(

@@ -14,8 +14,8 @@ Agg(z, mbar) = z + mean(|z|) sign(z) o mbar for every layer, Thres and Fil as in
 Where the paper is silent, or the authors' code differs:
 - mbar^(-1/2) is one Bernoulli mask that all peers know, of 0.3 in convolutions and 0.9 in linear layers as in the code.
 - The lasso is in the stored gradient; weight decay (none in the paper) is not.
-- The paper gives no threshold for Fil. Here it is 20, where the code zeroes 20 too, but at most a twentieth of a filter, and
-  the last layer is spared, so that no class is lost.
+- The paper gives no threshold for Fil. Here it is 20, where the code zeroes 20 too, but at most a
+  twentieth of a filter, and the last layer is spared, so that no class is lost.
 - A peer that heard from nobody keeps what it last heard, and leaves (17) out.
 - Neighbours weigh as the topology says; its default, uniform weights, is the paper's.
 - Biases exist in linear layers, as in the code; they stay at their initial values, like everything of one dimension.
