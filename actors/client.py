@@ -1,7 +1,7 @@
 """ClientActor: the Ray actor in which clients run. It holds the setup and nothing of any client between calls."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -53,7 +53,17 @@ class ClientActor:
         return os.getpid(), describe(self.worker.setup.threads)
 
     # Any: a job and what it reads and leaves behind; rayfl.worker says which kind has which.
-    def call(self, kind: str, shared: Any, work: Any, *inputs: Any) -> Any:
-        """Do one job. Returns its result, followed by its outputs where it has any."""
+    def call(self, kind: str, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
+        """Do one job. Returns its result; where it has outputs, a generator of these and then of the result.
+
+        From a generator Ray stores one object before it asks for the next one. Those that come before an error are
+        there all the same: only the last one tells whether all went well.
+        """
         result, outputs = self.worker.do(kind, shared, work, inputs)
-        return (result, *outputs) if outputs else result
+        return followed(outputs, result) if num_outputs else result
+
+
+def followed(outputs: Iterable[Any], result: Any) -> Iterator[Any]:
+    """The outputs, then the result."""
+    yield from outputs
+    yield result

@@ -54,7 +54,7 @@ class Call:
 
     index: int
     actor: Actor
-    refs: list[ObjectRef]
+    outputs: list[ObjectRef]
     deadline: float
 
 
@@ -161,15 +161,15 @@ class RayExecutor:
         index, actor, limit = wave.waiting.popleft(), self._idle.popleft(), self.placement.call_timeout_s
         job = wave.jobs[index]
         method = actor.call.options(num_returns=1 + job.num_outputs)
-        answer = method.remote(wave.kind, wave.shared, job.work, *job.inputs)
-        refs = answer if job.num_outputs else [answer]
-        wave.flying[refs[0]] = Call(index, actor, refs, time.monotonic() + (math.inf if limit is None else limit))
+        answer = method.remote(wave.kind, job.num_outputs, wave.shared, job.work, *job.inputs)
+        *outputs, result = answer if job.num_outputs else [answer]
+        wave.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
 
     def _take(self, wave: "Wave", ref: ObjectRef) -> None:
         """What came of a call that is over."""
         call = wave.flying.pop(ref)
         try:
-            wave.done[call.index] = Done(ray.get(ref), call.refs[1:])
+            wave.done[call.index] = Done(ray.get(ref), call.outputs)
         except RayTaskError as error:
             wave.failed[call.index] = readable(error, wave.kind, wave.shared, wave.jobs[call.index])
         except ObjectLostError as error:

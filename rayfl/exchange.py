@@ -10,8 +10,11 @@ from rayfl.ledger import Ledger
 from rayfl.summation import chunks
 from rayfl.work import MixJob
 
-CALL_BYTES = 1_000_000_000
-"""What a call may hold of its own: a sum for each distinct row of weights, and the receivers' new states."""
+CALL_BYTES = 2_500_000_000
+"""What a call may hold of its own: the results of all distinct rows of weights, and one receiver's new state.
+
+Results are let go as the new states go to the object store, so that both together are never more than the new states.
+"""
 
 
 def bill(graph: np.ndarray, senders: Collection[int], ledger: Ledger) -> None:
@@ -36,7 +39,7 @@ def in_calls(
     """
 
     def held(part: tuple[int, ...]) -> int:
-        return model_bytes * (len(part) + len({weights[client].tobytes() for client in part}))
+        return model_bytes * (1 + len({weights[client].tobytes() for client in part}))
 
     number = min(num_workers, len(receivers))
     while True:

@@ -87,4 +87,8 @@ class InlineExecutor:
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
         """Do all jobs here."""
         with fixed(self.worker.setup.threads, self.worker.setup.device):
-            return [Done(*self.worker.do(kind, shared, job.work, job.inputs)) for job in jobs]
+            return [self._done(kind, shared, job) for job in jobs]
+
+    def _done(self, kind: str, shared: Ref, job: Job) -> Done:
+        result, outputs = self.worker.do(kind, shared, job.work, job.inputs)
+        return Done(result, list(outputs))

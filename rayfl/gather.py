@@ -7,7 +7,7 @@ merges chunks along a binary tree that depends on the number of participants alo
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
@@ -30,6 +30,7 @@ class Aggregate:
 
     `sum`: weighted sum of the decoded messages ({} when nothing arrived); `weight`: total weight; `weights`: total
     weight of every entry, for ElementwiseMean; `count`: number of messages; `items`: by sender, for Collect and Relay.
+    `known`: the result, where the sums that it was made of are gone.
     """
 
     gather: "Gather"
@@ -38,11 +39,12 @@ class Aggregate:
     weights: Tree = field(default_factory=dict)
     count: int = 0
     items: Mapping[int, Tree | Handle] = field(default_factory=dict)
+    known: Tree | None = None
 
     @property
     def result(self) -> Tree:
         """The mean or the sum, by the gather's rule; {} when nothing arrived."""
-        return self.gather.result(self)
+        return self.gather.result(self) if self.known is None else self.known
 
     def scaled(self, factors: Tree) -> "Aggregate":
         """What had arrived if every message had been multiplied by `factors`, entry by entry.
@@ -56,7 +58,9 @@ class Aggregate:
 
 
 class Gather(ABC):
-    """A rule for adding messages up."""
+    """A rule for adding messages up. `entrywise`: no entry of its result depends on another entry of the messages."""
+
+    entrywise: ClassVar[bool] = False
 
     def empty(self) -> Aggregate:
         """Nothing arrived."""
@@ -79,6 +83,8 @@ class Gather(ABC):
 class WeightedMean(Gather):
     """sum_i w_i m_i / sum_i w_i."""
 
+    entrywise: ClassVar[bool] = True
+
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         return replace(total, sum=_plus(total.sum, packet, weight), weight=total.weight + weight, count=total.count + 1)
 
@@ -92,6 +98,8 @@ class WeightedMean(Gather):
 @dataclass(frozen=True)
 class Sum(Gather):
     """sum_i m_i, whatever the weights."""
+
+    entrywise: ClassVar[bool] = True
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         return replace(total, sum=_plus(total.sum, packet, 1.0), weight=total.weight + weight, count=total.count + 1)
@@ -111,6 +119,7 @@ class ElementwiseMean(Gather):
     `counted="nonzero"`: it counts where it is not zero (FedPSE's EWA).
     """
 
+    entrywise: ClassVar[bool] = True
     counted: Literal["sent", "nonzero"] = "sent"
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:

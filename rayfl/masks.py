@@ -91,7 +91,15 @@ def kept_ratio(client: Traits, given: float | None, default: float) -> float:
 
 def masked(x: Tree, mask: Tree) -> Tree:
     """`x` where the mask keeps an entry, else 0 (without a sign)."""
-    return {name: torch.where(mask[name], tensor, 0.0) for name, tensor in x.items()}
+    return {name: _cut(tensor, mask[name]) for name, tensor in x.items()}
+
+
+def _cut(tensor: Tensor, mask: Tensor) -> Tensor:
+    """torch.where(mask, tensor, 0.0), where nobody wants a gradient in a fifth of its time: as bits of whole words."""
+    if tensor.dtype != torch.float32 or tensor.requires_grad:
+        return torch.where(mask, tensor, 0.0)
+    every = -mask.view(torch.int8).to(torch.int32)
+    return (tensor.view(torch.int32) & every).view(torch.float32)
 
 
 def num_kept(mask: Tree) -> int:

@@ -5,7 +5,7 @@ outlive the call (a client's state, the server's link to it, a message that othe
 between calls but the setup.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from rayfl import evaluation, gather, tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.gather import Aggregate
+from rayfl.mixing import gather_rows
 from rayfl.setup import Setup
 from rayfl.summation import Node, total
 from rayfl.trainee import Trainee, kept, told
@@ -28,8 +29,11 @@ class Worker:
         self.method = setup.method
 
     # Any: inputs and outputs are states, links or messages; each kind of job says which.
-    def do(self, kind: str, shared: Shared, job: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Do one job of the kind "train", "reply", "mix", "judge", ...: its result and its outputs."""
+    def do(self, kind: str, shared: Shared, job: Any, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+        """Do one job of the kind "train", "reply", "mix", "judge", ...: its result and its outputs.
+
+        Large outputs are made as they are asked for, so that the worker need not hold them all.
+        """
         return getattr(self, kind)(shared, job, inputs)
 
     def train(self, shared: Shared, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
@@ -114,20 +118,20 @@ class Worker:
             outputs += kept(self.setup, state, answer.link)
         return tuple(reports), outputs
 
-    def mix(self, shared: Shared, job: MixJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+    def mix(self, shared: Shared, job: MixJob, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
         """Every receiver gathers its neighbours' messages; outputs: the receivers' new states."""
+        return None, self._mixed(shared, job, inputs) if self.setup.stateful else ()
+
+    def _mixed(self, shared: Shared, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
         receivers = tuple(job.rows)
-        count = len(receivers) if self.setup.stateful else 0
-        gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[count:], strict=True)))
-        outputs: list[Any] = []
-        for index, client in enumerate(receivers):
+        gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[len(receivers) :], strict=True)))
+        for client, stored in zip(receivers, inputs, strict=False):
             with told(shared.round, client):
                 ctx = self.setup.context(shared.round, shared.plan, client, "mix")
-                states, _ = self._memories((client,), inputs[index : index + 1] if count else ())
+                states, _ = self._memories((client,), (stored,))
                 # Taken out, so that what only this receiver gathered is free again.
                 state = self.setup.peer_half.mix(states[client], gathered.pop(client), ctx)
-            outputs += kept(self.setup, state, {})
-        return None, outputs
+            yield from kept(self.setup, state, {})
 
     def judge(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[tuple[Report, ...], list[Any]]:
         """Every client's model after the exchange."""
@@ -172,24 +176,6 @@ class Worker:
                 stored = next(values)
                 links[client] = self.setup.first_link(client) if stored is None else tree.to_tensors(stored)
         return states, links
-
-
-def gather_rows(
-    rules: Mapping[str, gather.Gather], job: MixJob, messages: Mapping[int, Message]
-) -> dict[int, dict[str, Aggregate]]:
-    """Per receiver what it gathered. Each sender is opened once; receivers with equal rows share one result."""
-    keys = {client: tuple(sorted(row.items())) for client, row in job.rows.items()}
-    rows = {key: job.rows[client] for client, key in keys.items()}
-    shares = {key: {name: rule.empty() for name, rule in rules.items()} if key else {} for key in rows}
-    for sender in sorted(job.senders):
-        message = opened(messages[sender])
-        for key, sums in shares.items():
-            weight = rows[key].get(sender)
-            if weight is not None:
-                for name, packet in message.items():
-                    if name in rules:
-                        sums[name] = rules[name].add(sums[name], packet, weight, sender)
-    return {client: shares[key] for client, key in keys.items()}
 
 
 def opened(message: Message) -> Message:

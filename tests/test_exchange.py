@@ -4,19 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.compress.base import Packet
+from rayfl.compress.base import PIECE, Divisible, Packet
 from rayfl.compress.dense import Dense
 from rayfl.compress.mask import mask_packet
+from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.executor import InlineExecutor
-from rayfl.gather import ElementwiseMean, WeightedMean
+from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
 from rayfl.ledger import Ledger
+from rayfl.mixing import gather_rows, gathered
 from rayfl.population import Participation
 from rayfl.prepare import prepare
 from rayfl.topology import FullyConnected, Ring, mixing_weights
+from rayfl.tree import Tree
 from rayfl.work import Report
-from rayfl.worker import gather_rows
 from tests.contracts.every_method import assert_same_bits, contents, experiment
 from tests.contracts.executors import play
 
@@ -46,11 +48,11 @@ def test_a_call_a_worker_while_there_is_room():
 
 
 def test_large_models_make_more_calls_and_equal_rows_fewer():
-    # A call of r receivers with d distinct rows holds r + d models; four fit.
+    # A call with d distinct rows holds d results and a state in the making; four models fit.
     ring, full = (mixing_weights(t.receives(8, 0, 0), "uniform") for t in (Ring(), FullyConnected()))
+    assert [len(call) for call in in_calls(range(8), ring, 1, CALL_BYTES // 4)] == [2, 3, 3]
+    assert [len(call) for call in in_calls(range(8), full, 1, CALL_BYTES // 4)] == [8]
     assert [len(call) for call in in_calls(range(8), ring, 2, CALL_BYTES // 4)] == [2, 2, 2, 2]
-    assert [len(call) for call in in_calls(range(8), full, 2, CALL_BYTES // 4)] == [2, 2, 2, 2]
-    assert [len(call) for call in in_calls(range(8), full, 2, CALL_BYTES // 5)] == [4, 4]
     # What does not fit at all goes one by one.
     assert in_calls(range(3), ring, 1, 2 * CALL_BYTES) == [(0,), (1,), (2,)]
 
@@ -87,15 +89,15 @@ def test_every_message_is_opened_once_a_call(topology, rule):
     messages = {i: {"m": Packet(packets[i].parts, codecs[i])} for i in range(size)}
     weights = mixing_weights(topology.receives(size, 0, 0), "uniform")
     job = mix_job(range(size), weights, np.full(size, True))
-    gathered = gather_rows({"m": rule}, job, messages)
+    found = gather_rows({"m": rule}, job, messages)
     assert [codec.decoded for codec in codecs] == [1] * size
-    shared = {id(sums) for sums in gathered.values()}
+    shared = {id(sums) for sums in found.values()}
     assert len(shared) == (1 if topology.name == "fully-connected" else size)
     sums = weights @ np.where(masks, values, 0)
     counts = weights @ masks if isinstance(rule, ElementwiseMean) else np.ones((size, 6))
     expected = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
     for i in range(size):
-        np.testing.assert_allclose(gathered[i]["m"].result["x"], expected[i], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[i]["m"].result["x"], expected[i], rtol=1e-5, atol=1e-6)
 
 
 def test_an_opened_packet_adds_what_the_packet_adds():
@@ -119,6 +121,72 @@ def test_an_opened_packet_adds_what_the_packet_adds():
                 0,
                 1,
             }
+
+
+def packets_of_two_pieces() -> dict[str, Packet]:
+    """Packets of one model, in every code that can be read in pieces; the last piece of "a" is no whole vector."""
+    draw = np.random.default_rng(2)
+    shapes = {"a": (PIECE + 77, 2), "b": (3,), "c": ()}
+    x = {name: torch.from_numpy(np.asarray(draw.standard_normal(shape), np.float32)) for name, shape in shapes.items()}
+    some = {name: tensor > 0.2 for name, tensor in x.items()}
+    return {
+        "fp32": Dense().encode(x, {}, draw)[0],
+        "bf16": Dense(dtype="bf16").encode(x, {}, draw)[0],
+        "bitmap": sparse_packet(x, some),
+        "fp16": sparse_packet(x, some, "fp16"),
+        "gaps": TopK(keep_ratio=0.05).encode(x, {}, draw)[0],
+        "int32": TopK(keep_ratio=1e-4).encode(x, {}, draw)[0],
+        "seed": RandK(keep_ratio=0.3).encode(x, {}, draw)[0],
+        "all": sparse_packet(x, {name: torch.ones_like(mask) for name, mask in some.items()}),
+        "none": sparse_packet(x, {name: torch.zeros_like(mask) for name, mask in some.items()}),
+        "mask": mask_packet(some),
+    }
+
+
+def numbers(x: Tree) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in x.items()}
+
+
+@pytest.mark.parametrize("code", packets_of_two_pieces())
+def test_the_pieces_of_a_packet_are_the_packet(code: str):
+    packet = packets_of_two_pieces()[code]
+    decoded, present = packet.decode(), packet.presence()
+    pieces = list(packet.pieces())
+    assert [piece.decode()[name].numel() for piece in pieces for name in piece.decode()] == [PIECE, PIECE, 154, 3, 1]
+    for whole, part in ((decoded, Packet.decode), (present, Packet.presence)):
+        joined = {
+            name: torch.cat([part(p)[name] for p in pieces if name in part(p)]).view_as(whole[name]) for name in whole
+        }
+        assert_same_bits(numbers(joined), numbers(whole))
+
+
+@pytest.mark.parametrize(
+    "rule", [WeightedMean(), Sum(), ElementwiseMean(), ElementwiseMean("nonzero")], ids=lambda rule: str(rule)
+)
+def test_pieces_add_up_to_the_bits_of_whole_messages(rule):
+    packets = dict(enumerate(packets_of_two_pieces().values()))
+    # The last row hears nobody who sent.
+    rows = [dict.fromkeys(packets, 0.1), {1: 0.3, 2: 0.7, 9: 1 / 3}, {99: 1.0}]
+    for row, found in zip(rows, gathered(rule, packets, rows), strict=True):
+        total: Aggregate = rule.empty()
+        for sender, packet in packets.items():
+            if sender in row:
+                total = rule.add(total, packet.opened(), row[sender], sender)
+        assert_same_bits(numbers(found.result), numbers(total.result))
+        assert (found.weight, found.count) == (total.weight, total.count)
+
+
+def test_what_cannot_be_cut_is_added_as_a_whole():
+    packets = {
+        0: mask_packet({"x": torch.tensor([True, False])}),
+        1: sparse_packet({"x": torch.ones(2)}, {"x": torch.tensor([True, True])}),
+    }
+    packets[0] = Packet(packets[0].parts, Counting(packets[0]))
+    assert not isinstance(packets[0].codec, Divisible)
+    (mean,) = gathered(WeightedMean(), packets, [{0: 0.5, 1: 0.5}])
+    assert mean.result["x"].tolist() == [1.0, 0.5]
+    with pytest.raises(TypeError, match="decodes only as a whole"):
+        packets[0].pieces()
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "dispfl"])

@@ -172,6 +172,21 @@ def test_masked_zeros_have_no_sign():
     assert not bool(torch.signbit(x[1]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masking_keeps_every_bit_of_what_it_keeps(dtype: torch.dtype):
+    numbers = torch.tensor([-0.0, math.nan, -math.inf, 1e-45, 3.0, -0.0, math.nan, math.inf, 1e-45, 3.0], dtype=dtype)
+    mask = torch.arange(10) < 5
+    x = masks.masked({"w": numbers}, {"w": mask})["w"]
+    assert x.dtype == dtype
+    assert x.numpy().tobytes() == numbers[:5].numpy().tobytes() + bytes(5 * numbers.element_size())
+
+
+def test_masked_weights_have_a_gradient():
+    weights = torch.tensor([2.0, 3.0], requires_grad=True)
+    masks.masked({"w": weights}, {"w": torch.tensor([True, False])})["w"].sum().backward()
+    assert weights.grad is not None and weights.grad.tolist() == [1.0, 0.0]
+
+
 def test_prune_quantile_is_strict():
     # Kept magnitudes 1 2 3 4 5: the quantile 0.25 is 2 exactly, which stays; 0.3 is 2.2 and takes 2 too.
     mask = torch.tensor([1, 1, 1, 0, 1, 1], dtype=torch.bool)

@@ -2,10 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 LARGE = 1 << 20
 """Entries from which numpy's memory has huge pages (4 MB)."""
+
+PIECE = 1 << 16
+"""Entries of a piece: what is done to it stays in the processor's cache. Whole bytes of bits, whole vectors."""
 
 
 class Codec(Protocol):
@@ -33,6 +36,17 @@ class Codec(Protocol):
 
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
         """total += weight * decoded, in place, without building the decoded tree where that can be avoided."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A codec whose packets can be read a piece at a time, without decoding the rest."""
+
+    shapes: Shapes
+
+    def pieces(self, parts: Mapping[str, np.ndarray]) -> "Iterator[Packet]":
+        """The packets of the pieces of `cuts(self.shapes)`; each decodes to {name: [last - first]}."""
         ...
 
 
@@ -91,6 +105,12 @@ class Packet:
         """total += weight * self.decode(), in place."""
         self.codec.add_to(self.parts, total, weight)
 
+    def pieces(self) -> "Iterator[Packet]":
+        """The packet in pieces, see `Divisible`. TypeError for a codec that is not."""
+        if not isinstance(self.codec, Divisible):
+            raise TypeError(f"{type(self.codec).__name__} decodes only as a whole; give it a method `pieces`")
+        return self.codec.pieces(self.parts)
+
     def opened(self) -> "Packet":
         """The same packet, decoded at most once however many read it."""
         return Opened(self.parts, self.codec)
@@ -128,6 +148,14 @@ Message = Mapping[str, Packet]
 def shapes_of(x: Tree) -> Shapes:
     """What a codec knows of the tree that it decodes."""
     return tuple((name, tuple(tensor.shape)) for name, tensor in x.items())
+
+
+def cuts(shapes: Shapes) -> Iterator[tuple[str, int, int]]:
+    """Name, first and last entry (not included) of every piece: each tensor, row by row, PIECE entries at a time."""
+    for name, shape in shapes:
+        size = math.prod(shape)
+        for first in range(0, size, PIECE):
+            yield name, first, min(first + PIECE, size)
 
 
 def zeros_of(shapes: Shapes) -> Tree:

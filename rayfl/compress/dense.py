@@ -1,12 +1,12 @@
 """Dense: every entry is sent, at 32 or 16 bits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
+from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, cuts, shapes_of
 from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries
 from rayfl.tree import Tree
 
@@ -20,6 +20,11 @@ class DenseCodec(EveryEntry):
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return {name: decode_values(parts[name], self.dtype).view(shape) for name, shape in self.shapes}
+
+    def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
+        """See `Divisible`."""
+        for name, first, last in cuts(self.shapes):
+            yield Packet({name: parts[name][first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
 
 
 class Dense(Quantizer):

@@ -1,12 +1,12 @@
 """Boolean masks at one bit an entry."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.base import Packet, Shapes, cuts, everything_of, shapes_of
 from rayfl.tree import Tree, pack_bits, unpack_bits
 
 
@@ -26,6 +26,11 @@ class MaskCodec:
         """Adds `weight` where the mask is True, so that a sum of masks counts them."""
         for name, mask in self.decode(parts).items():
             total[name].add_(mask.to(total[name].device), alpha=weight)
+
+    def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
+        """See `Divisible`."""
+        for name, first, last in cuts(self.shapes):
+            yield Packet({name: parts[name][first // 8 : -(-last // 8)]}, MaskCodec(((name, (last - first,)),)))
 
 
 def mask_packet(mask: Tree) -> Packet:

@@ -9,6 +9,8 @@ the number of values. At 10% density gaps are the cheapest (one byte a position)
 Where nothing else tells that number, `encode_counted` spends a byte on "every position".
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 INT32, BITMAP, GAPS, EVERY = 0, 1, 2, 3
@@ -64,6 +66,17 @@ def decode_mask(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
     mask = np.zeros(size, np.bool_)
     mask[decode_positions(buffer, size, count)] = True
     return mask
+
+
+def cut_positions(buffer: np.ndarray, size: int, count: int, length: int) -> Iterator[tuple[np.ndarray, int]]:
+    """For each run of `length` entries, a multiple of 8, its own buffer and the number of positions in it."""
+    if 0 < count < size and buffer[-1] == BITMAP:
+        bits = buffer[:-1]
+    else:
+        bits = np.packbits(decode_mask(buffer, size, count))
+    for first in range(0, size, length):
+        body = bits[first // 8 : (first + length) // 8]
+        yield _labelled(body, BITMAP), int(np.bitwise_count(body).sum())
 
 
 def encode_counted(positions: np.ndarray, size: int) -> np.ndarray:

@@ -13,8 +13,8 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
-from rayfl.compress.positions import decode_mask, decode_positions, encode_positions, positions_of
+from rayfl.compress.base import PIECE, Compressor, Packet, Shapes, shapes_of, zeros_of
+from rayfl.compress.positions import cut_positions, decode_mask, decode_positions, encode_positions, positions_of
 from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries, scaled
 from rayfl.tree import Tree
 
@@ -101,6 +101,21 @@ class SparseCodec:
         for name, positions, values in self._read(parts):
             tensor = total[name]
             tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
+
+    def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
+        """See `Divisible`."""
+        sizes = sizes_of(self.shapes)
+        drawn = self.draw(int(parts[SEED][0]), sizes) if self.draw else {}
+        given = {name: encode_positions(positions, sizes[name]) for name, positions in drawn.items()}
+        del drawn
+        for name, size in sizes.items():
+            values, read = parts[f"{name}.values"], 0
+            buffer = given[name] if given else parts[f"{name}.positions"]
+            for index, (positions, count) in enumerate(cut_positions(buffer, size, values.size, PIECE)):
+                shape = (min(PIECE, size - index * PIECE),)
+                piece = {f"{name}.values": values[read : read + count], f"{name}.positions": positions}
+                yield Packet(piece, SparseCodec(((name, shape),), self.dtype))
+                read += count
 
     def _read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Each tensor's name, int64 positions [count] and float32 values [count]."""

@@ -1,0 +1,72 @@
+"""What a call leaves behind goes to the object store piece by piece; an error on the way is an error of the call."""
+
+from dataclasses import replace
+
+import pytest
+
+from actors import session
+from actors.pool import RayExecutor
+from rayfl.config import Runtime
+from rayfl.executor import InlineExecutor
+from rayfl.gather import Aggregate
+from rayfl.methods.base import Context
+from rayfl.methods.dpsgd import DPSGD
+from rayfl.prepare import prepare
+from rayfl.setup import Setup
+from rayfl.tree import State
+from rayfl.work import ClientError, MixJob, Shared
+from rayfl.worker import Worker
+from tests.actors.toys import assert_same_bits, experiment, played
+
+
+class Selfish(DPSGD):
+    """Peer 7 refuses to mix in round 1; all others note that they did."""
+
+    mixed: tuple[int, ...] = ()
+
+    def mix(self, state: State, received: dict[str, Aggregate], ctx: Context) -> State:
+        if (ctx.round, ctx.traits.id) == (1, 7):
+            raise ArithmeticError("no")
+        self.mixed += (ctx.traits.id,)
+        return super().mix(state, received, ctx)
+
+
+def peers(kind: type[DPSGD] = DPSGD) -> Setup:
+    setup = prepare(experiment("dpsgd", clients={"count": 10}, topology={"name": "random", "degree": 3}))
+    return replace(setup, method=kind(setup.method.task, **setup.method.hyper.model_dump()))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("actors", [1, 3])
+def test_streamed_states_are_those_of_one_process(actors: int) -> None:
+    setup = peers()
+    records, world = played(setup, InlineExecutor(setup))
+    with session.executor(setup, Runtime(actors=actors)) as executor:
+        others, other = played(setup, executor)
+    assert others == records
+    assert_same_bits(world, other)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_an_error_after_the_first_states_fails_the_call_and_keeps_the_actor() -> None:
+    setup = peers(Selfish)
+    with session.executor(setup, Runtime(actors=1)) as executor:
+        assert isinstance(executor, RayExecutor)
+        (pid,) = executor.pids.values()
+        with pytest.raises(ClientError, match="round 1, client 7: ArithmeticError: no"):
+            played(setup, executor)
+        assert list(executor.pids.values()) == [pid]
+
+
+def test_a_state_is_made_when_it_is_asked_for() -> None:
+    setup = peers(Selfish)
+    worker = Worker(setup)
+    first = {"params": {name: tensor.numpy() for name, tensor in setup.initial.items()}}
+    rows = {client: {} for client in range(3)}
+    _, states = worker.mix(Shared(round=0, plan=setup.plan(0)), MixJob(rows, ()), [first] * 3)
+    stream = iter(states)
+    for count in range(3):
+        assert isinstance(worker.method, Selfish) and len(worker.method.mixed) == count
+        next(stream)
