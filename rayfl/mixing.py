@@ -95,6 +95,4 @@ def blank(shape: tuple[int, ...]) -> Tensor:
     if size < LARGE:
         return torch.empty(shape)
     pages = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.float32).view(shape)
