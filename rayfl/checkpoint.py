@@ -1,7 +1,7 @@
 """Checkpoints: what a run needs to go on after any stop, on disk, whole or not there.
 
     checkpoints/00000040/            before round 40, that is, after 40 rounds
-        manifest.json                format, versions, round, and size and SHA-256 of every other file
+        manifest.json                format, versions, round, rows on record, and size and SHA-256 of every other file
         server.safetensors           the server's state
         states-0000.safetensors ...  client states, links-0000.safetensors ... what the server keeps of clients
 
@@ -46,8 +46,12 @@ class Checkpoints(Settings):
         return self.every > 0 and (last or num_done % self.every == 0)
 
 
-def save(directory: Path, world: World, executor: Executor) -> Path:
-    """Write a checkpoint of `world` into a run directory; returns its place. OSError where the disk refuses."""
+def save(directory: Path, world: World, executor: Executor, num_rows: Mapping[str, int] | None = None) -> Path:
+    """Write a checkpoint of `world` into a run directory; returns its place.
+
+    `num_rows`: the rows of each table of the records so far, without which the checkpoint would be of no use. OSError
+    where the disk refuses; then the checkpoints before are as they were.
+    """
     home = directory / "checkpoints"
     home.mkdir(parents=True, exist_ok=True)
     place = home / f"{world.round:08d}"
@@ -56,7 +60,7 @@ def save(directory: Path, world: World, executor: Executor) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
     try:
-        _fill(partial, world, executor)
+        _fill(partial, world, executor, num_rows or {})
         os.replace(partial, place)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -67,19 +71,33 @@ def save(directory: Path, world: World, executor: Executor) -> Path:
     return place
 
 
-def load(directory: Path, executor: Executor, notice: Callable[[str], None], newest: int | None = None) -> World | None:
-    """The newest whole checkpoint of a run, of at most `newest` rounds; None where there is none.
+def load(
+    directory: Path,
+    executor: Executor,
+    notice: Callable[[str], None],
+    rows: Callable[[int], Mapping[str, int]] | None = None,
+) -> World | None:
+    """The newest whole checkpoint of a run that its records reach; None where there is none.
 
-    A damaged one is reported to `notice` and the one before it taken. SettingsError for one of another format.
+    `rows` tells how many rows each table of the records has on so many rounds; None: take the records for whole. What
+    is passed over is reported to `notice`. SettingsError for a checkpoint of another format.
     """
     for place in _places(directory):
-        if newest is not None and int(place.name) > newest:
-            continue
         try:
-            return _read(place, executor)
+            about = _manifest(place)
+            if rows is None or _reached(about, rows):
+                return _read(place, about, executor)
+            notice(f"the records before checkpoint {place.name} are not all there; the one before it is used")
         except DamagedFile as error:
             notice(f"checkpoint {place.name} is damaged ({error}); the one before it is used")
     return None
+
+
+# Any: a manifest, as JSON has it.
+def _reached(about: Mapping[str, Any], rows: Callable[[int], Mapping[str, int]]) -> bool:
+    """Whether the records are those that were there when the checkpoint was written."""
+    found = rows(about["round"])
+    return found["rounds"] == about["round"] and all(found.get(name) == count for name, count in about["rows"].items())
 
 
 def rounds_saved(directory: Path) -> list[int]:
@@ -93,7 +111,7 @@ def _places(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
-def _fill(place: Path, world: World, executor: Executor) -> None:
+def _fill(place: Path, world: World, executor: Executor, num_rows: Mapping[str, int]) -> None:
     """Write all files of a checkpoint, the manifest last."""
     written = [place / "server.safetensors"]
     save_states(written[0], {"server": tree.to_arrays(world.server)})
@@ -106,8 +124,8 @@ def _fill(place: Path, world: World, executor: Executor) -> None:
         with open(path, "rb") as file:
             files[path.name] = {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
             os.fsync(file.fileno())
-    about = {"format": FORMAT, "rayfl": rayfl.__version__, "round": world.round, "files": files}
-    write_json(place / MANIFEST, about)
+    written_by = {"format": FORMAT, "rayfl": rayfl.__version__}
+    write_json(place / MANIFEST, {**written_by, "round": world.round, "rows": dict(num_rows), "files": files})
 
 
 def _batches(refs: Mapping[int, Ref], executor: Executor) -> Iterator[dict[str, Arrays]]:
@@ -132,18 +150,28 @@ def _bytes(leaf: Any) -> int:
     return leaf.bits.nbytes if isinstance(leaf, PackedBits) else getattr(leaf, "nbytes", 0)
 
 
-def _read(place: Path, executor: Executor) -> World:
+# Any: JSON.
+def _manifest(place: Path) -> dict[str, Any]:
+    """What the manifest says. DamagedFile for what is none, SettingsError for that of another format."""
     try:
         about = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        version, writer, files = about["format"], about["rayfl"], dict(about["files"])
-        round = int(about["round"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if about["format"] != FORMAT:
+            raise SettingsError(
+                f"checkpoint {place} has format {about['format']!r}, written by rayfl {about['rayfl']}; this is rayfl "
+                f"{rayfl.__version__}, which reads format {FORMAT}: resume it with the version that wrote it"
+            )
+        if about["round"] != int(place.name):
+            raise ValueError(f"it is that of round {about['round']}")
+        return {"round": about["round"], "rows": dict(about.get("rows", {})), "files": dict(about["files"])}
+    except SettingsError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"its manifest cannot be read: {error}") from None
-    if version != FORMAT:
-        raise SettingsError(
-            f"checkpoint {place} has format {version!r}, written by rayfl {writer}; this is rayfl {rayfl.__version__}, "
-            f"which reads format {FORMAT}: resume it with the version that wrote it"
-        )
+
+
+# Any: a manifest.
+def _read(place: Path, about: Mapping[str, Any], executor: Executor) -> World:
+    round, files = about["round"], about["files"]
     for name, file in files.items():
         _check(place, name, file)
 

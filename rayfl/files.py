@@ -1,15 +1,65 @@
-"""Files that are written whole: a reader, and whoever comes after a crash, sees the old one or the new one."""
+"""Files that are written whole: a reader, and whoever comes after a crash, sees the old one or the new one.
 
+And what is said where the disk does not take them.
+"""
+
+import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from safetensors import SafetensorError
 
 
 class Taken(Exception):
     """Another process holds the lock."""
+
+
+class DiskError(OSError):
+    """A directory cannot be written to: one sentence that says which, why, and how to go on."""
+
+
+@contextmanager
+def writing(directory: Path, then: str) -> Iterator[None]:
+    """An OSError inside becomes a DiskError about `directory`; `then` says what to do once the cause is removed."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        raise DiskError(f"{directory} cannot be written to ({reason(error)}): {_cure(error)}, then {then}") from error
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in the system's words."""
+    return (os.strerror(error.errno) if error.errno else str(error)).lower()
+
+
+def _cure(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space there"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "make it writable"
+    if error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR) and error.filename:
+        return f"move {error.filename} away"
+    return "check the disk"
+
+
+@contextmanager
+def safetensors_errors() -> Iterator[None]:
+    """What safetensors says of the system's errors becomes the OSError that it was."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def lock(path: Path) -> IO[bytes]:
@@ -30,12 +80,22 @@ def lock(path: Path) -> IO[bytes]:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, sync it and rename it to `path`."""
+    """Let `write` fill a temporary file beside `path`, sync it and rename it to `path`.
+
+    OSError, which names a file, where the disk refuses; then nothing has changed.
+    """
     partial = path.with_name(path.name + ".partial")
-    write(partial)
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        write(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
+        raise
     sync_directory(path.parent)
 
 

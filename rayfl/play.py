@@ -6,8 +6,9 @@ from pathlib import Path
 from rayfl import checkpoint, tree
 from rayfl.checkpoint import Checkpoints
 from rayfl.executor import Executor
+from rayfl.files import reason
 from rayfl.ledger import RoundRecord
-from rayfl.record import Recorder, last_recorded, save_model
+from rayfl.record import Recorder, rows_recorded, save_model
 from rayfl.rounds import World, simulate
 from rayfl.setup import Setup
 from rayfl.tree import Tree
@@ -33,7 +34,8 @@ def play(
 
     `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
     dropped. `stopping` is asked after each round; where it says so, a checkpoint is saved and `Stopped` raised.
-    `notice` is told of damaged checkpoints and of where a resumed run goes on.
+    `notice` is told of checkpoints that are damaged or could not be written, and of where a resumed run goes on.
+    DiskError where the records or the models cannot be written; without a checkpoint the run goes on.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
     world = recalled(setup, executor, directory, notice) if resumed else None
@@ -45,7 +47,7 @@ def play(
             stop = not last and stopping()
             if checkpoints.due(world.round, last or stop):
                 recorder.sync()
-                checkpoint.save(directory, world, executor)
+                _save(directory, world, executor, recorder.num_rows, notice)
             on_round(record)
             if stop:
                 raise Stopped
@@ -59,12 +61,27 @@ def play(
 
 def recalled(setup: Setup, executor: Executor, directory: Path, notice: Callable[[str], None]) -> World | None:
     """The world of the newest whole checkpoint that the records reach; None: start again."""
-    world = checkpoint.load(directory, executor, notice, last_recorded(directory) + 1)
+    world = checkpoint.load(directory, executor, notice, rows_recorded(directory))
     if world is None:
         notice("there is no checkpoint: starting from round 1")
     else:
         notice(f"going on from the checkpoint after round {world.round}")
     return world
+
+
+def _save(
+    directory: Path, world: World, executor: Executor, num_rows: Mapping[str, int], notice: Callable[[str], None]
+) -> None:
+    """A checkpoint, or a notice that there is none: what the run has done so far is worth more than the way back."""
+    try:
+        checkpoint.save(directory, world, executor, num_rows)
+    except OSError as error:
+        kept = checkpoint.rounds_saved(directory)
+        way_back = f"the checkpoint after round {kept[0]}" if kept else "the start"
+        notice(
+            f"no checkpoint after round {world.round}, because {directory} cannot be written to ({reason(error)}); "
+            f"the run goes on, and would resume from {way_back}"
+        )
 
 
 def final_models(setup: Setup, executor: Executor, world: World) -> Mapping[str, Tree]:

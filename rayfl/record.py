@@ -6,6 +6,7 @@
     tensorboard/                       TensorBoard events
     models/<name>.safetensors          final models
     checkpoints/<rounds>/              what the run goes on from (rayfl/checkpoint.py)
+    files/                             the trace, the graph that the experiment names (rayfl/kept_files.py)
     lock                               held by the process that writes here
 
 Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams and Parquet relate: rayfl/tables.py.
@@ -14,22 +15,31 @@ Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams 
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rayfl.events import EventWriter
-from rayfl.files import Taken, lock, sync_directory, write_json, write_text, write_whole
+from rayfl.files import (
+    Taken,
+    lock,
+    safetensors_errors,
+    sync_directory,
+    write_json,
+    write_text,
+    write_whole,
+    writing,
+)
 from rayfl.settings import SettingsError
-from rayfl.tables import SCHEMAS, Stream, read_table, table_path, tidy, up_to
+from rayfl.tables import SCHEMAS, Stream, read_table, table_path, tidy, up_to, write_table
 
 # What a run may leave at the top of its directory; only this is ever deleted.
 _ENTRIES = {
@@ -40,6 +50,7 @@ _ENTRIES = {
     "tensorboard",
     "checkpoints",
     "models",
+    "files",
     "report.html",
     "lock",
 }
@@ -94,6 +105,8 @@ class Recorder:
     """Writes the records of one run; the only writer of its directory's records and TensorBoard events.
 
     Leaving the `with` block finishes the run (Parquet); leaving it by an exception keeps the streams, to be resumed.
+    Every method raises DiskError where the disk refuses; what it has got is never more than a last round that is cut,
+    which `resume` drops.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -122,32 +135,55 @@ class Recorder:
 
     def _open(self, directory: Path, tables: Mapping[str, pa.Table], resumed: bool = False) -> None:
         self._directory = directory
-        self._lock = self._locked(directory)
-        (directory / "records").mkdir(exist_ok=True)
-        self._streams: dict[str, Stream] = {}
-        for name, table in tables.items():
-            path = table_path(directory, name, "arrows")
-            partial = path.with_name(path.name + ".partial")
-            self._streams[name] = Stream(partial, table)
-            os.replace(partial, path)
-            table_path(directory, name, "parquet").unlink(missing_ok=True)
-        sync_directory(directory / "records")
         rounds = tables["rounds"]
         self._last = _last_round(rounds)
         self._total_bits = sum(int(rounds[name].to_numpy().sum()) for name in ("uplink_bits", "downlink_bits"))
-        self._events = EventWriter(directory / "tensorboard", purge_from=self._last + 1 if resumed else None)
+        with self._writing(), ExitStack() as opened:
+            opened.enter_context(self._locked(directory))
+            (directory / "records").mkdir(exist_ok=True)
+            self._streams: dict[str, Stream] = {}
+            for name, table in tables.items():
+                self._streams[name] = self._stream(name, table)
+                opened.callback(self._streams[name].close)
+            sync_directory(directory / "records")
+            self._events = EventWriter(directory / "tensorboard", purge_from=self._last + 1 if resumed else None)
+            opened.callback(self._events.close)
+            self._opened = opened.pop_all()
+
+    def _stream(self, name: str, table: pa.Table) -> Stream:
+        """A stream that begins with `table`, in the place of whatever records there are."""
+        path = table_path(self._directory, name, "arrows")
+        partial = path.with_name(path.name + ".partial")
+        try:
+            stream = Stream(partial, table)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        table_path(self._directory, name, "parquet").unlink(missing_ok=True)
+        return stream
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._directory, f"go on with: rayfl resume {self._directory}")
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Rows of each table so far."""
+        return {name: stream.num_rows for name, stream in self._streams.items()}
 
     def round(self, row: RoundRow, clients: Sequence[ClientRow], metrics: Sequence[MetricRow]) -> None:
         """Record one round. A kill afterwards loses nothing of it; a loss of power may, see `sync`."""
         assert row.round > self._last, f"round {row.round} recorded after round {self._last}"
-        # The rounds table comes last: a round that stands there has its other rows on record too.
-        self._streams["metrics"].append(row.round, metrics)
-        self._streams["clients"].append(row.round, clients)
-        self._streams["rounds"].append(row.round, [row[1:]])
         self._last = row.round
         self._total_bits += row.uplink_bits + row.downlink_bits
         scalars = {metric.name: metric.value for metric in metrics if metric.client is None}
-        self._events.scalars(row.round, scalars | self._communication(row))
+        with self._writing():
+            # The rounds table comes last: a round that stands there has its other rows on record too.
+            self._streams["metrics"].append(row.round, metrics)
+            self._streams["clients"].append(row.round, clients)
+            self._streams["rounds"].append(row.round, [row[1:]])
+            self._events.scalars(row.round, scalars | self._communication(row))
 
     def _communication(self, row: RoundRow) -> dict[str, float]:
         return {
@@ -168,27 +204,27 @@ class Recorder:
 
     def sync(self) -> None:
         """Make all rounds so far survive a loss of power: to be called before a checkpoint that relies on them."""
-        for stream in self._streams.values():
-            stream.sync()
+        with self._writing():
+            for stream in self._streams.values():
+                stream.sync()
 
     def close(self) -> None:
         """Finish: compact the streams to Parquet and remove them."""
         self.stop()
-        for name in SCHEMAS:
-            table = read_table(self._directory, name)
-            # Default argument: the lambda is called at once, but linters cannot know.
-            write_whole(
-                table_path(self._directory, name, "parquet"), lambda path, table=table: pq.write_table(table, path)
-            )
-        for name in SCHEMAS:
-            table_path(self._directory, name, "arrows").unlink(missing_ok=True)
+        with self._writing():
+            for name in SCHEMAS:
+                table = read_table(self._directory, name)
+                # Default argument: the lambda is called at once, but linters cannot know.
+                write_whole(
+                    table_path(self._directory, name, "parquet"), lambda path, table=table: write_table(path, table)
+                )
+            for name in SCHEMAS:
+                table_path(self._directory, name, "arrows").unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End without finishing: the streams stay as they are, to be resumed."""
-        for stream in self._streams.values():
-            stream.close()
-        self._events.close()
-        self._lock.close()
+        with self._writing():
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -198,7 +234,9 @@ class Recorder:
     ) -> None:
         if error is None:
             self.close()
-        else:
+            return
+        # What ended the run is told, and not that its last words found no room.
+        with suppress(OSError):
             self.stop()
 
 
@@ -206,9 +244,10 @@ def _last_round(rounds: pa.Table) -> int:
     return rounds["round"][-1].as_py() if len(rounds) else -1
 
 
-def last_recorded(directory: Path) -> int:
-    """The last round in the records of a run, -1 if there is none."""
-    return _last_round(read_table(directory, "rounds"))
+def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
+    """How many rows each table of a run has on its first so many rounds."""
+    tables = {name: read_table(directory, name) for name in SCHEMAS}
+    return lambda rounds: {name: len(up_to(table, rounds - 1)) for name, table in tables.items()}
 
 
 def create_run_directory(path: Path, overwrite: bool = False) -> Path:
@@ -241,7 +280,10 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
 
 
 def describe_run(directory: Path, experiment: Mapping[str, object], platform: Mapping[str, object], toml: str) -> None:
-    """Write what the run is (the resolved experiment, as JSON and as the TOML text that gives it) and where it runs."""
+    """Write what the run is (the resolved experiment, as JSON and as the TOML text that gives it) and where it runs.
+
+    OSError where the disk refuses.
+    """
     write_text(directory / "experiment.toml", toml)
     write_json(directory / "platform.json", platform)
     write_json(directory / "experiment.json", experiment)
@@ -272,18 +314,22 @@ def run_directories(directory: Path) -> list[Path]:
 
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, Mapping):
+            raise ValueError("it holds no table")
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
+    return found
 
 
 def save_model(directory: Path, name: str, tree: Mapping[str, Tensor]) -> Path:
-    """Write a tree of tensors to models/<name>.safetensors; returns the path."""
+    """Write a tree of tensors to models/<name>.safetensors; returns the path. DiskError where the disk refuses."""
     path = directory / "models" / f"{name}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Clones, because safetensors refuses tensors that share memory.
     tensors = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tree.items()}
-    write_whole(path, lambda partial: save_file(tensors, partial))
+    with writing(directory, f"go on with: rayfl resume {directory}"), safetensors_errors():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda partial: save_file(tensors, partial))
     return path
 
 

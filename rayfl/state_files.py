@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rayfl.compress.base import Packet
+from rayfl.files import safetensors_errors
 from rayfl.tree import Arrays, PackedBits
 
 _LAYOUT = "layout"
@@ -54,10 +55,11 @@ class _Writer:
 
 
 def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
-    """Write states by name; handles of packets are opened."""
+    """Write states by name; handles of packets are opened. OSError where the disk refuses."""
     writer = _Writer()
     layout = {name: writer.describe(state, name) for name, state in states.items()}
-    save_file(writer.arrays, path, {_LAYOUT: json.dumps(layout)})
+    with safetensors_errors():
+        save_file(writer.arrays, path, {_LAYOUT: json.dumps(layout)})
 
 
 def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:

@@ -7,11 +7,14 @@ file is complete and counts.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from rayfl.settings import SettingsError
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 SCHEMAS: Mapping[str, pa.Schema] = {
@@ -58,9 +61,15 @@ class Stream:
         self._writer = pa.ipc.new_stream(
             self._file, self._schema, options=pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
         )
-        for batch in before.to_batches():
-            self._writer.write_batch(batch)
-        self.sync()
+        self.num_rows = len(before)
+        try:
+            for batch in before.to_batches():
+                self._writer.write_batch(batch)
+            self.sync()
+        except BaseException:
+            with suppress(OSError):
+                self._file.close()
+            raise
 
     def append(self, round: int, rows: Sequence[tuple]) -> None:
         """Add `rows` (all columns but the first, which is the round) as one batch."""
@@ -70,6 +79,7 @@ class Stream:
         arrays = [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
         self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
         self._file.flush()
+        self.num_rows += len(rows)
 
     def _array(self, field: pa.Field, column: Sequence) -> pa.Array:
         if field.type != _WORD:
@@ -84,9 +94,9 @@ class Stream:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """End the stream."""
-        self._writer.close()
-        self._file.close()
+        """End the stream. Its file is closed also where the disk refuses the rest."""
+        with self._file:
+            self._writer.close()
 
 
 def table_path(directory: Path, name: str, suffix: str) -> Path:
@@ -95,7 +105,10 @@ def table_path(directory: Path, name: str, suffix: str) -> Path:
 
 
 def read_table(directory: Path, name: str) -> pa.Table:
-    """All readable rows of a table, whether the run is finished, running or was cut; empty if there is no table."""
+    """All readable rows of a table, whether the run is finished, running or was cut; empty if there is no table.
+
+    SettingsError for one that is damaged beyond its last rows.
+    """
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
     if not parquet.exists() and stream.exists():
         try:
@@ -103,9 +116,28 @@ def read_table(directory: Path, name: str) -> pa.Table:
         except FileNotFoundError:
             # The run finished between the two looks: its stream has just made way for the Parquet file.
             pass
+        except OSError as error:
+            raise _unreadable(stream, error) from None
     if parquet.exists():
-        return tidy(pq.read_table(parquet, schema=SCHEMAS[name]))
+        try:
+            # A file object: of a directory pyarrow would read all files that are in it.
+            with open(parquet, "rb") as file:
+                table = pq.read_table(file, schema=SCHEMAS[name], page_checksum_verification=True)
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(parquet, error) from None
+        return tidy(table)
     return SCHEMAS[name].empty_table()
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file whose damage shows when it is read. OSError where the disk refuses."""
+    pq.write_table(table, path, write_page_checksum=True)
+
+
+def _unreadable(path: Path, error: Exception) -> SettingsError:
+    what = str(error).partition("\n")[0]
+    return SettingsError(f"{path} cannot be read ({what}): restore it, or run the experiment again")
 
 
 def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
@@ -114,8 +146,12 @@ def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
         try:
             reader = pa.ipc.open_stream(file)
             while True:
-                batches.append(reader.read_next_batch())
-        except (StopIteration, pa.ArrowInvalid, OSError):
+                batch = reader.read_next_batch()
+                batch.validate(full=True)
+                if batch.schema != schema:
+                    break
+                batches.append(batch)
+        except (StopIteration, pa.ArrowException, OSError):
             # The end, or where the writer was cut or is now inside a batch: what stands before it is whole.
             pass
     return pa.Table.from_batches(batches, schema)
