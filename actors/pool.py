@@ -1,4 +1,4 @@
-"""RayExecutor: jobs on a pool of ClientActors. Actors that die are replaced and their calls sent again.
+"""RayExecutor: jobs on a pool of ClientActors. Actors that die or starve are replaced and their calls sent again.
 
 A job goes to whichever actor is free, one call in flight an actor. What a call returns belongs to the caller, so the
 death of an actor loses nothing but the call that it was working on. `max_restarts` and `max_task_retries` stay 0:
@@ -14,16 +14,17 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor, ClientActor
 from actors.errors import ClusterError, LostObjects, unwrapped
 from actors.placement import Placement
+from actors.sentences import ADVICE, readable, whereabouts
 from rayfl.compress.base import Packet
 from rayfl.executor import Done, Job, Ref
 from rayfl.gather import Handle
 from rayfl.machine import DECISIVE
-from rayfl.work import ClientError, Shared
+from rayfl.work import ClientError, OutOfMemory, out_of_memory
 
 TRIES = 4
 """How often a call may lose its actor before the run gives up on it, and how many new actors in a row may fail."""
@@ -171,18 +172,29 @@ class RayExecutor:
         try:
             wave.done[call.index] = Done(ray.get(ref), call.outputs)
         except RayTaskError as error:
+            cause = unwrapped(error)
+            if out_of_memory(cause):
+                where = "" if isinstance(cause, OutOfMemory) else f"{wave.whereabouts(call.index)}: out of memory: "
+                self._lose(wave, call, f"{where}{cause}", starved=True)
+                return
             wave.failed[call.index] = readable(error, wave.kind, wave.shared, wave.jobs[call.index])
         except ObjectLostError as error:
             wave.failed[call.index] = LostObjects(f"{wave.whereabouts(call.index)}: {error}")
+        except OutOfMemoryError:
+            reason = f"{wave.whereabouts(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
+            self._lose(wave, call, reason, starved=True)
+            return
         except RayError as error:
             self._lose(wave, call, " ".join(str(error).split()))
             return
         self._idle.append(call.actor)
 
-    def _lose(self, wave: "Wave", call: Call, reason: str) -> None:
-        """An actor died in a call, or does not answer: a new actor, and the call again, unless that was the last try.
+    def _lose(self, wave: "Wave", call: Call, reason: str, starved: bool = False) -> None:
+        """An actor died in a call, does not answer, or is `starved` of memory: a new actor, and the call again, unless
+        that was the last try.
 
-        Whatever still runs in the old one is killed: its results would be those of a call that is sent again.
+        Whatever still runs in the old one is killed: its results would be those of a call that is sent again. What it
+        held of memory, and how it had cut it up, goes with it.
         """
         tried = wave.tries[call.index] = wave.tries[call.index] + 1
         where = wave.whereabouts(call.index)
@@ -190,9 +202,9 @@ class RayExecutor:
         ray.kill(call.actor)
         self._start()
         if tried == TRIES:
+            dead = f"{where}: the actor died or did not answer in {TRIES} tries; if memory ran out, {ADVICE}"
             wave.failed[call.index] = ClientError(
-                f"{where}: the actor died or did not answer in {TRIES} tries; if memory ran out, ask for fewer actors "
-                f"or a smaller runtime.chunk_size. The last time: {reason}"
+                f"{reason}, {TRIES} times; {ADVICE}" if starved else f"{dead}. The last time: {reason}"
             )
             return
         wave.waiting.appendleft(call.index)
@@ -230,13 +242,14 @@ class RayExecutor:
         actor = self._starting.pop(ref).actor
         try:
             pid, platform = ray.get(ref)
-        except RayTaskError as error:
-            raise unwrapped(error) from None
         except RayError as error:
+            if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
+                raise cause from None
             self._false_starts += 1
             if self._false_starts == TRIES:
                 raise ClusterError(
-                    f"{TRIES} client actors died while they started; the last one said: {error}"
+                    f"{TRIES} client actors died while they started; if memory ran out, use fewer (--actors); the "
+                    f"last one said: {' '.join(str(error).split())}"
                 ) from error
             self._start()
         else:
@@ -263,28 +276,6 @@ class RayExecutor:
             f"num_gpus={size.num_gpus:g} each) were ready within runtime.start_timeout_s={size.start_timeout_s:g}; "
             "other work may hold the cluster's resources: ask for fewer actors or raise runtime.start_timeout_s"
         )
-
-
-def readable(error: RayTaskError, kind: str, shared: Ref, job: Job) -> BaseException:
-    """An error raised in an actor, with its round: ClientError, or ClusterError if an input of the call was lost."""
-    cause = unwrapped(error)
-    if isinstance(cause, ClientError):
-        return cause
-    kind_of_error = ClientError
-    if isinstance(cause, RayError):
-        kind_of_error = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
-    wrapped = kind_of_error(f"{whereabouts(kind, shared, job)}: {type(cause).__name__}: {cause}")
-    wrapped.add_note(str(error))
-    return wrapped
-
-
-def whereabouts(kind: str, shared: Ref, job: Job) -> str:
-    """Round, step and clients of a job, for an error."""
-    about: Shared = ray.get(shared)
-    clients = getattr(job.work, "clients", None) or tuple(getattr(job.work, "rows", ()))
-    ids = [client[0] if isinstance(client, tuple) else client for client in clients]
-    of = f", clients {ids[0]} to {ids[-1]}" if ids else ""
-    return f"round {about.round}, {kind}{of}"
 
 
 def _shortened(reason: str) -> str:

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors import heap
 from actors.client import Actor
 from actors.coordinator import TRIES, Coordinator, News, Order
-from actors.errors import ClusterError, unwrapped
+from actors.errors import ClusterError, last_word
 from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
 from rayfl.config import Experiment, Runtime
@@ -71,7 +71,7 @@ def play(
             try:
                 return _play(reference, order, tell, lambda: on_start(placement), notice)
             except RayTaskError as error:
-                raise unwrapped(error) from None
+                raise last_word(error, f"rayfl resume {directory}") from None
             except RayError as error:
                 # Only rounds beyond the last checkpoint's count as a way forward.
                 deaths = 1 if len(told) > experiment.checkpoint.every > 0 else deaths + 1

@@ -8,6 +8,7 @@ from rayfl.arithmetic import fixed
 from rayfl.compress.base import Packet
 from rayfl.gather import Handle
 from rayfl.setup import Setup
+from rayfl.work import SMALLER, ClientError, OutOfMemory
 from rayfl.worker import Worker
 
 # Any: what a reference is only its executor knows (a Ray ObjectRef, or the value itself).
@@ -86,8 +87,11 @@ class InlineExecutor:
 
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
         """Do all jobs here."""
-        with fixed(self.worker.setup.threads, self.worker.setup.device):
-            return [self._done(kind, shared, job) for job in jobs]
+        try:
+            with fixed(self.worker.setup.threads, self.worker.setup.device):
+                return [self._done(kind, shared, job) for job in jobs]
+        except OutOfMemory as error:
+            raise ClientError(f"{error}; {SMALLER}") from error
 
     def _done(self, kind: str, shared: Ref, job: Job) -> Done:
         result, outputs = self.worker.do(kind, shared, job.work, job.inputs)

@@ -13,7 +13,7 @@ from rayfl.engine import Start
 from rayfl.methods.base import Carry, Work
 from rayfl.setup import Setup
 from rayfl.tree import Arrays, State, Tree
-from rayfl.work import TRAINS, ClientError, Report, Role, Shared
+from rayfl.work import TRAINS, ClientError, OutOfMemory, Report, Role, Shared, described, out_of_memory
 
 
 class Trainee:
@@ -124,10 +124,12 @@ def kept(setup: Setup, state: State, link: State) -> list[Arrays]:
 
 @contextmanager
 def told(round: int, client: int) -> Iterator[None]:
-    """An error inside names the round and the client, and pickles."""
+    """An error inside names the round and the client, and pickles. OutOfMemory where memory was what failed."""
     try:
         yield
     except ClientError:
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise OutOfMemory(f"round {round}, client {client}: out of memory ({described(error)})") from error
         raise ClientError(f"round {round}, client {client}: {type(error).__name__}: {error}") from error

@@ -105,7 +105,7 @@ class Hanging(FedAvg):
 
     def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
         if ctx.traits.id == 1 and self.hung and not self.hung.exists():
-            self.hung.touch()
+            self.hung.write_text(str(os.getpid()))
             time.sleep(3600)
         return super().begin(state, received, ctx)
 
@@ -117,10 +117,16 @@ def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     said: list[str] = []
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0, call_timeout_s=10.0), said.append)
     try:
+        before = set(executor.pids.values())
         others, other = played(setup, executor)
+        (gone,) = before - set(executor.pids.values())
     finally:
         executor.close()
-    assert (tmp_path / "hung").exists() and "no answer in call_timeout_s=10" in said[0]
+    assert (tmp_path / "hung").read_text() == str(gone)
+    # A process that has been killed and not yet been waited for is a zombie, of which nothing is left but its number.
+    assert not Path(f"/proc/{gone}").exists() or "Z (zombie)" in Path(f"/proc/{gone}/status").read_text()
+    (sentence,) = said
+    assert "no answer in call_timeout_s=10" in sentence and sentence.endswith("try 2 of 4")
     assert others == records
     assert_same_bits(world, other)
 

@@ -1,0 +1,157 @@
+"""Actors without memory: another try on a fresh one, the same bits, and after the last try what to do about it."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError, RayTaskError
+
+from actors import pool
+from actors.errors import ClusterError, last_word
+from actors.placement import Placement
+from actors.pool import RayExecutor
+from jobs import run as running
+from jobs.run import resume, run
+from rayfl.compress.base import Message
+from rayfl.executor import InlineExecutor
+from rayfl.methods.base import Carry, Context
+from rayfl.methods.fedavg import FedAvg
+from rayfl.prepare import prepare
+from rayfl.record import read_run
+from rayfl.tree import State
+from rayfl.work import ClientError
+from tests.actors.toys import assert_same_bits, assert_same_run, experiment, played, with_method
+
+ERRORS = {
+    "memory": MemoryError("boom"),
+    "cuda": torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the manual."),
+}
+ADVICE = "go on with fewer actors (rayfl resume DIR --actors N) or a larger share of a GPU for each (runtime.num_gpus)"
+
+
+class Starving(FedAvg):
+    """The process that works on client 1 in round 1 runs out of memory, `times` times."""
+
+    folder: Path
+    lack = "memory"
+    times = 1
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        if ctx.round == 1 and ctx.traits.id == 1 and len(list(self.folder.iterdir())) < self.times:
+            (self.folder / str(os.getpid())).touch()
+            if self.lack == "torch":
+                torch.empty(1 << 50)
+            if self.lack == "numpy":
+                np.zeros(1 << 50)
+            raise ERRORS[self.lack]
+        return super().begin(state, received, ctx)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("kind", ["memory", "cuda", "torch", "numpy"])
+def test_a_fresh_actor_tries_again_and_changes_nothing(kind: str, tmp_path: Path) -> None:
+    undisturbed = with_method(Starving, folder=tmp_path, times=0)
+    records, world = played(undisturbed, InlineExecutor(undisturbed))
+    setup = with_method(Starving, folder=tmp_path, times=2, lack=kind)
+    said: list[str] = []
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), said.append)
+    try:
+        others, other = played(setup, executor)
+        assert not {path.name for path in tmp_path.iterdir()} & {str(pid) for pid in executor.pids.values()}
+    finally:
+        executor.close()
+    # Each try was a process of its own.
+    assert len(list(tmp_path.iterdir())) == 2 and len(said) == 2
+    pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(round 1, client 1: out of memory \(.*"
+    assert all(re.fullmatch(pattern, sentence) for sentence in said) and said[1].endswith("try 3 of 4")
+    assert others == records
+    assert_same_bits(world, other)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("kind", ["memory", "cuda"])
+def test_the_last_try_says_who_and_what_to_change_and_the_run_can_go_on(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = experiment(checkpoint={"every": 1}, runtime={"actors": 1})
+    hungry = with_method(Starving, folder=tmp_path, times=pool.TRIES, lack=kind)
+    directory = tmp_path.parent / f"{tmp_path.name}-run"
+    with monkeypatch.context() as patch, pytest.raises(ClientError) as raised:
+        patch.setattr(running, "prepare", lambda experiment: hungry)
+        run(chosen, directory)
+    cause = str(ERRORS[kind]).partition("\n")[0]
+    name = type(ERRORS[kind]).__name__
+    begin = f"round 1, client 1: out of memory ({name}: {cause}), 4 times; {ADVICE}"
+    assert str(raised.value) == f"{begin}, or start a new run with a smaller method.batch_size or runtime.chunk_size"
+    assert len(read_run(directory).rounds) == 1
+    resume(directory)
+    assert_same_run(run(chosen, directory.with_name(f"{directory.name}-undisturbed")), directory)
+
+
+def test_without_actors_the_sentence_says_what_is_left_to_change(tmp_path: Path) -> None:
+    setup = with_method(Starving, folder=tmp_path)
+    with pytest.raises(ClientError, match=r"^round 1, client 1: out of memory \(MemoryError: boom\); start a new run"):
+        played(setup, InlineExecutor(setup))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("times", [1, 9])
+def test_what_rays_memory_monitor_kills_is_tried_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The monitor itself acts on the whole machine's memory; here its error is what a call ends with.
+    setup = prepare(experiment(rounds=2))
+    records, _ = played(setup, InlineExecutor(setup))
+    executor = RayExecutor(ray.put(setup), Placement(1, 1.0, 0.0), (said := list[str]()).append)
+    real, left = ray.get, [times]
+
+    def killed(ref: Any, **settings: Any) -> Any:
+        if ref in flying and left[0] > 0:
+            left[0] -= 1
+            raise OutOfMemoryError("Task was killed due to the node running low on memory.\nMany lines more.")
+        return real(ref, **settings)
+
+    flying: set[ray.ObjectRef] = set()
+    take = RayExecutor._take
+
+    def taken(self: RayExecutor, wave: pool.Wave, ref: ray.ObjectRef) -> None:
+        flying.add(ref)
+        take(self, wave, ref)
+
+    monkeypatch.setattr(RayExecutor, "_take", taken)
+    monkeypatch.setattr(pool.ray, "get", killed)
+    try:
+        if times == 1:
+            assert played(setup, executor)[0] == records
+        else:
+            with pytest.raises(ClientError, match=r"^round 0, train, clients \d to \d: out of memory, .*, 4 times; go"):
+                played(setup, executor)
+    finally:
+        executor.close()
+    assert len(said) == min(times, 3) and "Ray's memory monitor killed the actor" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (ObjectStoreFullError("full"), "raise runtime.object_store_memory_mb, then go on with: rayfl resume DIR"),
+        (OutOfDiskError("full"), "free some space where Ray spills to"),
+        (
+            MemoryError("boom"),
+            "the coordinator ran out of memory (MemoryError: boom); use a machine with more",
+        ),
+    ],
+)
+def test_a_coordinator_without_room_ends_in_one_sentence(cause: Exception, words: str) -> None:
+    told = last_word(RayTaskError("run", "Traceback", cause), "rayfl resume DIR")
+    assert isinstance(told, ClusterError) and words in str(told) and "\n" not in str(told)
+
+
+def test_other_errors_of_a_coordinator_stay_what_they_are() -> None:
+    assert isinstance(last_word(RayTaskError("run", "Traceback", KeyError("w")), "rayfl resume DIR"), KeyError)
