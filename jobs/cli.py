@@ -20,20 +20,23 @@ INTERRUPTED = 130
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """A user's mistake ends in one sentence and exit code 2; a client's error, or the cluster's, in its own and 1."""
+    """A user's mistake ends in one sentence and exit code 2; an error of a client, the cluster or the disk in its own
+    and 1."""
     from actors.errors import ClusterError
+    from rayfl.files import DiskError
     from rayfl.work import ClientError
 
     try:
         yield
-    except (ClientError, ClusterError) as error:
+    except (ClientError, ClusterError, DiskError) as error:
         print(f"rayfl: the run failed: {error}", file=sys.stderr)
         sys.exit(1)
     except ValueError as error:
         print(f"rayfl: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        print(f"rayfl: {error.filename} cannot be written: {error.strerror}; name another place", file=sys.stderr)
+        what = error.filename or "a file"
+        print(f"rayfl: {what} cannot be written: {error.strerror or error}; name another place", file=sys.stderr)
         sys.exit(2)
 
 

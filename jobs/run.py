@@ -1,5 +1,6 @@
 """Run one experiment, or go on with one: from Python, or as `python -m jobs.run FILE [KEY=VALUE ...]`."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 from actors import session
 from actors.placement import nodes, place
 from jobs import console
-from rayfl import machine
-from rayfl.config import Experiment, read, to_toml
+from rayfl import machine, toml
+from rayfl.config import Experiment, read
 from rayfl.executor import InlineExecutor
+from rayfl.files import writing
+from rayfl.kept_files import NAMES, KeptFiles, kept_files
 from rayfl.play import Stopped, play
-from rayfl.prepare import prepare
+from rayfl.prepare import moved, prepare
 from rayfl.record import Run, create_run_directory, describe_run, read_run
 from rayfl.report import report, summary
 from rayfl.series import science
@@ -23,16 +26,23 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
     """Run an experiment into a run directory and return it.
 
     `output`: the run directory; None: the next free one of the name under `experiment.output.directory`. ValueError,
-    before anything is written, where parts of the experiment do not fit each other or the cluster.
+    before anything is written, where parts of the experiment do not fit each other or the cluster; DiskError where the
+    directory cannot be written to.
     """
     setup = prepare(experiment)
+    files = kept_files(experiment.as_dict())
     inline = experiment.runtime.executor == "inline"
     with nullcontext() if inline else session.session(experiment.runtime, setup):
         if not inline:
             place(experiment.runtime, nodes())
         directory = create_run_directory(output or free_directory(experiment), overwrite)
-        describe_run(directory, experiment.as_dict(), machine.describe(setup.threads), to_toml(experiment))
-        _play(experiment, setup, directory, resumed=False)
+        try:
+            with writing(directory, "run it again"):
+                _describe(directory, files, machine.describe(setup.threads))
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        _play(files, setup, directory, resumed=False)
     return directory
 
 
@@ -43,21 +53,60 @@ def resume(directory: Path, overrides: Sequence[str] = (), anywhere: bool = Fals
     `anywhere`: also on a platform whose arithmetic may differ. SettingsError for anything else.
     """
     before = read_run(directory)
-    experiment = resumable(before, overrides)
+    return go_on(before, resumable(before, overrides), anywhere)
+
+
+def go_on(before: Run, experiment: Experiment, anywhere: bool = False) -> Path:
+    """Go on with a run as `experiment`, which differs from it in nothing that decides its numbers."""
+    files = kept_files(experiment.as_dict())
     setup = prepare(experiment)
     here = machine.describe(setup.threads)
     if not anywhere:
         check_platform(before.platform, here)
-    describe_run(directory, experiment.as_dict(), here, to_toml(experiment))
-    _play(experiment, setup, directory, resumed=True)
-    return directory
+    with writing(before.directory, f"go on with: rayfl resume {before.directory}"):
+        _describe(before.directory, files, here)
+    _play(files, setup, before.directory, resumed=True)
+    return before.directory
+
+
+def cut_run(directory: Path, experiment: Experiment) -> Run | None:
+    """What lies unfinished in `directory`, if it can go on as `experiment` here with the same bits."""
+    if not (directory / "experiment.json").is_file():
+        return None
+    try:
+        found = read_run(directory)
+        check_platform(found.platform, machine.describe(experiment.runtime.threads))
+    except SettingsError:
+        return None
+    return None if found.finished or not is_of(found, experiment) else found
+
+
+def is_of(found: Run, experiment: Experiment) -> bool:
+    """Whether a run is of this experiment: the same settings, seed, rounds and files."""
+    before, now = found.experiment, kept_files(experiment.as_dict()).table
+    return {**science(before), "seed": before.get("seed")} == {**science(now), "seed": now["seed"]}
+
+
+def describe_again(before: Run, experiment: Experiment) -> None:
+    """Write down what may be another way of playing the same run."""
+    _describe(before.directory, kept_files(experiment.as_dict()), before.platform)
+
+
+def _describe(directory: Path, files: KeptFiles, platform: Mapping[str, object]) -> None:
+    files.write(directory)
+    describe_run(directory, files.table, platform, toml.dumps(files.table))
 
 
 def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
     """The experiment of a run, changed by overrides. SettingsError where these would change what was done so far."""
     experiment = read(before.directory / "experiment.toml", overrides)
-    old, new = science(before.experiment), science(experiment.as_dict())
+    old, new = science(before.experiment), science(kept_files(experiment.as_dict()).table)
     for key in sorted(old.keys() | new.keys()):
+        if key in NAMES and old.get(key) != new.get(key):
+            raise SettingsError(
+                f"the file of {key} is not what the run in {before.directory} began with, {old.get(key)}; give "
+                f"{key}=FILE with a copy of that"
+            )
         if old.get(key) != new.get(key) and key != "rounds":
             raise SettingsError(
                 f"a resumed run keeps its {key}={shown(old.get(key))}; start a new run to change it to "
@@ -88,7 +137,10 @@ def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> 
             )
 
 
-def _play(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) -> None:
+def _play(files: KeptFiles, setup: Setup, directory: Path, resumed: bool) -> None:
+    experiment = Experiment(**files.within(directory))
+    if files.contents:
+        setup = moved(setup, experiment)
     with console.following(experiment.rounds, experiment.label or experiment.name) as listener:
         if experiment.runtime.executor == "inline":
             with session.stoppable() as stopping, suppress(Stopped):
@@ -106,7 +158,8 @@ def _play(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) 
         else:
             session.play(experiment, setup, directory, listener, notice=listener.notice, resumed=resumed)
     if experiment.output.report:
-        report([directory], directory / "report.html")
+        with writing(directory, f"draw the page with: rayfl report {directory}"):
+            report([directory], directory / "report.html")
 
 
 def free_directory(experiment: Experiment) -> Path:

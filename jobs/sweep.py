@@ -22,12 +22,15 @@ from actors import session
 from actors.errors import ClusterError
 from jobs import console
 from jobs.cli import INTERRUPTED
-from jobs.run import free_directory, run
-from rayfl.config import Experiment, to_toml
+from jobs.run import cut_run, describe_again, free_directory, go_on, is_of, run
+from rayfl import toml
+from rayfl.config import Experiment
+from rayfl.files import writing
+from rayfl.kept_files import absolute
 from rayfl.prepare import prepare
+from rayfl.reading import Reading
 from rayfl.record import read_run
 from rayfl.report import report, summary
-from rayfl.series import science
 from rayfl.settings import SettingsError
 from rayfl.sweep import Combination
 from rayfl.tuning import require_settings
@@ -61,11 +64,11 @@ def sweep(
     waiting, outcomes = _validated(combinations, directory, overwrite)
     if waiting:
         with _session([one.experiment for one in waiting]) as on_ray:
-            outcomes += _run_all(waiting, directory, min(parallel, len(waiting)), on_ray)
+            outcomes += _run_all(waiting, directory, min(parallel, len(waiting)), on_ray, overwrite)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     finished = [outcome.directory for outcome in outcomes if outcome.status in ("finished", "skipped")]
-    page = report(finished, directory / "comparison.html", combinations[0].experiment.report) if finished else None
+    page = _page(finished, directory, combinations[0].experiment.report) if finished else None
     rows = [
         (outcome.combination.title, outcome.status, summary(read_run(path)))
         if (path := outcome.directory) in finished
@@ -80,6 +83,11 @@ def sweep(
         print(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {directory}")
         return INTERRUPTED
     return FAILED if failed else 0
+
+
+def _page(finished: Sequence[Path], directory: Path, reading: Reading) -> Path:
+    with writing(directory, f"draw the page with: rayfl report {directory}"):
+        return report(finished, directory / "comparison.html", reading)
 
 
 def _validated(
@@ -109,11 +117,13 @@ def _is_done(directory: Path, experiment: Experiment) -> bool:
     """Whether the run finished before. SettingsError if what finished there is another experiment."""
     if not (directory / "experiment.json").is_file():
         return False
-    found = read_run(directory)
+    try:
+        found = read_run(directory)
+    except SettingsError as error:
+        raise SettingsError(f"{error}; or give --overwrite to run it again") from None
     if not found.finished:
         return False
-    before, now = dict(found.experiment), experiment.as_dict()
-    if science(before) | {"seed": before.get("seed")} != science(now) | {"seed": now["seed"]}:
+    if not is_of(found, experiment):
         raise SettingsError(f"{directory} holds a run with other settings; name another --dir, or give --overwrite")
     return True
 
@@ -129,11 +139,14 @@ def _session(experiments: Sequence[Experiment]) -> Iterator[bool]:
         yield bool(runtimes)
 
 
-def _run_all(waiting: Sequence[Combination], directory: Path, parallel: int, on_ray: bool) -> list[Outcome]:
+def _run_all(
+    waiting: Sequence[Combination], directory: Path, parallel: int, on_ray: bool, overwrite: bool
+) -> list[Outcome]:
     experiments = {one.directory: _sharing(one, parallel) for one in waiting}
     if parallel == 1:
-        return list(_one_by_one(waiting, directory))
-    return _Processes(directory, experiments, session.address() if on_ray else None).run(waiting, parallel)
+        return list(_one_by_one(waiting, directory, overwrite))
+    address = session.address() if on_ray else None
+    return _Processes(directory, experiments, address, overwrite).run(waiting, parallel)
 
 
 def _sharing(one: Combination, parallel: int) -> Experiment:
@@ -146,21 +159,25 @@ def _sharing(one: Combination, parallel: int) -> Experiment:
         raise SettingsError(f"{one.title}: {error}") from None
 
 
-def _one_by_one(waiting: Sequence[Combination], directory: Path) -> Iterator[Outcome]:
+def _one_by_one(waiting: Sequence[Combination], directory: Path, overwrite: bool) -> Iterator[Outcome]:
     """Runs one after another; a signal ends the one that runs, and those after it are not begun."""
     for number, one in enumerate(waiting):
         print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
-        outcome = _attempt(one, directory / one.directory)
+        outcome = _attempt(one, directory / one.directory, overwrite)
         yield outcome
         if outcome.status == "stopped":
             return
 
 
-def _attempt(one: Combination, directory: Path) -> Outcome:
-    """Run one combination; whatever goes wrong in it is its own."""
+def _attempt(one: Combination, directory: Path, overwrite: bool) -> Outcome:
+    """Run one combination, or go on with what was cut of it; whatever goes wrong in it is its own."""
     try:
-        # Only what did not finish is ever run, and what is left of it makes way.
-        run(one.experiment, directory, overwrite=True)
+        before = None if overwrite else cut_run(directory, one.experiment)
+        if before is not None:
+            go_on(before, one.experiment)
+        else:
+            # Only what did not finish is ever run, and what is left of it makes way.
+            run(one.experiment, directory, overwrite=True)
     except (ClientError, ClusterError, ValueError, OSError) as error:
         return Outcome(one, directory, "failed", str(error))
     except Exception as error:  # noqa: BLE001 (a mistake of ours in one run must not cost the others)
@@ -176,6 +193,7 @@ class _Processes:
     directory: Path
     experiments: dict[str, Experiment]
     address: str | None
+    overwrite: bool
     stopping: bool = False
     running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -212,8 +230,10 @@ class _Processes:
     def _one(self, one: Combination, file: Path) -> Outcome | None:
         """One run, from its start to its end; None if it was not begun."""
         directory = self.directory / one.directory
-        file.write_text(to_toml(self.experiments[one.directory]), encoding="utf-8")
-        command = [sys.executable, "-m", "jobs.run", str(file), "--output", str(directory), "--overwrite"]
+        try:
+            command = self._command(directory, self.experiments[one.directory], file)
+        except (ValueError, OSError) as error:
+            return Outcome(one, directory, "failed", str(error))
         with tempfile.TemporaryFile("w+") as errors:
             with self.lock:
                 if self.stopping:
@@ -238,6 +258,15 @@ class _Processes:
             status, error = _end(process.returncode, errors.read())
             # A signal that finds a process still starting ends it at once, in an exit code of its own.
             return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
+
+    def _command(self, directory: Path, experiment: Experiment, file: Path) -> list[str]:
+        """What runs an experiment, or goes on with what was cut of it; `file` is for the experiment."""
+        before = None if self.overwrite else cut_run(directory, experiment)
+        if before is not None:
+            describe_again(before, experiment)
+            return [sys.executable, "-m", "jobs.cli", "resume", str(directory)]
+        file.write_text(toml.dumps(absolute(experiment.as_dict())), encoding="utf-8")
+        return [sys.executable, "-m", "jobs.run", str(file), "--output", str(directory), "--overwrite"]
 
     def _environment(self) -> dict[str, str]:
         here = str(Path(__file__).resolve().parents[1])

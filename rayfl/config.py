@@ -16,6 +16,7 @@ from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
 from rayfl.data.partition import Scheme
 from rayfl.elastic import Elastic, ElasticHyper
+from rayfl.kept_files import located
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.models import Architecture
 from rayfl.population import Clients
@@ -203,7 +204,10 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A TOML file as a table, overrides put in. SettingsError for what cannot be read."""
+    """A TOML file as a table, overrides put in. SettingsError for what cannot be read.
+
+    Paths of files in it are relative to the TOML file, those in overrides to the current directory.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -217,6 +221,7 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
+    table = located(table, path.parent)
     table.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "experiment")
     for one in overrides:
         override(table, one)

@@ -1,5 +1,7 @@
 """From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -40,6 +42,14 @@ def prepare(experiment: Experiment) -> Setup:
         threads=runtime.threads,
     )
     check(setup, experiment)
+    return setup
+
+
+def moved(setup: Setup, experiment: Experiment) -> Setup:
+    """The setup of the same experiment whose files lie elsewhere. Errors are those of `prepare`."""
+    population = Population(experiment.clients, experiment.seed, setup.population.num_examples)
+    setup = replace(setup, population=population, topology=experiment.topology)
+    setup.check()
     return setup
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from jobs import run as running
 from jobs import sweep as sweeping
 from jobs.cli import main
 from jobs.sweep import _end
+from rayfl.config import Experiment
 from rayfl.record import read_run
 from rayfl.sweep import read_sweep
 from rayfl.work import ClientError
+from tests.actors.toys import assert_same_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = """
@@ -161,6 +165,70 @@ def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
     result = rayfl("sweep", file, "--inline", "--dir", "all")
     assert result.exit_code == 130 and runs_in("all") == NAMES[:2]
     assert "stopped with 1 of 4 runs finished; go on with --dir all" in result.output
+
+
+def cut(experiment: Experiment, directory: Path, after: int) -> None:
+    """Run until so many rounds are done, and end as a kill would."""
+    play = running.play
+
+    def killed(setup, executor, directory, listener, **settings) -> None:
+        def told(record) -> None:
+            if record.row.round + 1 == after:
+                raise KeyboardInterrupt
+
+        play(setup, executor, directory, told, **settings)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(running, "play", killed)
+        running.run(experiment, directory)
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_what_was_cut_goes_on_from_its_checkpoint_with_the_same_bits(file, parallel):
+    longer = SWEEP.replace("rounds = 2", "rounds = 6\ncheckpoint = {every = 2}")
+    file.write_text(longer.replace("save_models = false", "save_models = true"))
+    sweep = ["sweep", file, "--inline", "seed=1", "--dir"]
+    assert rayfl(*sweep, "whole").exit_code == 0
+    for one in read_sweep(file, ["seed=1", "runtime.executor=inline"]) or []:
+        cut(one.experiment, Path("cut", one.directory), 5)
+    shutil.rmtree("cut/top-10")
+    # Runs in processes of their own tell their rounds and nothing else.
+    command = [sys.executable, "-m", "jobs.cli", *map(str, sweep), "cut", "--parallel", str(parallel)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rounds = [line.rpartition("  round ")[2] if parallel == 2 else line.removeprefix("round ") for line in lines(done)]
+    assert sorted(line.partition("/")[0] for line in rounds) == ["1", "2", "3", "4", "5", "5", "6", "6"]
+    for name in ("dense", "top-10"):
+        assert_same_run(Path("whole", name), Path("cut", name))
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stdout.splitlines() if re.search(r"round \d+/6  ", line)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change"),
+    [
+        (["method.lr=0.2"], lambda directory: None),
+        (["--overwrite"], lambda directory: None),
+        ([], lambda directory: shutil.rmtree(directory / "checkpoints")),
+        ([], lambda directory: (directory / "platform.json").write_text("{}")),
+    ],
+)
+def test_what_cannot_go_on_begins_again(file, arguments, change):
+    common = ["rounds=6", "checkpoint.every=2", "seed=1", "uplink=dense", "sweep.clients.per_round=[2]"]
+    assert rayfl("sweep", file, "--inline", "--dir", "whole", *common, *arguments).exit_code == 0
+    (one,) = read_sweep(file, [*common, "runtime.executor=inline"]) or []
+    cut(one.experiment, Path("cut", one.directory), 5)
+    change(Path("cut", one.directory))
+    result = rayfl("sweep", file, "--inline", "--dir", "cut", *common, *arguments)
+    assert result.exit_code == 0 and len(lines_of(result)) == 6, result.output
+    before, after = (read_run(Path(name, one.directory)) for name in ("whole", "cut"))
+    assert before.metrics == after.metrics and before.clients == after.clients
+
+
+def lines_of(result: Result) -> list[str]:
+    return [line for line in result.stdout.splitlines() if line.startswith("round ")]
 
 
 def test_the_report_of_a_sweeps_directory_is_of_its_runs(file):
