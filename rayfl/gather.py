@@ -139,8 +139,9 @@ class ElementwiseMean(Gather):
     def result(self, total: Aggregate) -> Tree:
         if not total.count:
             return {}
-        # Where nobody sent anything both are 0.
-        return {name: value / total.weights[name].clamp(min=1e-38) for name, value in total.sum.items()}
+        # Where nobody sent anything both are 0; the least normal number is none where subnormal ones are flushed.
+        least = torch.finfo(torch.float32).tiny
+        return {name: value / total.weights[name].clamp(min=least) for name, value in total.sum.items()}
 
 
 @dataclass(frozen=True)
