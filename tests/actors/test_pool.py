@@ -119,14 +119,18 @@ def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     try:
         before = set(executor.pids.values())
         others, other = played(setup, executor)
-        (gone,) = before - set(executor.pids.values())
+        hung = int((tmp_path / "hung").read_text())
+        assert hung in before and hung not in executor.pids.values()
+        # The new one may still be starting, as the other actor holds nobody up.
+        assert len(executor.pids) + len(executor._starting) == 2
     finally:
         executor.close()
-    assert (tmp_path / "hung").read_text() == str(gone)
     # A process that has been killed and not yet been waited for is a zombie, of which nothing is left but its number.
-    assert not Path(f"/proc/{gone}").exists() or "Z (zombie)" in Path(f"/proc/{gone}/status").read_text()
-    (sentence,) = said
-    assert "no answer in call_timeout_s=10" in sentence and sentence.endswith("try 2 of 4")
+    status = Path(f"/proc/{hung}/status")
+    assert not status.exists() or "Z (zombie)" in status.read_text()
+    # On a machine that is busy enough other calls may be late too.
+    about = f"client actor {hung} is gone (no answer in call_timeout_s=10); its call is sent again, try "
+    assert any(about in sentence for sentence in said)
     assert others == records
     assert_same_bits(world, other)
 
