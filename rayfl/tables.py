@@ -120,9 +120,16 @@ def read_table(directory: Path, name: str) -> pa.Table:
             raise _unreadable(stream, error) from None
     if parquet.exists():
         try:
-            # A file object: of a directory pyarrow would read all files that are in it.
-            with open(parquet, "rb") as file:
-                table = pq.read_table(file, schema=SCHEMAS[name], page_checksum_verification=True)
+            # A file: of a directory pyarrow would read all files that are in it. By this thread alone: one of Arrow's
+            # that is still about when the process ends can abort it (apache/arrow issue 34314).
+            with pa.OSFile(str(parquet)) as file:
+                table = pq.read_table(
+                    file,
+                    schema=SCHEMAS[name],
+                    page_checksum_verification=True,
+                    use_threads=False,
+                    pre_buffer=False,
+                )
             table.validate(full=True)
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise _unreadable(parquet, error) from None
