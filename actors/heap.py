@@ -8,7 +8,7 @@ import os
 
 from rayfl import tree
 from rayfl.setup import Setup
-from rayfl.tree import PackedBits, State
+from rayfl.tree import State
 
 LIMIT_BYTES = 100 * 1024
 """Ray's own limit, `max_direct_call_object_size`."""
@@ -33,11 +33,6 @@ def overflows(setup: Setup, memory_bytes: int | None = None) -> bool:
         objects.append({**setup.first_state(0), "uplink": setup.uplink.init(setup.initial)})
     if setup.linked:
         objects.append(setup.first_link(0))
-    small = sum(size for size in map(_bytes, objects) if LOW_LIMIT_BYTES < size < LIMIT_BYTES)
+    sizes = [tree.num_bytes(tree.to_arrays(state)) for state in objects]
+    small = sum(size for size in sizes if LOW_LIMIT_BYTES < size < LIMIT_BYTES)
     return _OVERHEAD * setup.num_clients * small > memory_bytes / 4
-
-
-def _bytes(state: State) -> int:
-    """Size of a state as it is stored."""
-    leaves = tree.flatten(tree.to_arrays(state)).values()
-    return sum(leaf.bits.nbytes if isinstance(leaf, PackedBits) else getattr(leaf, "nbytes", 0) for leaf in leaves)

@@ -27,7 +27,7 @@ from rayfl.files import sync_directory, write_json
 from rayfl.rounds import World
 from rayfl.settings import Settings, SettingsError
 from rayfl.state_files import DamagedFile, load_states, open_handles, save_states
-from rayfl.tree import Arrays, PackedBits
+from rayfl.tree import Arrays
 
 FORMAT = 1
 FILE_BYTES = 64 << 20
@@ -135,19 +135,12 @@ def _batches(refs: Mapping[int, Ref], executor: Executor) -> Iterator[dict[str, 
     for client in sorted(refs):
         state = executor.get(refs[client])
         batch[str(client)] = state
-        size += _bytes(state)
+        size += tree.num_bytes(state)
         if size >= FILE_BYTES:
             yield batch
             batch, size = {}, 0
     if batch:
         yield batch
-
-
-# Any: a state's leaf.
-def _bytes(leaf: Any) -> int:
-    if isinstance(leaf, Mapping):
-        return sum(_bytes(inner) for inner in leaf.values())
-    return leaf.bits.nbytes if isinstance(leaf, PackedBits) else getattr(leaf, "nbytes", 0)
 
 
 # Any: JSON.

@@ -112,6 +112,12 @@ def to_arrays(state: Mapping[str, Any]) -> Arrays:
     return {name: _to_array(leaf) for name, leaf in state.items()}
 
 
+def num_bytes(arrays: Mapping[str, Any]) -> int:
+    """Bytes of all arrays of a state as `to_arrays` has it; handles of packets count nothing."""
+    leaves = (leaf.bits if isinstance(leaf, PackedBits) else leaf for leaf in flatten(arrays).values())
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+
+
 def to_tensors(arrays: Arrays) -> State:
     """The inverse of `to_arrays`: aligned arrays are looked at, not copied, so nobody may write into the result."""
     return {name: _to_tensor(leaf) for name, leaf in arrays.items()}

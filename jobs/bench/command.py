@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from actors.errors import ClusterError
-from jobs.bench.memory import Peak
+from jobs.bench.memory import run_watched
 from jobs.bench.workloads import WORKLOADS
 from rayfl.settings import nearest
 
@@ -34,14 +32,8 @@ class Measured:
 
 def measure(module: str, *arguments: str) -> Measured:
     """Run a module that prints its round times as JSON on its last line."""
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        peak = Peak(process)
-        output, _ = process.communicate()
-        peak.thread.join()
-    if process.returncode:
-        raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
-    return Measured(tuple(json.loads(output.strip().splitlines()[-1])), peak.bytes)
+    output, peak_bytes = run_watched(module, *arguments)
+    return Measured(tuple(json.loads(output)), peak_bytes)
 
 
 def bench(names: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ JSON. The peers are Dis-PFL's at density 0.5: each has a model and a mask, and a
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors import session
-from actors.errors import ClusterError
-from jobs.bench.memory import Peak, descendants
+from jobs.bench.memory import descendants, run_watched
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
@@ -84,7 +82,7 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
         begun, worked = time.perf_counter(), cpu_seconds(os.getpid())
         world = mix(setup, executor, World(states=states), shared, messages, ledger)
         seconds, worked = time.perf_counter() - begun, cpu_seconds(os.getpid()) - worked
-        written = sum(stored_bytes(executor.get(ref)) for ref in world.states.values())
+        written = sum(tree.num_bytes(executor.get(ref)) for ref in world.states.values())
     return {
         "seconds": seconds,
         "cpu_seconds": worked,
@@ -132,7 +130,7 @@ def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, 
     for client in range(setup.num_clients):
         state, message = peer(setup, client, draw)
         stored = tree.to_arrays(state)
-        states[client] = executor.put(stored, stored_bytes(stored))
+        states[client] = executor.put(stored, tree.num_bytes(stored))
         bits = message_bits(message)
         messages[client] = executor.put(message, bits // 8)
         ledger.add(Report(client, sent=True, uplink_bits=bits))
@@ -149,14 +147,6 @@ def peer(setup: Setup, client: int, draw: np.random.Generator) -> tuple[State, M
     return {"params": params, "mask": mask}, {"weights": sparse_packet(params, mask)}
 
 
-# Any: a state as it is stored.
-def stored_bytes(value: Any) -> int:
-    """Bytes of all arrays of a stored state."""
-    if isinstance(value, dict):
-        return sum(stored_bytes(part) for part in value.values())
-    return value.bits.nbytes if isinstance(value, tree.PackedBits) else value.nbytes
-
-
 def bench_exchange(peers: int, parameters: int) -> None:
     """Measure an exchange on each of GRAPHS, in a process of its own, and print a row each.
 
@@ -170,19 +160,13 @@ def bench_exchange(peers: int, parameters: int) -> None:
     table = Table("graph", *heads)
     size = 0
     for graph in GRAPHS:
-        command = [sys.executable, "-m", "jobs.bench.exchange", graph, str(peers), str(parameters)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            peak = Peak(process)
-            output, _ = process.communicate()
-            peak.thread.join()
-        if process.returncode:
-            raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}")
-        found = json.loads(output.strip().splitlines()[-1])
+        output, peak_bytes = run_watched("jobs.bench.exchange", graph, str(peers), str(parameters))
+        found = json.loads(output)
         size = found["parameters"]
         traffic = [f"{found[key] / 1e9:.2f}" for key in ("read_bytes", "written_bytes")]
         counts = [f"{found[key]:,}" for key in ("calls", "messages_opened")]
         times = [f"{found[key]:.1f}" for key in ("seconds", "cpu_seconds")]
-        table.add_row(graph, *times, *counts, *traffic, f"{peak.bytes / 1e9:.2f}")
+        table.add_row(graph, *times, *counts, *traffic, f"{peak_bytes / 1e9:.2f}")
     Console(width=None if sys.stdout.isatty() else 110).print(table)
     print(
         f"{peers} peers of {size:,} parameters at density {DENSITY}; {ACTORS} actors of one thread each; no training."

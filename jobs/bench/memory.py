@@ -2,9 +2,12 @@
 
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import NamedTuple
+
+from actors.errors import ClusterError
 
 
 def descendants(pid: int) -> list[int]:
@@ -84,3 +87,15 @@ class Peak:
         while self.process.poll() is None:
             self.bytes = max(self.bytes, proportional_bytes(self.process.pid))
             done.wait(self.interval_s)
+
+
+def run_watched(module: str, *arguments: str) -> tuple[str, int]:
+    """Run a module in a process of its own: the last line it prints, and its peak memory. ClusterError if it fails."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak = Peak(process)
+        output, _ = process.communicate()
+        peak.thread.join()
+    if process.returncode:
+        raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
+    return output.strip().splitlines()[-1], peak.bytes

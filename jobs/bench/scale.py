@@ -5,7 +5,6 @@ participants that do the same work however many clients there are.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,9 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from actors.errors import ClusterError
 from jobs.bench.chaos import bits_different
-from jobs.bench.memory import Peak
+from jobs.bench.memory import run_watched
 from jobs.bench.played import Played, from_json
 from rayfl import checkpoint
 from rayfl.config import Experiment
@@ -72,14 +70,8 @@ def measured(experiment: Experiment, directory: Path, watched: Sequence[int]) ->
     file = directory.with_suffix(".json")
     file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
     print(f"{directory.name} ...", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "jobs.bench.played", str(file), str(directory), *map(str, watched)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        peak = Peak(process)
-        output, _ = process.communicate()
-        peak.thread.join()
-    if process.returncode:
-        raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
-    return from_json(output.strip().splitlines()[-1]), peak.bytes
+    output, peak_bytes = run_watched("jobs.bench.played", str(file), str(directory), *map(str, watched))
+    return from_json(output), peak_bytes
 
 
 def populations(measure: Measure, home: Path, sizes: Sizes) -> Table:
