@@ -74,7 +74,7 @@ def following(rounds: int, title: str) -> Iterator[Listener]:
 def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:
     """One round as one line of a log."""
     return (
-        f"round {row.round + 1}/{rounds}  {headline(means)}  "
+        f"{row.round + 1}/{rounds} rounds  {headline(means)}  "
         f"delivered {row.delivered}/{row.selected}  up {megabytes(row.uplink_bits)}  "
         f"down {megabytes(row.downlink_bits)}  {row.wall_s:.2f} s"
     )
@@ -100,7 +100,7 @@ def result(summary: Summary, report: Path | None) -> None:
     for name, value in summary["final"].items():
         best = summary["best"][name]
         table.add_row(f"final {name}", f"{100 * value:.2f} %")
-        table.add_row(f"best {name} (round {best['round'] + 1})", f"{100 * best['value']:.2f} %")
+        table.add_row(f"best {name} (round {best['round']})", f"{100 * best['value']:.2f} %")
     table.add_row("uplink, all clients", f"{summary['uplink_megabytes']:.3f} MB")
     table.add_row("downlink, all clients", f"{summary['downlink_megabytes']:.3f} MB")
     table.add_row("uplink a client and round", f"{summary['uplink_kilobytes_per_client_round']:.2f} kB")

@@ -63,9 +63,9 @@ def recalled(setup: Setup, executor: Executor, directory: Path, notice: Callable
     """The world of the newest whole checkpoint that the records reach; None: start again."""
     world = checkpoint.load(directory, executor, notice, rows_recorded(directory))
     if world is None:
-        notice("there is no checkpoint: starting from round 1")
+        notice("there is no checkpoint: starting from round 0")
     else:
-        notice(f"going on from the checkpoint after round {world.round}")
+        notice(f"going on from the checkpoint before round {world.round}")
     return world
 
 
@@ -77,9 +77,9 @@ def _save(
         checkpoint.save(directory, world, executor, num_rows)
     except OSError as error:
         kept = checkpoint.rounds_saved(directory)
-        way_back = f"the checkpoint after round {kept[0]}" if kept else "the start"
+        way_back = f"the checkpoint before round {kept[0]}" if kept else "the start"
         notice(
-            f"no checkpoint after round {world.round}, because {directory} cannot be written to ({reason(error)}); "
+            f"no checkpoint before round {world.round}, because {directory} cannot be written to ({reason(error)}); "
             f"the run goes on, and would resume from {way_back}"
         )
 

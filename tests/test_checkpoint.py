@@ -178,7 +178,7 @@ def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Pa
     assert again == list(range(every, 8))
     assert (
         said
-        == [["there is no checkpoint: starting from round 1"], ["going on from the checkpoint after round 3"]][
+        == [["there is no checkpoint: starting from round 0"], ["going on from the checkpoint before round 3"]][
             every > 0
         ]
     )

@@ -120,8 +120,8 @@ def test_without_room_for_a_checkpoint_the_run_goes_on_and_the_one_before_stays(
     assert result.exit_code == 0
     (sentence,) = [line for line in result.stdout.splitlines() if line.startswith("no checkpoint")]
     assert sentence == (
-        f"no checkpoint after round 4, because {tmp_path / 'run'} cannot be written to (no space left on device); the "
-        "run goes on, and would resume from the checkpoint after round 2"
+        f"no checkpoint before round 4, because {tmp_path / 'run'} cannot be written to (no space left on device); the "
+        "run goes on, and would resume from the checkpoint before round 2"
     )
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000002"]
     same(tmp_path / "run")

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from jobs.cli import main
 from rayfl import registry
+from rayfl.compress.base import Compressor
 from rayfl.config import Experiment
 from rayfl.data.datasets import Source
 from rayfl.models import Architecture
@@ -39,8 +40,8 @@ def test_the_commented_settings_of_the_experiment_are_valid_too():
     assert experiment.clients.per_round == 5 and experiment.runtime.actors == 4 and experiment.uplink.name == "feedback"
 
 
-def test_every_method_dataset_and_model_is_named():
-    for names in (registry.methods(), registry.named(Source), registry.named(Architecture)):
+def test_every_method_compressor_dataset_and_model_is_named():
+    for names in (registry.methods(), *map(registry.named, (Compressor, Source, Architecture))):
         assert [name for name in names if f"`{name}`" not in README] == []
 
 

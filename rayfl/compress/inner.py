@@ -9,10 +9,11 @@ from rayfl.compress.base import Compressor
 
 # Any: what a TOML file holds, or an instance from Python.
 def resolve(kind: type[Compressor], given: Any) -> Any:
-    """The compressor that a table names; anything else as it is. ValueError where a compressor is none of `kind`."""
+    """The compressor that a table or a name tells; anything else as it is. ValueError where it is none of `kind`."""
     from rayfl.registry import compressor, named
 
-    found = compressor(given) if isinstance(given, dict) else given
+    table = {"name": given} if isinstance(given, str) else given
+    found = compressor(table) if isinstance(table, dict) else given
     if isinstance(found, Compressor) and not isinstance(found, kind):
         known = [name for name, one in named(Compressor).items() if issubclass(one, kind)]
         raise ValueError(f"{found.name!r} is no {kind.__name__.lower()}; give one of {', '.join(known)}")
@@ -20,7 +21,7 @@ def resolve(kind: type[Compressor], given: Any) -> Any:
 
 
 def from_table(kind: type[Compressor]) -> BeforeValidator:
-    """For the annotation of a field of type `kind`: it takes a table with a name, or an instance."""
+    """For the annotation of a field of type `kind`: it takes a name, a table with a name, or an instance."""
     # Any: see `resolve`.
     return BeforeValidator(lambda given: resolve(kind, given))
 

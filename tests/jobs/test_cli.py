@@ -185,7 +185,7 @@ def test_an_interrupted_run_ends_after_its_round_and_keeps_its_records(file):
     environment["PYTHONPATH"] = str(EXPERIMENTS[0].parents[2])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=file.parent) as process:
         assert process.stdout is not None
-        while "round 3/" not in process.stdout.readline():
+        while "3/100000 rounds" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()

@@ -76,7 +76,7 @@ def test_what_becomes_of_the_original_does_not_matter_to_a_run_that_is_resumed(h
     change(home)
     shutil.move("short", home / "moved")
     result = rayfl("resume", home / "moved", "--rounds", 4)
-    assert result.exit_code == 0 and "going on from the checkpoint after round 2" in result.output, result.output
+    assert result.exit_code == 0 and "going on from the checkpoint before round 2" in result.output, result.output
     assert_same_run(Path("long"), home / "moved")
 
 

@@ -38,7 +38,7 @@ def test_more_rounds_give_the_longer_run(finished: Path, tmp_path: Path):
     directory = shutil.copytree(finished, tmp_path / "run")
     result = resume(directory, "--rounds", "6")
     assert result.exit_code == 0, result.output
-    assert "going on from the checkpoint after round 4" in result.output
+    assert "going on from the checkpoint before round 4" in result.output
     assert read_run(directory).experiment["rounds"] == 6
     assert_same_run(directory, inline(tmp_path / "longer", 6))
 

@@ -107,7 +107,7 @@ def test_a_submitted_job_runs_to_its_report(head, tmp_path):
     file.write_text(EXPERIMENT)
     done = submit(head, str(file), "--output", str(directory))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2/2" in done.stdout
+    assert "2/2 rounds" in done.stdout
     run = read_run(directory)
     assert run.finished and len(run.rounds) == 2
     # 650 parameters in float32 and a sample count of 64 bits from each of four clients.

@@ -265,7 +265,7 @@ def test_several_at_once_give_the_same_records_and_one_may_fail(file):
     done = subprocess.run([*command, "seed=1"], env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 1, done.stderr
     assert "rayfl: top 10 % failed: two/top-10 holds" in done.stderr and "Traceback" not in done.stderr
-    assert "dense  round 2/2" in done.stdout and "dense: finished" in done.stdout
+    assert "dense  2/2 rounds" in done.stdout and "dense: finished" in done.stdout
     one, two = (read_run(Path(name, "dense")) for name in ("one", "two"))
     assert one.metrics == two.metrics and one.clients == two.clients
     assert Path("two/top-10/mine").is_dir()
