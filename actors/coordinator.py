@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors.errors import ClusterError, LostObjects
+from actors.errors import DEATHS, ClusterError, Losses, LostObjects
 from actors.placement import Placement
 from rayfl.process import settle, trim
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 _CONTROL = "control"
 """Calls of this group are answered while a run goes on."""
-
-TRIES = 4
-"""How often in a row objects may be lost without a round in between."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Coordinator:
         """Play, and again from the last checkpoint where objects were lost with a node."""
         from rayfl.play import play
 
-        resumed, failures, reached = order.resumed, 0, 0
+        resumed, losses = order.resumed, Losses()
         while True:
             try:
                 play(
@@ -113,10 +110,9 @@ class Coordinator:
                 )
                 return
             except (LostObjects, ObjectLostError) as error:
-                failures = failures + 1 if len(self._rounds) == reached else 1
-                resumed, reached = True, len(self._rounds)
-                if failures == TRIES:
-                    raise ClusterError(f"objects were lost {TRIES} times in a row, the last time: {error}") from error
+                resumed = True
+                if losses.add(self._rounds[-1][0].round if self._rounds else -1) == DEATHS:
+                    raise ClusterError(f"objects were lost {DEATHS} times in a row, the last time: {error}") from error
                 self._say(f"objects were lost with a node ({_first_line(error)}); playing again from the disk")
 
     @ray.method(concurrency_group=_CONTROL)

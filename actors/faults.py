@@ -55,13 +55,18 @@ def kill_one(kind: str, chance: random.Random) -> int:
 def actor_processes(kind: str) -> list[int]:
     """The living processes of an actor class that belong to the Ray this process is connected to."""
     name = ray.get_runtime_context().get_session_name()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and _command(entry).startswith(f"ray::{kind}"):
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            if name in _command(Path("/proc") / parent):
-                found.append(int(entry.name))
-    return sorted(found)
+    return sorted(
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and _command(entry).startswith(f"ray::{kind}") and name in _command(_parent(entry))
+    )
+
+
+def _parent(process: Path) -> Path:
+    try:
+        return process.with_name((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return process
 
 
 def _command(process: Path) -> str:

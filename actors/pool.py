@@ -17,7 +17,7 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor, ClientActor
-from actors.errors import ClusterError, LostObjects, unwrapped
+from actors.errors import DEATHS, ClusterError, LostObjects, unwrapped
 from actors.placement import Placement
 from actors.sentences import ADVICE, readable, whereabouts
 from rayfl.compress.base import Packet
@@ -27,7 +27,7 @@ from rayfl.machine import DECISIVE
 from rayfl.work import ClientError, OutOfMemory, out_of_memory
 
 TRIES = 4
-"""How often a call may lose its actor before the run gives up on it, and how many new actors in a row may fail."""
+"""How often a call may run out of memory or time before the run gives up on it."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ class RayExecutor:
             for ref in self._wait(list(wave.flying), wave.deadline):
                 self._take(wave, ref)
             for ref in wave.late():
-                self._lose(wave, wave.flying.pop(ref), f"no answer in call_timeout_s={self.placement.call_timeout_s:g}")
+                reason = f"no answer in call_timeout_s={self.placement.call_timeout_s:g}"
+                self._lose(wave, wave.flying.pop(ref), reason, TRIES)
         if wave.failed:
             raise wave.failed[min(wave.failed)]
         return [wave.done[index] for index in range(len(jobs))]
@@ -175,23 +176,23 @@ class RayExecutor:
             cause = unwrapped(error)
             if out_of_memory(cause):
                 where = "" if isinstance(cause, OutOfMemory) else f"{wave.whereabouts(call.index)}: out of memory: "
-                self._lose(wave, call, f"{where}{cause}", starved=True)
+                self._lose(wave, call, f"{where}{cause}", TRIES, starved=True)
                 return
             wave.failed[call.index] = readable(error, wave.kind, wave.shared, wave.jobs[call.index])
         except ObjectLostError as error:
             wave.failed[call.index] = LostObjects(f"{wave.whereabouts(call.index)}: {error}")
         except OutOfMemoryError:
             reason = f"{wave.whereabouts(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
-            self._lose(wave, call, reason, starved=True)
+            self._lose(wave, call, reason, TRIES, starved=True)
             return
         except RayError as error:
-            self._lose(wave, call, " ".join(str(error).split()))
+            self._lose(wave, call, " ".join(str(error).split()), DEATHS)
             return
         self._idle.append(call.actor)
 
-    def _lose(self, wave: "Wave", call: Call, reason: str, starved: bool = False) -> None:
+    def _lose(self, wave: "Wave", call: Call, reason: str, limit: int, starved: bool = False) -> None:
         """An actor died in a call, does not answer, or is `starved` of memory: a new actor, and the call again, unless
-        that was the last try.
+        it was lost `limit` times by now.
 
         Whatever still runs in the old one is killed: its results would be those of a call that is sent again. What it
         held of memory, and how it had cut it up, goes with it.
@@ -201,14 +202,14 @@ class RayExecutor:
         pid = self.pids.pop(call.actor, None)
         ray.kill(call.actor)
         self._start()
-        if tried == TRIES:
-            dead = f"{where}: the actor died or did not answer in {TRIES} tries; if memory ran out, {ADVICE}"
+        if tried >= limit:
+            dead = f"{where}: the actor died or did not answer in {tried} tries; if memory ran out, {ADVICE}"
             wave.failed[call.index] = ClientError(
-                f"{reason}, {TRIES} times; {ADVICE}" if starved else f"{dead}. The last time: {reason}"
+                f"{reason}, {tried} times; {ADVICE}" if starved else f"{dead}. The last time: {reason}"
             )
             return
         wave.waiting.appendleft(call.index)
-        again = f"its call is sent again, try {tried + 1} of {TRIES}"
+        again = f"its call is sent again, try {tried + 1} of {limit}"
         self._notice(f"{where}: client actor {pid} is gone ({_shortened(reason)}); {again}")
 
     def _start(self) -> None:
@@ -246,9 +247,9 @@ class RayExecutor:
             if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
                 raise cause from None
             self._false_starts += 1
-            if self._false_starts == TRIES:
+            if self._false_starts == DEATHS:
                 raise ClusterError(
-                    f"{TRIES} client actors died while they started; if memory ran out, use fewer (--actors); the "
+                    f"{DEATHS} client actors died while they started; if memory ran out, use fewer (--actors); the "
                     f"last one said: {' '.join(str(error).split())}"
                 ) from error
             self._start()

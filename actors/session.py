@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import heap
 from actors.client import Actor
-from actors.coordinator import TRIES, Coordinator, News, Order
-from actors.errors import ClusterError, last_word
+from actors.coordinator import Coordinator, News, Order
+from actors.errors import DEATHS, ClusterError, Losses, last_word
 from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
 from rayfl.config import Experiment, Runtime
@@ -60,27 +60,26 @@ def play(
         placement = place(experiment.runtime, nodes())
         order = Order(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
         reference = ray.put(setup)
-        deaths = 0
+        losses, reached = Losses(), -1
+
+        def tell(row: RoundRow, means: Mapping[str, float]) -> None:
+            nonlocal reached
+            reached = row.round
+            on_round(row, means)
+
         while True:
-            told: list[int] = []
-
-            def tell(row: RoundRow, means: Mapping[str, float], told: list[int] = told) -> None:
-                told.append(row.round)
-                on_round(row, means)
-
             try:
                 return _play(reference, order, tell, lambda: on_start(placement), notice)
             except RayTaskError as error:
                 raise last_word(error, f"rayfl resume {directory}") from None
             except RayError as error:
-                # Only rounds beyond the last checkpoint's count as a way forward.
-                deaths = 1 if len(told) > experiment.checkpoint.every > 0 else deaths + 1
-                if deaths == TRIES:
+                tries = losses.add(reached)
+                if tries == DEATHS:
                     raise ClusterError(
-                        f"the coordinator died {TRIES} times; go on with: rayfl resume {directory} (the last time Ray "
+                        f"the coordinator died {DEATHS} times; go on with: rayfl resume {directory} (the last time Ray "
                         f"said: {' '.join(str(error).split())})"
                     ) from error
-                notice(f"the coordinator is gone; another one takes the run from the disk, try {deaths + 1} of {TRIES}")
+                notice(f"the coordinator is gone; another one takes the run from the disk, try {tries + 1} of {DEATHS}")
                 order = replace(order, resumed=True)
 
 

@@ -31,6 +31,8 @@ from rayfl.prepare import prepare
 from rayfl.record import RoundRow, create_run_directory, describe_run, read_run
 
 METHODS = ("fedavg", "fedpse", "dispfl")
+KILLS_A_ROUND = 4
+"""A run ends, as it should, when the same call dies ten times."""
 
 
 @dataclass
@@ -127,11 +129,12 @@ def experiment(method: str, directory: Path, rounds: int) -> Experiment:
 
 
 def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
-    """SIGKILL for a client actor, each within a round of a random moment of the run's first half."""
+    """SIGKILL for a client actor at work, each at a random moment of a random round."""
     story, chance = Story(), random.Random(stage.seed)
-    # The second half is there for those that had to wait for an actor to kill.
-    moments = Counter(chance.choices(range(stage.experiment.rounds // 2), k=stage.kills))
+    # The last third is there for those that had to wait for an actor to kill.
+    moments = Counter(chance.choices(range(2 * stage.experiment.rounds // 3), k=stage.kills))
     wanted: queue.Queue[bool] = queue.Queue()
+    struck: Counter[int] = Counter()
     over = threading.Event()
 
     def ask(round: int) -> None:
@@ -142,9 +145,10 @@ def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
         while wanted.get():
             time.sleep(chance.uniform(0, calm.seconds_a_round))
             while not over.is_set():
-                # At work: four deaths of one that starts end a run, as they should.
-                if kill_one("ClientActor.call", chance):
+                round = len(story.rounds)
+                if struck[round] < KILLS_A_ROUND and kill_one("ClientActor.call", chance):
                     story.kills += 1
+                    struck[round] += 1
                     break
                 time.sleep(0.02)
 

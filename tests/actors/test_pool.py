@@ -92,7 +92,7 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path) -> None:
     finally:
         executor.close()
     (sentence,) = said
-    pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(.*\); its call is sent again, try 2 of 4"
+    pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(.*\); its call is sent again, try 2 of 10"
     assert re.fullmatch(pattern, sentence)
     assert others == records
     assert_same_bits(world, other)
@@ -171,7 +171,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
 
 
 def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "TRIES", 2)
+    monkeypatch.setattr(pool, "DEATHS", 2)
     setup = with_method(Fatal)
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
