@@ -17,6 +17,9 @@ from rayfl.traits import Trait, check_trait, values
 COLUMNS = ("client", "first_round", "last_round")
 """The header of a trace."""
 
+_EVER = 2**62
+"""A round that no run reaches."""
+
 
 class PerClient(Settings):
     """Every round each client is there with its own probability."""
@@ -25,7 +28,7 @@ class PerClient(Settings):
 
     def check(self, count: int) -> None:
         """ValueError if it is no probability."""
-        check_trait("availability.probability", self.probability, at_most=1.0)
+        check_trait("availability.probability", self.probability, share=True)
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is there in this round, float64 [count]."""
@@ -94,8 +97,8 @@ def read_trace(path: Path, count: int) -> np.ndarray:
     """A trace's lines as int64 [num_lines, 3]: client, first and last round. SettingsError for what is no trace."""
     try:
         written = path.stat().st_mtime_ns
-    except OSError:
-        raise SettingsError(f"the trace {path} cannot be read; give the path of a CSV file") from None
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        raise SettingsError(f"the trace {str(path)!r} cannot be read; give the path of a CSV file") from None
     return _read(path, written, count)
 
 
@@ -126,4 +129,4 @@ def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int
             f"line {number} of the trace {path} goes from round {first} to round {last}; rounds count from 0, "
             "and the first is not after the last"
         )
-    return client, first, last
+    return client, min(first, _EVER), min(last, _EVER)

@@ -1,15 +1,17 @@
 """The simulated clock: when a client is done, from its bytes, its work and its speeds, and what it used by then."""
 
-from collections.abc import Mapping
+import math
 from dataclasses import replace
 from typing import Literal
 
-from rayfl.methods.base import Traits, Work
+from rayfl.data.batches import steps_within
+from rayfl.methods.base import Plan, Traits, Work
+from rayfl.setup import Setup
 from rayfl.work import Report
 
 
 def arrival_s(traits: Traits, report: Report) -> float:
-    """Seconds from the round's beginning until the client is done: download, then work, then upload."""
+    """Seconds from the round's beginning until the client is done, or gone: download, then work, then upload."""
     if report.cut_s is not None:
         return report.cut_s
     num_examples = sum(work.num_examples for work in report.work.values())
@@ -20,27 +22,31 @@ def arrival_s(traits: Traits, report: Report) -> float:
     )
 
 
+def moment(seconds: float) -> float:
+    """Seconds to twelve digits, for comparisons: sums that differ in how they were rounded are the same moment."""
+    return float(f"{seconds:.12g}")
+
+
 def reply_s(traits: Traits, report: Report) -> float:
     """Seconds of the download after the server's update."""
     return report.reply_bits / traits.downlink_bps
 
 
-def cut_off(traits: Traits, report: Report, close_s: float, status: Literal["late", "surplus"]) -> Report:
+def cut_off(setup: Setup, plan: Plan, report: Report, close_s: float, status: Literal["late", "surplus"]) -> Report:
     """What a client has used when the server hangs up after `close_s` seconds: whole bytes, and whole steps.
 
     Nothing of its round counts.
     """
-    down = _crossed(report.downlink_bits, close_s, traits.downlink_bps)
-    left = close_s - report.downlink_bits / traits.downlink_bps
+    traits = setup.population.traits(report.client)
     num_examples = sum(work.num_examples for work in report.work.values())
-    work = _done(report.work, left * traits.examples_per_s)
-    left -= num_examples / traits.examples_per_s
+    busy_s = close_s - report.downlink_bits / traits.downlink_bps
+    sending_s = busy_s - num_examples / traits.examples_per_s
     return replace(
         report,
         sent=False,
-        uplink_bits=_crossed(report.uplink_bits, left, traits.uplink_bps),
-        downlink_bits=down,
-        work=work,
+        uplink_bits=min(report.uplink_bits, 8 * _whole(sending_s * traits.uplink_bps / 8)),
+        downlink_bits=min(report.downlink_bits, 8 * _whole(close_s * traits.downlink_bps / 8)),
+        work=_done(setup, plan, report, _whole(busy_s * traits.examples_per_s)),
         metrics={},
         relayed=(),
         status=status,
@@ -49,16 +55,18 @@ def cut_off(traits: Traits, report: Report, close_s: float, status: Literal["lat
     )
 
 
-def _crossed(bits: int, seconds: float, bits_per_s: float) -> int:
-    """Bits of the whole bytes that cross a wire in this time."""
-    return min(bits, 8 * int(max(0.0, seconds) * bits_per_s / 8))
+def _whole(amount: float) -> int:
+    """How many whole ones there are, where 2.9999999 is 3: times are differences of rounded numbers."""
+    return max(0, math.floor(round(amount, 3)))
 
 
-def _done(planned: Mapping[str, Work], num_examples: float) -> dict[str, Work]:
-    """The part of the work that a client gets through, stage by stage."""
-    left, done = max(0, int(num_examples)), {}
-    for name, work in planned.items():
-        examples = min(work.num_examples, left)
-        left -= examples
-        done[name] = Work(work.num_steps * examples // max(1, work.num_examples), examples)
+def _done(setup: Setup, plan: Plan, report: Report, num_examples: int) -> dict[str, Work]:
+    """The part of the work that a client gets through, so many examples, stage by stage."""
+    done = {}
+    for stage in (stage for stage in plan.stages if stage.name in report.work):
+        planned, size = report.work[stage.name], setup.data(report.client).num_examples(stage.split)
+        examples = min(planned.num_examples, num_examples)
+        num_examples -= examples
+        sizes = {"batch_size": stage.batch_size, "batches_per_step": stage.batches_per_step}
+        done[stage.name] = Work(min(planned.num_steps, steps_within(examples, size, **sizes)), examples)
     return done

@@ -15,7 +15,7 @@ _MEANINGS = {
     "delivered": "its update arrived",
     "silent": "it had nothing to send",
     "not_selected": "it trained for itself, without an upload",
-    "dropped_before_download": "it vanished before it had the model",
+    "dropped_before_download": "it vanished before anything was sent",
     "dropped_after_download": "it vanished with the model, before it had trained",
     "dropped_after_training": "it vanished when it had trained",
     "upload_lost": "its update was sent and never arrived",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from rayfl import evaluation
 from rayfl.clock import arrival_s, reply_s
 from rayfl.methods.base import Traits
-from rayfl.population import DROPOUTS, Participation, Status
+from rayfl.population import Participation, Status
 from rayfl.record import ClientRow, MetricRow, RoundRow
 from rayfl.setup import Setup
 from rayfl.work import Report
@@ -75,19 +75,16 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
 
 
 def duration(setup: Setup, ledger: Ledger) -> float:
-    """Simulated seconds of a round: until the last client is back or cut off, and then until the last has its reply.
+    """Simulated seconds of a round: until the last client is back, gone or cut off, and then until the last has its
+    reply.
 
-    The server sees at once when a client vanishes, and waits for it no longer.
+    A client is gone at the moment at which it vanishes or its update is lost. Nobody waits for a peer that is away from
+    the exchange.
     """
-    traits = {client: setup.population.traits(client) for client in ledger.reports}
-    drawn = ledger.participation.status
-    back = (
-        arrival_s(traits[client], report)
-        for client, report in ledger.reports.items()
-        if report.status or drawn.get(client) not in DROPOUTS.values() or not report.undone
-    )
-    replies = (reply_s(traits[client], report) for client, report in ledger.reports.items())
-    return max(back, default=0.0) + max(replies, default=0.0)
+    away = ledger.participation.among("dropped_before_download")
+    reports = [(setup.population.traits(c), report) for c, report in ledger.reports.items() if c not in away]
+    back = (arrival_s(traits, report) for traits, report in reports)
+    return max(back, default=0.0) + max((reply_s(traits, report) for traits, report in reports), default=0.0)
 
 
 def client_row(traits: Traits, drawn: Status | None, report: Report) -> ClientRow:

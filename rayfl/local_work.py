@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rayfl import gather
-from rayfl.clock import arrival_s, cut_off
+from rayfl.clock import arrival_s, cut_off, moment
 from rayfl.executor import Done, Executor, Job, Ref
 from rayfl.gather import Aggregate
 from rayfl.ledger import Ledger
@@ -22,7 +22,11 @@ _SERVER_ROLES: Mapping[Status, Role] = {
     "dropped_after_training": "train_only",
     "upload_lost": "upload_lost",
 }
-_PEER_ROLES: Mapping[Status, Role] = {"delivered": "upload", "dropped_before_download": "keep"}
+_PEER_ROLES: Mapping[Status, Role] = {
+    "delivered": "upload",
+    "dropped_before_download": "keep",
+    "dropped_after_training": "train_only",
+}
 
 
 def server_roles(setup: Setup, plan: Plan, participation: Participation) -> dict[int, Role]:
@@ -36,7 +40,7 @@ def server_roles(setup: Setup, plan: Plan, participation: Participation) -> dict
 
 
 def peer_roles(participation: Participation) -> dict[int, Role]:
-    """Who takes part in a peer round: who is away from the exchange trains for itself."""
+    """Who does what in a peer round: who is away from the exchange trains for itself."""
     return {client: _PEER_ROLES[participation.status[client]] for client in participation.among(*_PEER_ROLES)}
 
 
@@ -91,15 +95,15 @@ def in_time(setup: Setup, plan: Plan, roles: Mapping[int, Role], reports: Sequen
     wanted = setup.population.settings.take_first
     if wanted is None or not plan.up:
         return by_client
-    traits = {client: setup.population.traits(client) for client in by_client}
-    times = {client: arrival_s(traits[client], report) for client, report in by_client.items()}
-    back = sorted((times[c], c) for c, report in by_client.items() if roles[c] != "keep" and not report.undone)
+    times = {client: arrival_s(setup.population.traits(client), report) for client, report in by_client.items()}
+    back = sorted((moment(times[c]), c) for c, report in by_client.items() if roles[c] != "keep" and not report.undone)
     if len(back) < wanted:
         return by_client
-    close_s, surplus = back[wanted - 1][0], {client for _, client in back[wanted:]}
-    surplus |= {c for c in by_client if roles[c] != "keep" and times[c] > close_s}
+    close, last = back[wanted - 1]
+    surplus = {client for _, client in back[wanted:]}
+    surplus |= {c for c in by_client if roles[c] != "keep" and moment(times[c]) > close}
     return {
-        client: cut_off(traits[client], report, close_s, "surplus") if client in surplus else report
+        client: cut_off(setup, plan, report, times[last], "surplus") if client in surplus else report
         for client, report in by_client.items()
     }
 

@@ -93,7 +93,7 @@ class Clients(Settings):
         if not isinstance(self.availability, Trace | None):
             self.availability.check(self.count)
         for name in TRAITS:
-            check_trait(name, getattr(self, name), at_most=1.0 if name == "retention_ratio" else np.inf)
+            check_trait(name, getattr(self, name), share=name == "retention_ratio")
         return self
 
     @property

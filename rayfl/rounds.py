@@ -122,7 +122,8 @@ def mix(
     if not setup.peer_half.include_self:
         np.fill_diagonal(weights, 0.0)
     bill(graph, messages, ledger)
-    receivers = [client for client in ledger.reports if client in world.states or not setup.stateful]
+    there = [client for client, report in ledger.reports.items() if not report.undone]
+    receivers = [client for client in there if client in world.states or not setup.stateful]
     model_bytes = 4 * tree.num_entries(setup.initial)
     shares = in_calls(receivers, weights, executor.num_workers, model_bytes)
     works = [mix_job(part, weights, present) for part in shares]

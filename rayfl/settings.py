@@ -89,7 +89,10 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
     if not first["loc"]:
         return _refused(first, model)
     key = str(first["loc"][0])
+    field = model.model_fields.get(key)
     # Deeper paths lead to an item of a list or a choice of a union, which pydantic names in its own way.
+    if len(first["loc"]) > 1 and field is not None and (inner := _inside(field.annotation, values.get(key))):
+        return inner.under(key)
     kind = first["type"] if len(first["loc"]) == 1 else "wrong value"
     if kind == "extra_forbidden":
         return SettingsError(f"': {nearest(key, model.model_fields)}", (key,), "unknown key '")
@@ -97,9 +100,29 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
         return SettingsError(" is missing", (key,))
     if kind == "value_error":
         return _refused(first, model)
-    field = model.model_fields[key]
+    assert field is not None
     allowed = describe(field.annotation, field.metadata)
     return SettingsError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
+
+
+# Any: a type, and what the user gave for it.
+def _inside(annotation: Any, value: Any) -> SettingsError | None:
+    """What is wrong inside a table that can only be meant for one of the tables that a field takes, if anything is."""
+    kinds = [
+        kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, Settings)
+    ]
+    if not isinstance(value, Mapping) or not kinds:
+        return None
+
+    def likeness(kind: type[Settings]) -> float:
+        return sum(len(difflib.get_close_matches(str(key), kind.model_fields, cutoff=0.75)) for key in value)
+
+    meant = max(kinds, key=likeness)
+    try:
+        meant(**value) if likeness(meant) else None
+    except SettingsError as error:
+        return error
+    return None
 
 
 # Any: one of pydantic's error details.
@@ -109,9 +132,9 @@ def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> SettingsError:
     tables = tuple(str(part) for part in first["loc"])
     if isinstance(reason, SettingsError):
         return reason.under(*tables)
-    begin = re.match(r"(\w+)(?=[=: ])", str(reason))
+    begin = re.match(r"(\w+)(\.\w+)*(?=[=: ])", str(reason))
     if begin and begin[1] in (tables or model.model_fields):
-        return SettingsError(str(reason)[begin.end() :], tables or (begin[1],))
+        return SettingsError(str(reason)[begin.end() :], tables or tuple(begin[0].split(".")))
     return SettingsError(str(reason)).under(*tables)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayfl import evaluation, tree
-from rayfl.clock import arrival_s, cut_off
+from rayfl.clock import arrival_s, cut_off, moment
 from rayfl.comm import num_values
 from rayfl.compress.base import Message, message_bits
 from rayfl.engine import Start
@@ -59,10 +59,10 @@ class Trainee:
 
     def _on_time(self, report: Report) -> Report:
         """The report, cut off at the deadline."""
-        late = (
-            self.deadline_s is not None and self.role != "keep" and arrival_s(self.ctx.traits, report) > self.deadline_s
-        )
-        return cut_off(self.ctx.traits, report, self.deadline_s, "late") if late and self.deadline_s else report
+        deadline_s = None if self.role == "keep" else self.deadline_s
+        if deadline_s is None or moment(arrival_s(self.ctx.traits, report)) <= deadline_s:
+            return report
+        return cut_off(self.setup, self.shared.plan, report, deadline_s, "late")
 
     def start(self) -> Start:
         """The client's local work, for the engine."""

@@ -8,12 +8,15 @@ from pydantic import Field
 from rayfl import seeding
 from rayfl.settings import Settings
 
+SPEEDS = (1e-9, 1e12)
+"""Speeds with which the simulated clock can reckon."""
+
 
 class LogNormal(Settings):
     """Values exp(N(log(median), sigma^2))."""
 
     median: float = Field(gt=0)
-    sigma: float = Field(gt=0)
+    sigma: float = Field(gt=0, le=10)
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return self.median * np.exp(self.sigma * generator.standard_normal(count))
@@ -53,17 +56,21 @@ def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
 
 
 # Any: a trait's type is what this function looks at.
-def check_trait(name: str, trait: Any, at_most: float = np.inf) -> None:
-    """ValueError for values outside (0, at_most]."""
-    allowed = f"in (0, {at_most:g}]" if at_most < np.inf else "greater than 0"
-    if isinstance(trait, Uniform) and not trait.low < trait.high <= at_most:
-        raise ValueError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both {allowed}")
-    if isinstance(trait, LogNormal) and at_most < np.inf:
-        raise ValueError(f"{name} must be {allowed}, which a log-normal draw need not be; give low and high instead")
+def check_trait(name: str, trait: Any, share: bool = False) -> None:
+    """ValueError for a share that is not in (0, 1], or a speed that is not in SPEEDS."""
+    allowed, (least, most) = (
+        ("(0, 1]", (np.nextafter(0, 1), 1.0)) if share else ("[{:g}, {:g}]".format(*SPEEDS), SPEEDS)
+    )
+    if isinstance(trait, Uniform) and not least <= trait.low < trait.high <= most:
+        raise ValueError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both in {allowed}")
+    if isinstance(trait, LogNormal) and share:
+        raise ValueError(f"{name} must be in {allowed}, which a log-normal draw need not be; give low and high instead")
+    if isinstance(trait, LogNormal) and not least <= trait.median <= most:
+        raise ValueError(f"{name} has median={trait.median}; it must be in {allowed}")
     if isinstance(trait, float | tuple | Groups):
         given = (trait,) if isinstance(trait, float) else trait.groups if isinstance(trait, Groups) else trait
         if not given:
             raise ValueError(f"{name}=[] has no values; give at least one")
-        wrong = [value for value in given if not 0 < value <= at_most]
+        wrong = [value for value in given if not least <= value <= most]
         if wrong:
-            raise ValueError(f"{name}={wrong[0]} is not allowed; it must be {allowed}")
+            raise ValueError(f"{name}={wrong[0]} is not allowed; it must be in {allowed}")

@@ -184,6 +184,17 @@ def test_what_is_no_trace_is_refused_before_anything_starts(tmp_path: Path):
             setup_of("fedavg", {}, clients={"availability": {"trace": str(path)}}).check()
 
 
+def test_a_line_may_end_after_all_rounds(tmp_path: Path):
+    ever = Trace(trace=str(trace(tmp_path, f"0,1,{10**30}", f"1,{10**30},{10**31}")))
+    assert available(ever, 2, 1, 0).tolist() == [False, False]
+    assert available(ever, 2, 1, 2**31).tolist() == [True, False]
+
+
+def test_a_path_that_no_file_can_have_gets_the_sentence_of_a_missing_one():
+    with pytest.raises(SettingsError, match=r"^the trace 'a\\x00b' cannot be read; give the path of a CSV file$"):
+        Trace(trace="a\0b").check(3)
+
+
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
@@ -192,7 +203,13 @@ def test_what_is_no_trace_is_refused_before_anything_starts(tmp_path: Path):
             r"availability.probability=1.5 is not allowed; it must be in \(0, 1\]",
         ),
         ({"availability": {"period": 24.0, "low": 0.9, "high": 0.1}}, "availability.low=0.9 is above high=0.1"),
-        ({"availability": {"perod": 24.0}}, "availability=.* is not allowed; it must be a table with probability"),
+        ({"availability": {"perod": 24.0}}, r"unknown key 'availability.perod': did you mean 'period'\?"),
+        ({"availability": {"period": 24.0, "spread": 2.0}}, r"availability.spread=2.0 is not .* a number in \[0, 1\]"),
+        ({"availability": {"trace": "a", "repeat": 0}}, "availability.repeat=0 is not allowed; it must be a whole"),
+        ({"availability": {"probability": {"low": 0.0, "high": 0.5}}}, "availability.probability.low=0.0 is not"),
+        ({"examples_per_s": {"median": 1.0, "sigma": 2000.0}}, r"examples_per_s.sigma=2000.0 .* a number in \(0, 10\]"),
+        ({"uplink_mbps": {"low": 1e300, "high": 1e308}}, r"uplink_mbps has low=1e\+300 .* both in \[1e-09, 1e\+12\]"),
+        ({"uplink_mbps": {"median": 1e300, "sigma": 1.0}}, r"uplink_mbps has median=1e\+300; it must be in"),
         ({"availability": 0.5}, "availability=0.5 is not allowed; it must be a table with probability"),
         ({"deadline_s": 0.0}, "deadline_s=0.0 is not allowed; it must be a number greater than 0"),
         ({"upload_loss": 1.0}, r"upload_loss=1.0 is not allowed; it must be a number in \[0, 1\)"),

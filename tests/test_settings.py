@@ -86,13 +86,27 @@ def test_one_sentence(given: dict[str, Any], sentence: str):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [("x", "'x'"), (["y"], "['y']"), ({"lo": 1}, "{'lo': 1}"), ({"low": 1.0}, "{'low': 1.0}")]
+    ("value", "text"), [("x", "'x'"), (["y"], "['y']"), ({"other": 1}, "{'other': 1}"), ({}, "{}")]
 )
 def test_a_union_is_one_sentence(value: Any, text: str):
     with pytest.raises(SettingsError) as error:
         Inner(weights=value)
     allowed = "a number, a list of numbers or a table with low and high"
     assert str(error.value) == f"weights={text} is not allowed; it must be {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"lo": 1}, "unknown key 'weights.lo': did you mean 'low'?"),
+        ({"low": 1.0}, "weights.high is missing"),
+        ({"low": 1.0, "high": "x"}, "weights.high='x' is not allowed; it must be a number"),
+    ],
+)
+def test_what_is_wrong_in_the_table_that_was_meant_is_said(value: Any, sentence: str):
+    with pytest.raises(SettingsError) as error:
+        Inner(weights=value)
+    assert str(error.value) == sentence
 
 
 def test_what_is_right_passes():

@@ -75,6 +75,13 @@ def amount(
     return num_steps, passes * num_examples + further * (batch_size or 0)
 
 
+def steps_within(limit: int, num_examples: int, *, batch_size: int | None, batches_per_step: int = 1) -> int:
+    """How many whole steps of a `schedule` at most `limit` examples, in the order of its batches, are enough for."""
+    passes, further = divmod(limit, num_examples)
+    a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
+    return (passes * a_pass + further // (batch_size or num_examples)) // batches_per_step
+
+
 class ClientData:
     """One client's view of a dataset: `train`, `validation`, `heldout` and `test` samples as batches."""
 

@@ -1,9 +1,13 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rayfl.data import batches as batches_module
-from rayfl.data.batches import Batch, ClientData, pad, schedule
+from rayfl.data.batches import Batch, ClientData, amount, pad, schedule, steps_within
 from rayfl.data.partition import Partition, Shards
 from rayfl.seeding import generator
 from tests.data.toys import numbered_images
@@ -212,3 +216,25 @@ def test_equal_batches_need_no_weights():
     batch = pad([Batch(torch.ones(2, 3), torch.tensor([0, 1]))] * 4)
     assert batch.inputs.shape == (4, 2, 3)
     assert batch.weights is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(1, 12) | st.none(), st.integers(1, 3))
+def test_work_is_known_before_it_is_done(n: int, number: int, by_epochs: bool, batch_size: int | None, group: int):
+    kind: dict[str, Any] = {"epochs": number, "steps": None} if by_epochs else {"epochs": None, "steps": number}
+    kind |= {"batch_size": batch_size, "batches_per_step": group}
+    drawn = schedule(n, **kind, generator=np.random.default_rng(0))
+    assert amount(n, **kind) == (len(drawn) // group, sum(map(len, drawn)))
+    for share in (0.01, 0.3, 0.5, 0.99):
+        num_steps, num_examples = amount(n, **kind, share=share)
+        assert num_steps == max(1, int(share * (len(drawn) // group) + 0.5))
+        assert num_examples == sum(map(len, drawn[: num_steps * group]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12) | st.none(), st.integers(1, 3), st.integers(0, 400))
+def test_only_whole_steps_count(n: int, number: int, batch_size: int | None, group: int, limit: int):
+    kind: dict[str, Any] = {"batch_size": batch_size, "batches_per_step": group}
+    drawn = schedule(n, epochs=None, steps=number, **kind, generator=np.random.default_rng(0))
+    seen = np.cumsum([len(batch) for batch in drawn])[group - 1 :: group]
+    assert min(number, steps_within(limit, n, **kind)) == int((seen <= limit).sum())

@@ -11,6 +11,7 @@ from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Samples
 from rayfl.executor import InlineExecutor
 from rayfl.graphs import spectral_gap
+from rayfl.population import Clients
 from rayfl.settings import SettingsError
 from rayfl.setup import Setup
 from rayfl.topology import Grid, OnePeerExponential, RandomNeighbours, RandomRegular, Ring, Topology, mixing_weights
@@ -104,6 +105,24 @@ def test_a_peer_that_is_away_trains_on_and_rejoins():
             assert (row.uplink_bits, row.downlink_bits) == (0, 0) and row.num_steps > 0
             assert np.abs(trained[round][client] - trained[round - 1][client]).max() > 1e-4
     assert any(away[round] - away[round + 1] for round in range(7))
+
+
+def test_a_peer_that_vanishes_with_its_update_has_trained_for_nothing():
+    clients = {"dropout_after_training": 0.4, "examples_per_s": [100.0, 100.0, 100.0, 1.0]}
+    here = made("dpsgd", HYPER, rounds=8, topology=Ring(), clients=clients)
+    records, worlds = play(here)
+    full = play(replace(here, population=replace(here.population, settings=Clients(count=4))), rounds=1)[0][0]
+    states = [models(here, world) for world in worlds]
+    lost = [{row.client for row in record.clients if row.status == "dropped_after_training"} for record in records]
+    for round in range(1, 8):
+        for client in lost[round]:
+            row = records[round].clients[client]
+            assert (row.uplink_bits, row.downlink_bits) == (0, 0)
+            assert row.num_steps == full.clients[client].num_steps > 0
+            np.testing.assert_array_equal(states[round][client], states[round - 1][client])
+            # The others wait until it is gone.
+            assert records[round].row.simulated_s >= row.simulated_s == row.num_samples / [100, 1][client == 3]
+    assert any(lost[round] - lost[round + 1] for round in range(7)) and any(3 in clients for clients in lost)
 
 
 @pytest.mark.parametrize("order", ["lian", "average_first"])

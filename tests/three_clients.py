@@ -1,0 +1,53 @@
+"""Three clients whose speeds and bytes are known, for simulated faults by hand.
+
+FedAvg on 21 parameters: 672 bits down; 672 and 64 more for the number of examples up, 736. The clients have 8 examples
+and do one epoch in batches of 4, so two steps.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayfl.executor import InlineExecutor
+from rayfl.ledger import RoundRecord
+from rayfl.population import Population, Status
+from rayfl.record import ClientRow
+from rayfl.rounds import World
+from rayfl.setup import Setup
+from tests.contracts.every_method import contents
+from tests.methods.reference import played, setup_of
+
+DOWN, UP = 672, 736
+SIZES = (8, 8, 8)
+SPEEDS = {"examples_per_s": [8.0, 4.0, 2.0], "uplink_mbps": UP * 1e-6, "downlink_mbps": DOWN * 1e-6}
+"""One second for a download and one for an upload; 1, 2 and 4 seconds of work: back after 3, 4 and 6 seconds."""
+
+
+def three(method: str = "fedavg", rounds: int = 1, **clients: Any) -> Setup:
+    return setup_of(method, {"batch_size": 4}, sizes=SIZES, clients={**SPEEDS, **clients}, rounds=rounds)
+
+
+def one_round(setup: Setup) -> tuple[RoundRecord, World]:
+    ((record, world),) = played(setup)
+    return record, world
+
+
+def fated(monkeypatch: pytest.MonkeyPatch, *fates: Status) -> None:
+    """What the seed would decide."""
+    monkeypatch.setattr(Population, "_fates", lambda self, round: list(fates))
+
+
+def row(record: RoundRecord, client: int) -> ClientRow:
+    (found,) = [row for row in record.clients if row.client == client]
+    return found
+
+
+# Any: rows are typed, and what pytest compares with is no float.
+def near(seconds: float) -> Any:
+    return pytest.approx(seconds)
+
+
+def end(setup: Setup) -> dict[str, np.ndarray]:
+    """All that a run leaves behind: the server's state, the clients' and the links."""
+    return contents(InlineExecutor(setup), played(setup)[-1][1])
