@@ -78,11 +78,11 @@ def duration(setup: Setup, ledger: Ledger) -> float:
     """Simulated seconds of a round: until the last client is back, gone or cut off, and then until the last has its
     reply.
 
-    A client is gone at the moment at which it vanishes or its update is lost. Nobody waits for a peer that is away from
-    the exchange.
+    A client is gone at the moment at which it vanishes or its update is lost. Nobody waits for those that train for
+    themselves: who was not selected, and peers that are away from the exchange.
     """
-    away = ledger.participation.among("dropped_before_download")
-    reports = [(setup.population.traits(c), report) for c, report in ledger.reports.items() if c not in away]
+    awaited = {*ledger.participation.selected} - {*ledger.participation.among("dropped_before_download")}
+    reports = [(setup.population.traits(c), report) for c, report in ledger.reports.items() if c in awaited]
     back = (arrival_s(traits, report) for traits, report in reports)
     return max(back, default=0.0) + max((reply_s(traits, report) for traits, report in reports), default=0.0)
 

@@ -1,16 +1,18 @@
 """Deadlines and over-selection by hand: what was done and had crossed when the server hung up."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rayfl.methods.fedavg import FedAvg
 from rayfl.population import Status
 from rayfl.record import ClientRow
 from tests.contracts.every_method import assert_same_bits
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import setup as quadratic
 from tests.methods.reference import played, setup_of
-from tests.three_clients import DOWN, UP, end, fated, near, one_round, row, three
+from tests.three_clients import DOWN, SIZES, SPEEDS, UP, end, fated, near, one_round, row, three
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,19 @@ def test_no_deadline_makes_a_round_longer(monkeypatch: pytest.MonkeyPatch, fate:
     record, _ = one_round(three(deadline_s=deadline_s))
     assert record.row.simulated_s == pytest.approx(min(gone, deadline_s or gone))
     assert row(record, 2).status == (fate if (deadline_s or 9.0) > gone else "late")
+
+
+@pytest.mark.parametrize("clients", [{}, {"deadline_s": 4.5}, {"take_first": 1}])
+def test_nobody_waits_for_clients_that_train_for_themselves(monkeypatch: pytest.MonkeyPatch, clients: dict[str, Any]):
+    # As pFedMe has it: all train, and the two that are selected send.
+    plan = FedAvg.plan
+    monkeypatch.setattr(FedAvg, "plan", lambda self, *where: replace(plan(self, *where), trainers="all"))
+    speeds: dict[str, Any] = {**SPEEDS, "examples_per_s": [8.0, 4.0, 0.1], "per_round": 2}
+    setup = setup_of("fedavg", {"batch_size": 4}, sizes=SIZES, clients={**speeds, **clients}, rounds=4)
+    records = [record for record, _ in played(setup)]
+    rows = [[row for row in record.clients if row.status != "not_selected"] for record in records]
+    assert [record.row.simulated_s for record in records] == [max(row.simulated_s for row in chosen) for chosen in rows]
+    assert any(record.row.simulated_s < max(row.simulated_s for row in record.clients) for record in records)
 
 
 def test_a_client_that_is_done_at_the_deadline_itself_is_in_time():
