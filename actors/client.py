@@ -52,6 +52,9 @@ class ClientActor:
         fix(self.worker.setup.threads, device)
         return os.getpid(), describe(self.worker.setup.threads)
 
+    def ping(self) -> None:
+        """Answer, to say that it lives."""
+
     # Any: a job and what it reads and leaves behind; rayfl.worker says which kind has which.
     def call(self, kind: str, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
         """Do one job. Returns its result; where it has outputs, a generator of these and then of the result.

@@ -70,10 +70,10 @@ class Coordinator:
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
         those of `RayExecutor` and of `rayfl.play.play`.
         """
-        from actors.pool import RayExecutor
-        from rayfl.play import Stopped
-
         try:
+            from actors.pool import RayExecutor
+            from rayfl.play import Stopped
+
             executor = RayExecutor(setup[0], order.placement, self._say)
             try:
                 value = ray.get(setup[0])

@@ -7,7 +7,7 @@ Ray's own restarts would run a call on an actor without its setup.
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,10 @@ from rayfl.work import ClientError, OutOfMemory, out_of_memory
 
 TRIES = 4
 """How often a call may run out of memory or time before the run gives up on it."""
+
+
+PING_S = 5.0
+"""Seconds in which an idle actor says that it lives; one that does not is found out by its next call."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,13 @@ class Wave:
     shared: Ref
     jobs: Sequence[Job]
     waiting: deque[int] = field(init=False)
-    tries: list[int] = field(init=False)
+    losses: Counter[tuple[int, int, bool]] = field(default_factory=Counter)
     done: dict[int, Done] = field(default_factory=dict)
     failed: dict[int, BaseException] = field(default_factory=dict)
     flying: dict[ObjectRef, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.waiting, self.tries = deque(range(len(self.jobs))), [0] * len(self.jobs)
+        self.waiting = deque(range(len(self.jobs)))
 
     @property
     def deadline(self) -> float:
@@ -96,7 +100,7 @@ class RayExecutor:
     def __init__(
         self, setup: ObjectRef, placement: Placement, notice: Callable[[str], None] = lambda sentence: None
     ) -> None:
-        """Start the actors. ClusterError if they are not ready in time; SettingsError for what they cannot do.
+        """Start the actors. ClusterError if none is ready in time; SettingsError for what they cannot do.
 
         `notice` is told, in one sentence each, of actors that were lost and what was done about it.
         """
@@ -112,9 +116,11 @@ class RayExecutor:
         for _ in range(self.num_workers):
             self._start()
         try:
-            while self._starting:
+            while self._starting and not (self.pids and self._start_deadline <= time.monotonic()):
                 self._wait([])
             self._opening = False
+            if self._starting:
+                notice(f"{self._ready()}; going on with these, and with the others when there is room for them")
         except BaseException:
             self.close()
             raise
@@ -192,16 +198,18 @@ class RayExecutor:
 
     def _lose(self, wave: "Wave", call: Call, reason: str, limit: int, starved: bool = False) -> None:
         """An actor died in a call, does not answer, or is `starved` of memory: a new actor, and the call again, unless
-        it was lost `limit` times by now.
+        it was lost `limit` times in this way.
 
         Whatever still runs in the old one is killed: its results would be those of a call that is sent again. What it
         held of memory, and how it had cut it up, goes with it.
         """
-        tried = wave.tries[call.index] = wave.tries[call.index] + 1
+        wave.losses[call.index, limit, starved] += 1
+        tried = wave.losses[call.index, limit, starved]
         where = wave.whereabouts(call.index)
         pid = self.pids.pop(call.actor, None)
         ray.kill(call.actor)
         self._start()
+        self._drop_dead()
         if tried >= limit:
             dead = f"{where}: the actor died or did not answer in {tried} tries; if memory ran out, {ADVICE}"
             wave.failed[call.index] = ClientError(
@@ -211,6 +219,18 @@ class RayExecutor:
         wave.waiting.appendleft(call.index)
         again = f"its call is sent again, try {tried + 1} of {limit}"
         self._notice(f"{where}: client actor {pid} is gone ({_shortened(reason)}); {again}")
+
+    def _drop_dead(self) -> None:
+        """Replace idle actors that are dead, too: a node takes all of its actors along, and no call is to blame."""
+        calls = {actor.ping.remote(): actor for actor in self._idle}
+        answered, _ = ray.wait([*calls], num_returns=len(calls), timeout=PING_S) if calls else ([], [])
+        for ref in answered:
+            try:
+                ray.get(ref)
+            except RayError:
+                self._idle.remove(calls[ref])
+                self.pids.pop(calls[ref], None)
+                self._start()
 
     def _start(self) -> None:
         size = self.placement
@@ -224,14 +244,15 @@ class RayExecutor:
         A new actor for which there is no room holds nobody up while there are others: Ray starts it when there is.
         """
         # Where some live, only calls have deadlines; where none does, new actors have theirs.
-        late = min((starting.deadline for starting in self._starting.values()), default=math.inf)
+        late = self._start_deadline
         until = deadline if self.pids and not self._opening else min(deadline, late)
         refs = [*calls, *self._starting]
         patience = None if until == math.inf else max(0.0, until - time.monotonic())
         ready, _ = ray.wait(refs, num_returns=1, timeout=patience)
         if not ready:
-            if late <= time.monotonic() and (self._opening or not self.pids):
-                raise ClusterError(self._late())
+            if late <= time.monotonic() and not self.pids:
+                advice = "other work may hold the cluster's resources: ask for fewer actors or raise"
+                raise ClusterError(f"{self._ready()}; {advice} runtime.start_timeout_s")
             return []
         also_ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         for ref in [ref for ref in also_ready if ref in self._starting]:
@@ -270,12 +291,16 @@ class RayExecutor:
                     "would depend on who does what; run on nodes that are alike"
                 )
 
-    def _late(self) -> str:
+    @property
+    def _start_deadline(self) -> float:
+        """When the last one of the new actors has to be ready: those before it wait for the same room."""
+        return max((starting.deadline for starting in self._starting.values()), default=math.inf)
+
+    def _ready(self) -> str:
         size = self.placement
         return (
             f"{len(self.pids)} of {self.num_workers} client actors (num_cpus={size.num_cpus:g}, "
-            f"num_gpus={size.num_gpus:g} each) were ready within runtime.start_timeout_s={size.start_timeout_s:g}; "
-            "other work may hold the cluster's resources: ask for fewer actors or raise runtime.start_timeout_s"
+            f"num_gpus={size.num_gpus:g} each) were ready within runtime.start_timeout_s={size.start_timeout_s:g}"
         )
 
 

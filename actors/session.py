@@ -10,9 +10,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -60,52 +61,78 @@ def play(
         placement = place(experiment.runtime, nodes())
         order = Order(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
         reference = ray.put(setup)
-        losses, reached = Losses(), -1
+        losses, reached, asked = Losses(), -1, False
+        coordinator: Actor | None = None
 
         def tell(row: RoundRow, means: Mapping[str, float]) -> None:
             nonlocal reached
             reached = row.round
             on_round(row, means)
 
-        while True:
-            try:
-                return _play(reference, order, tell, lambda: on_start(placement), notice)
-            except RayTaskError as error:
-                raise last_word(error, f"rayfl resume {directory}") from None
-            except RayError as error:
-                tries = losses.add(reached)
-                if tries == DEATHS:
-                    raise ClusterError(
-                        f"the coordinator died {DEATHS} times; go on with: rayfl resume {directory} (the last time Ray "
-                        f"said: {' '.join(str(error).split())})"
-                    ) from error
-                notice(f"the coordinator is gone; another one takes the run from the disk, try {tries + 1} of {DEATHS}")
-                order = replace(order, resumed=True)
+        def stop() -> None:
+            nonlocal asked
+            asked = True
+            if coordinator is not None:
+                coordinator.stop.remote()
+
+        with interruptible(stop):
+            while True:
+                coordinator = _coordinator()
+                if asked:
+                    stop()
+                try:
+                    return _play(coordinator, reference, order, tell, lambda: on_start(placement), notice)
+                except RayTaskError as error:
+                    raise last_word(error, f"rayfl resume {directory}") from None
+                except RayError as error:
+                    if asked:
+                        return False
+                    tries = losses.add(reached)
+                    if tries == DEATHS:
+                        raise ClusterError(
+                            f"the coordinator died {DEATHS} times; go on with: rayfl resume {directory} (the last time "
+                            f"Ray said: {' '.join(str(error).split())})"
+                        ) from error
+                    notice(
+                        f"the coordinator is gone; another one takes the run from the disk, try {tries + 1} of {DEATHS}"
+                    )
+                    order = replace(order, resumed=True)
+
+
+def _coordinator() -> Actor:
+    """A coordinator on this node."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _play(
+    coordinator: Actor,
     setup: ray.ObjectRef,
     order: Order,
     on_round: OnRound,
     on_start: Callable[[], None],
     notice: Callable[[str], None],
 ) -> bool:
-    """Have one coordinator play. RayError where it dies."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    coordinator = Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
+    """Have a coordinator play. RayError where it dies."""
     try:
         over = coordinator.run.remote([setup], order)
-        with interruptible(lambda: coordinator.stop.remote()):
-            follow(coordinator, on_start, on_round, notice)
+        follow(coordinator, over, on_start, on_round, notice)
         return ray.get(over)
     finally:
         ray.kill(coordinator)
 
 
-def follow(coordinator: Actor, on_start: Callable[[], None], on_round: OnRound, notice: Callable[[str], None]) -> None:
-    """Tell of every round as it ends, and of what happened on the way, until the run is over."""
+def follow(
+    coordinator: Actor,
+    over: ray.ObjectRef,
+    on_start: Callable[[], None],
+    on_round: OnRound,
+    notice: Callable[[str], None],
+) -> None:
+    """Tell of every round as it ends, and of what happened on the way, until `over`, the run's end, is there."""
     told, heard, said = 0, 0, False
     while True:
+        ended = bool(ray.wait([over], timeout=0)[0])
         news: News = ray.get(coordinator.progress.remote(told, heard, POLL_S))
         if news.started and not said:
             on_start()
@@ -116,7 +143,7 @@ def follow(coordinator: Actor, on_start: Callable[[], None], on_round: OnRound, 
             on_round(row, means)
         told += len(news.rounds)
         heard += len(news.sentences)
-        if news.over and not news.rounds and not news.sentences:
+        if (ended or news.over) and not news.rounds and not news.sentences:
             return
 
 
@@ -230,22 +257,38 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def interruptible(stop: Callable[[], object]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `stop`, the next raises KeyboardInterrupt. Only the main thread can."""
+    """The first SIGINT or SIGTERM calls `stop`, the next raises KeyboardInterrupt. Only the main thread can.
+
+    Inside another such block both are asked to stop.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        stop()
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    interrupt = Interrupt(stop, {number: signal.getsignal(number) for number in numbers})
+    for number in numbers:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in interrupt.before.items():
             signal.signal(number, handler)
+
+
+@dataclass
+class Interrupt:
+    """A handler of signals; `before` are those that it stands in for."""
+
+    stop: Callable[[], object]
+    # Any: a handler is a function, a number of its own, or None.
+    before: Mapping[int, Any]
+    asked: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.stop()
+        outer = self.before[number]
+        if isinstance(outer, Interrupt) and not outer.asked:
+            outer(number, frame)

@@ -5,6 +5,7 @@ its own on that session; so a run that dies takes nobody along, and Ray's resour
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -161,12 +162,13 @@ def _sharing(one: Combination, parallel: int) -> Experiment:
 
 def _one_by_one(waiting: Sequence[Combination], directory: Path, overwrite: bool) -> Iterator[Outcome]:
     """Runs one after another; a signal ends the one that runs, and those after it are not begun."""
-    for number, one in enumerate(waiting):
-        print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
-        outcome = _attempt(one, directory / one.directory, overwrite)
-        yield outcome
-        if outcome.status == "stopped":
-            return
+    with session.stoppable() as stopping:
+        for number, one in enumerate(waiting):
+            print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
+            yield _attempt(one, directory / one.directory, overwrite)
+            # Also where it came too late to keep the run from its last round.
+            if stopping():
+                return
 
 
 def _attempt(one: Combination, directory: Path, overwrite: bool) -> Outcome:
@@ -251,7 +253,7 @@ class _Processes:
             with process:
                 assert process.stdout is not None
                 for line in process.stdout:
-                    if line.startswith("round "):
+                    if re.match(r"\d+/\d+ rounds ", line):
                         print(f"{one.title}  {line}", end="", flush=True)
             del self.running[one.directory]
             errors.seek(0)

@@ -1,15 +1,23 @@
 """How many deaths a run bears: as many as it likes while it gets further, ten where it does not."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import RayError
 
-from actors import session
+from actors import pool, session
+from actors.coordinator import News
 from actors.errors import DEATHS, ClusterError, Losses
+from actors.placement import Placement
+from rayfl.config import Runtime
+from rayfl.executor import Job
 from rayfl.prepare import prepare
 from rayfl.record import RoundRow
+from rayfl.work import ClientJob, Shared
 from tests.actors.toys import experiment
 
 
@@ -31,7 +39,7 @@ def test_coordinators_that_die(forward: int, lives: int, tmp_path: Path, monkeyp
     resumed: list[bool] = []
 
     # Any: what session._play takes.
-    def dying(setup: Any, order: Any, on_round: Any, *others: Any) -> bool:
+    def dying(coordinator: Any, setup: Any, order: Any, on_round: Any, *others: Any) -> bool:
         resumed.append(order.resumed)
         on_round(RoundRow(forward * len(resumed), 1, 1, 0, 0, 1.0, 0.1), {})
         if len(resumed) == 25:
@@ -39,6 +47,7 @@ def test_coordinators_that_die(forward: int, lives: int, tmp_path: Path, monkeyp
         raise RayError("the actor died.\nSee its logs.")
 
     chosen = experiment(rounds=50)
+    monkeypatch.setattr(session, "_coordinator", lambda: None)
     monkeypatch.setattr(session, "_play", dying)
     said: list[str] = []
 
@@ -54,3 +63,105 @@ def test_coordinators_that_die(forward: int, lives: int, tmp_path: Path, monkeyp
         began = f"the coordinator died {DEATHS} times; go on with: rayfl resume {tmp_path} (the last time Ray said: "
         assert str(raised.value) == f"{began}the actor died. See its logs.)"
     assert resumed == [False] + [True] * (lives - 1)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives: list[int] = []
+
+    # Any: what session._play takes.
+    def dying(*given: Any) -> bool:
+        lives.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RayError("the actor died")
+
+    monkeypatch.setattr(session, "_coordinator", Asked)
+    monkeypatch.setattr(session, "_play", dying)
+    chosen = experiment()
+    assert session.play(chosen, prepare(chosen), tmp_path, lambda row, means: None) is False
+    assert len(lives) == 1
+
+
+class Asked:
+    """Stands in for a coordinator's handle."""
+
+    def __init__(self) -> None:
+        self.stop = self
+
+    def remote(self) -> None:
+        """What a call of `stop` is."""
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_ends_without_a_word_is_over() -> None:
+    class Silent(Asked):
+        def __init__(self) -> None:
+            self.progress = self
+
+        # Any: what `progress` is told.
+        def remote(self, *told: Any) -> ray.ObjectRef:
+            return ray.put(News(started=False, rounds=[], sentences=[], over=False))
+
+    told: list[str] = []
+    session.follow(Silent(), ray.put(None), lambda: told.append("start"), lambda row, means: None, told.append)
+    assert not told
+
+
+def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
+    stops: list[str] = []
+    with session.interruptible(lambda: stops.append("outer")):
+        with session.interruptible(lambda: stops.append("inner")):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stops == ["inner", "outer"]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "DEATHS", 2)
+    setup = prepare(experiment())
+    with session.executor(setup, Runtime(actors=3)) as executor:
+        before = set(executor.pids.values())
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        (done,) = executor.run("judge", executor.put(Shared(0, setup.plan(0))), [Job(ClientJob(()))])
+        assert done.result == () and not before & set(executor.pids.values())
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = prepare(experiment())
+    with session.executor(setup, Runtime(actors=1)) as executor:
+        monkeypatch.setattr(executor, "_start", lambda: None)
+        call = pool.Call(0, executor._idle.pop(), [], 0.0)
+        wave = pool.Wave("judge", executor.put(Shared(0, setup.plan(0))), [Job(ClientJob(()))])
+        for times in range(1, 5):
+            for limit, starved in ((pool.TRIES, True), (pool.TRIES, False), (pool.DEATHS, False)):
+                executor._lose(wave, call, "a reason", limit, starved)
+                assert bool(wave.failed) == (times == pool.TRIES)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_with_room_for_some_actors_is_enough() -> None:
+    # The tests' cluster has four cores: room for one actor of three, and for its successor when it is gone.
+    setup = prepare(experiment())
+    said: list[str] = []
+    executor = pool.RayExecutor(ray.put(setup), Placement(2, 3.0, 0.0, start_timeout_s=15.0), said.append)
+    try:
+        (first,) = executor.pids.values()
+        assert said[0].startswith("1 of 2 client actors (num_cpus=3, num_gpus=0 each) were ready within ")
+        shared = executor.put(Shared(0, setup.plan(0)))
+        assert executor.run("judge", shared, [Job(ClientJob(()))] * 3)[0].result == ()
+        os.kill(first, signal.SIGKILL)
+        assert executor.run("judge", shared, [Job(ClientJob(()))] * 3)[2].result == ()
+        assert first not in executor.pids.values()
+    finally:
+        executor.close()
