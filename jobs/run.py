@@ -1,8 +1,8 @@
 """Run one experiment, or go on with one: from Python, or as `python -m jobs.run FILE [KEY=VALUE ...]`."""
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from actors import session
@@ -15,7 +15,8 @@ from rayfl.files import writing
 from rayfl.kept_files import NAMES, KeptFiles, kept_files
 from rayfl.play import Stopped, play
 from rayfl.prepare import moved, prepare
-from rayfl.record import Run, create_run_directory, describe_run, read_run
+from rayfl.record import Run, create_run_directory, describe_run, locked, read_run
+from rayfl.registry import method
 from rayfl.report import report, summary
 from rayfl.series import science
 from rayfl.settings import SettingsError, shown
@@ -31,10 +32,7 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
     """
     setup = prepare(experiment)
     files = kept_files(experiment.as_dict())
-    inline = experiment.runtime.executor == "inline"
-    with nullcontext() if inline else session.session(experiment.runtime, setup):
-        if not inline:
-            place(experiment.runtime, nodes())
+    with _placed(experiment, setup):
         directory = create_run_directory(output or free_directory(experiment), overwrite)
         try:
             with writing(directory, "run it again"):
@@ -63,10 +61,22 @@ def go_on(before: Run, experiment: Experiment, anywhere: bool = False) -> Path:
     here = machine.describe(setup.threads)
     if not anywhere:
         check_platform(before.platform, here)
-    with writing(before.directory, f"go on with: rayfl resume {before.directory}"):
-        _describe(before.directory, files, here)
-    _play(files, setup, before.directory, resumed=True)
+    with _placed(experiment, setup):
+        with writing(before.directory, f"go on with: rayfl resume {before.directory}"):
+            _describe(before.directory, files, here)
+        _play(files, setup, before.directory, resumed=True)
     return before.directory
+
+
+@contextmanager
+def _placed(experiment: Experiment, setup: Setup) -> Iterator[None]:
+    """A Ray with room for the experiment's actors, if it needs one: what fails here has written nothing."""
+    if experiment.runtime.executor == "inline":
+        yield
+        return
+    with session.session(experiment.runtime, setup):
+        place(experiment.runtime, nodes())
+        yield
 
 
 def cut_run(directory: Path, experiment: Experiment) -> Run | None:
@@ -93,8 +103,9 @@ def describe_again(before: Run, experiment: Experiment) -> None:
 
 
 def _describe(directory: Path, files: KeptFiles, platform: Mapping[str, object]) -> None:
-    files.write(directory)
-    describe_run(directory, files.table, platform, toml.dumps(files.table))
+    with locked(directory):
+        files.write(directory)
+        describe_run(directory, files.table, platform, toml.dumps(files.table))
 
 
 def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
@@ -116,6 +127,12 @@ def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
         raise SettingsError(
             f"a resumed run keeps its seed={before.experiment.get('seed')}; start a new run for another"
         )
+    planned = int(str(before.experiment["rounds"]))
+    if len(before.rounds) and spans(experiment, planned):
+        raise SettingsError(
+            f"rounds={experiment.rounds} would have changed the rounds so far, as method {experiment.method.name!r} "
+            f"follows the number of rounds, which was {planned}; start a new run"
+        )
     if experiment.rounds < len(before.rounds):
         raise SettingsError(
             f"rounds={experiment.rounds} is fewer than the {len(before.rounds)} that {before.directory} has"
@@ -125,6 +142,13 @@ def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
             f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}"
         )
     return experiment
+
+
+def spans(experiment: Experiment, planned: int) -> bool:
+    """Whether rounds are others than they would have been with `planned` rounds in all."""
+    hyper, rounds = experiment.method.hyper, experiment.rounds
+    follows = method(experiment.method.name).spans or hyper.spanning(rounds) != hyper.spanning(planned)
+    return rounds != planned and follows
 
 
 def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> None:

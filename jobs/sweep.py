@@ -165,9 +165,10 @@ def _one_by_one(waiting: Sequence[Combination], directory: Path, overwrite: bool
     with session.stoppable() as stopping:
         for number, one in enumerate(waiting):
             print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
-            yield _attempt(one, directory / one.directory, overwrite)
-            # Also where it came too late to keep the run from its last round.
-            if stopping():
+            outcome = _attempt(one, directory / one.directory, overwrite)
+            yield outcome
+            # A signal may come too late to keep the run from its last round.
+            if outcome.status == "stopped" or stopping():
                 return
 
 

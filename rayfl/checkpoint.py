@@ -56,7 +56,7 @@ def save(directory: Path, world: World, executor: Executor, num_rows: Mapping[st
     home.mkdir(parents=True, exist_ok=True)
     place = home / f"{world.round:08d}"
     partial = home / f"{place.name}.partial"
-    for left in (partial, place):
+    for left in (*home.glob("*.partial"), place):
         shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
     try:
@@ -66,7 +66,9 @@ def save(directory: Path, world: World, executor: Executor, num_rows: Mapping[st
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_directory(home)
-    for old in _places(directory)[KEPT:]:
+    # Later ones are of no use to a run that came back to here without them.
+    places = _places(directory)
+    for old in (*places[: places.index(place)], *places[places.index(place) + KEPT :]):
         shutil.rmtree(old, ignore_errors=True)
     return place
 

@@ -15,12 +15,12 @@ Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams 
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 import torch
@@ -112,9 +112,13 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         """Start new records in `directory`. SettingsError if it holds records already."""
         records = directory / "records"
-        if records.exists() and any(records.iterdir()):
-            raise SettingsError(f"{records} holds the records of an earlier run: resume that run or name another")
-        self._open(directory, {name: schema.empty_table() for name, schema in SCHEMAS.items()})
+
+        def tables() -> Mapping[str, pa.Table]:
+            if records.exists() and any(records.iterdir()):
+                raise SettingsError(f"{records} holds the records of an earlier run: resume that run or name another")
+            return {name: schema.empty_table() for name, schema in SCHEMAS.items()}
+
+        self._open(directory, tables)
 
     @classmethod
     def resume(cls, directory: Path, after_round: int) -> Self:
@@ -122,24 +126,29 @@ class Recorder:
 
         SettingsError if `directory` is no run, or if its records end before `after_round`.
         """
-        run = read_run(directory)
-        last = _last_round(run.rounds)
-        if last < after_round:
-            raise SettingsError(
-                f"the records of {directory} end at round {last}, so it cannot resume after {after_round}"
-            )
+
+        def tables() -> Mapping[str, pa.Table]:
+            run = read_run(directory)
+            last = _last_round(run.rounds)
+            if last < after_round:
+                raise SettingsError(
+                    f"the records of {directory} end at round {last}, so it cannot resume after {after_round}"
+                )
+            return {name: tidy(up_to(getattr(run, name), after_round)) for name in SCHEMAS}
+
         recorder = cls.__new__(cls)
-        tables = {name: tidy(up_to(getattr(run, name), after_round)) for name in SCHEMAS}
         recorder._open(directory, tables, resumed=True)
         return recorder
 
-    def _open(self, directory: Path, tables: Mapping[str, pa.Table], resumed: bool = False) -> None:
+    def _open(self, directory: Path, begin: Callable[[], Mapping[str, pa.Table]], resumed: bool = False) -> None:
+        """`begin` gives the tables to begin with, once nobody else writes here."""
         self._directory = directory
-        rounds = tables["rounds"]
-        self._last = _last_round(rounds)
-        self._total_bits = sum(int(rounds[name].to_numpy().sum()) for name in ("uplink_bits", "downlink_bits"))
-        with self._writing(), ExitStack() as opened:
-            opened.enter_context(self._locked(directory))
+        with self._writing(), ExitStack() as held, ExitStack() as opened:
+            held.enter_context(locked(directory))
+            tables = begin()
+            rounds = tables["rounds"]
+            self._last = _last_round(rounds)
+            self._total_bits = sum(int(rounds[name].to_numpy().sum()) for name in ("uplink_bits", "downlink_bits"))
             (directory / "records").mkdir(exist_ok=True)
             self._streams: dict[str, Stream] = {}
             for name, table in tables.items():
@@ -148,7 +157,7 @@ class Recorder:
             sync_directory(directory / "records")
             self._events = EventWriter(directory / "tensorboard", purge_from=self._last + 1 if resumed else None)
             opened.callback(self._events.close)
-            self._opened = opened.pop_all()
+            self._opened, self._held = opened.pop_all(), held.pop_all()
 
     def _stream(self, name: str, table: pa.Table) -> Stream:
         """A stream that begins with `table`, in the place of whatever records there are."""
@@ -195,13 +204,6 @@ class Recorder:
             "time/simulated_s": row.simulated_s,
         }
 
-    @staticmethod
-    def _locked(directory: Path) -> IO[bytes]:
-        try:
-            return lock(directory / "lock")
-        except Taken:
-            raise SettingsError(f"{directory} is being written by a run that goes on; wait for it or end it") from None
-
     def sync(self) -> None:
         """Make all rounds so far survive a loss of power: to be called before a checkpoint that relies on them."""
         with self._writing():
@@ -210,8 +212,8 @@ class Recorder:
 
     def close(self) -> None:
         """Finish: compact the streams to Parquet and remove them."""
-        self.stop()
-        with self._writing():
+        with self._writing(), self._held:
+            self._opened.close()
             for name in SCHEMAS:
                 table = read_table(self._directory, name)
                 # Default argument: the lambda is called at once, but linters cannot know.
@@ -223,7 +225,7 @@ class Recorder:
 
     def stop(self) -> None:
         """End without finishing: the streams stay as they are, to be resumed."""
-        with self._writing():
+        with self._writing(), self._held:
             self._opened.close()
 
     def __enter__(self) -> Self:
@@ -240,6 +242,17 @@ class Recorder:
             self.stop()
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Nobody else writes into a run directory. SettingsError where a run goes on there."""
+    try:
+        held = lock(directory / "lock")
+    except Taken:
+        raise SettingsError(f"{directory} is being written by a run that goes on; wait for it or end it") from None
+    with held:
+        yield
+
+
 def _last_round(rounds: pa.Table) -> int:
     return rounds["round"][-1].as_py() if len(rounds) else -1
 
@@ -253,11 +266,14 @@ def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
 def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     """An empty directory for a run.
 
-    SettingsError if `path` holds anything, unless `overwrite` is given and all that it holds is an earlier run.
+    SettingsError if `path` holds anything, unless `overwrite` is given and all that it holds is an earlier run that is
+    over; its lock stays. OSError where the disk refuses, and where another run takes `path` at the same moment.
     """
     if path.exists() and not path.is_dir():
         raise SettingsError(f"{path} is a file: name a directory for the run")
-    found = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+    there = path.exists()
+    # A lock that nobody holds is nothing.
+    found = sorted(entry.name for entry in path.iterdir() if entry.name != "lock") if there else []
     if found and not overwrite:
         raise SettingsError(
             f"{path} is not empty and is not written over unasked: name another directory or give --overwrite"
@@ -269,13 +285,15 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     strange = [name for name in found if name.removesuffix(".partial") not in _ENTRIES]
     if strange:
         raise SettingsError(f"{path} holds {strange[0]!r}, which no run wrote: move it away, or name another directory")
-    for name in found:
-        entry = path / name
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=there)
+    if not found:
+        return path
+    with locked(path):
+        for entry in (path / name for name in found):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
     return path
 
 

@@ -105,6 +105,16 @@ def test_what_was_cut_while_it_was_written_is_not_looked_at(setup: Setup, tmp_pa
     assert world is not None and world.round == 6
 
 
+def test_later_ones_that_were_passed_over_make_way_for_new_ones(setup: Setup, tmp_path: Path):
+    executor = saved(setup, tmp_path)
+    home = tmp_path / "checkpoints"
+    (home / "00000009.partial").mkdir()
+    # As after a run whose records ended before both that it had.
+    for round, kept in ((2, ["00000002"]), (3, ["00000002", "00000003"]), (4, ["00000003", "00000004"])):
+        checkpoint.save(tmp_path, World(round=round), executor)
+        assert sorted(path.name for path in home.iterdir()) == kept
+
+
 def test_nothing_is_left_where_the_disk_refuses(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(path: Path, states: object) -> None:
         raise OSError(28, "No space left on device")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rayfl import record
 from rayfl.record import (
     ClientRow,
     MetricRow,
@@ -24,7 +25,7 @@ from rayfl.record import (
     save_model,
 )
 from rayfl.settings import SettingsError
-from rayfl.tables import SCHEMAS
+from rayfl.tables import SCHEMAS, write_table
 
 
 def described(path: Path) -> Path:
@@ -269,7 +270,7 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     # Left by a kill while the report was written.
     (directory / "report.html.partial").write_text("<html>")
     assert create_run_directory(directory, overwrite=True) == directory
-    assert list(directory.iterdir()) == []
+    assert list(directory.iterdir()) == [directory / "lock"]
     assert create_run_directory(directory) == directory
 
     (directory / "thesis.tex").write_text("years of work")
@@ -281,6 +282,34 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     assert (directory / "thesis.tex").read_text() == "years of work"
     with pytest.raises(SettingsError, match=r"thesis.tex is a file: name a directory"):
         create_run_directory(directory / "thesis.tex")
+
+
+def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
+    directory = described(tmp_path / "run")
+    with Recorder(directory) as recorder:
+        with pytest.raises(SettingsError, match="is being written by a run that goes on; wait for it or end it"):
+            create_run_directory(directory, overwrite=True)
+        recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
+    assert read_run(directory).finished and len(read_run(directory).rounds) == 1
+    assert create_run_directory(directory, overwrite=True) == directory
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypatch, name):
+    directory = described(tmp_path / "run")
+    refused = []
+
+    def late(path, table):
+        if path.name.startswith(name):
+            with pytest.raises(SettingsError, match="is being written by a run that goes on"):
+                Recorder.resume(directory, 0)
+            refused.append(path)
+        write_table(path, table)
+
+    monkeypatch.setattr(record, "write_table", late)
+    with Recorder(directory) as recorder:
+        recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
+    assert refused and read_run(directory).finished and len(read_run(directory).rounds) == 1
 
 
 def test_a_directory_that_is_no_run_or_cannot_be_read_gets_a_sentence(tmp_path):

@@ -151,6 +151,8 @@ class Method(ABC):
     paper: ClassVar[str] = ""
     personalized: bool = False
     """Whether a client's model differs from the server's, so that evaluation visits every client's state."""
+    spans: ClassVar[bool] = False
+    """Whether what it does in a round depends on `Context.num_rounds`, so that no run of it can be made longer."""
     splits: Mapping[str, float] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
     gather: Mapping[str, Gather]

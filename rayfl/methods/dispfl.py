@@ -68,6 +68,7 @@ class DisPFL(GradientMethod, PeerHalf):
     hyper: DisPFLHyper
     paper: ClassVar[str] = "Dai et al., ICML 2022"
     personalized: ClassVar[bool] = True
+    spans: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"weights": ElementwiseMean("sent")}
 

@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from jobs.cli import main
 from jobs.run import run
-from rayfl.record import read_run
+from rayfl.record import locked, read_run
 from tests.actors.toys import assert_same_run, experiment
 
 
@@ -96,3 +97,53 @@ def test_what_cannot_be_resumed_gets_one_sentence_and_stays(
     result = resume(directory, *arguments)
     assert result.exit_code == 2 and sentence in result.stderr and result.stderr.count("\n") == 1
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("given", "rounds"),
+    [({"method": {"name": "fedavg", "lr_schedule": "cosine"}}, 6), ({"method": "dispfl", "topology": "ring"}, 6)],
+)
+def test_rounds_that_follow_their_number_are_not_made_more(tmp_path: Path, given: dict[str, Any], rounds: int):
+    settings = {"runtime": {"executor": "inline"}, "output": {"report": False}, **given}
+    chosen = experiment(rounds=3, **settings)
+    directory = run(chosen, tmp_path / "run")
+    before = contents(directory)
+    result = resume(directory, "--rounds", str(rounds))
+    assert result.exit_code == 2 and contents(directory) == before
+    why = f"as method {chosen.method.name!r} follows the number of rounds, which was 3; start a new run"
+    assert result.stderr == f"rayfl: rounds={rounds} would have changed the rounds so far, {why}\n"
+
+
+def test_a_cosine_of_a_length_of_its_own_may_get_more_rounds(tmp_path: Path):
+    method = {"name": "fedavg", "lr_schedule": "cosine", "lr_rounds": 6}
+    runs = [
+        run(
+            experiment(rounds=rounds, method=method, runtime={"executor": "inline"}, output={"report": False}),
+            tmp_path / str(rounds),
+        )
+        for rounds in (3, 6)
+    ]
+    assert resume(runs[0], "--rounds", "6").exit_code == 0
+    assert_same_run(*runs)
+
+
+def test_a_run_that_goes_on_cannot_be_resumed_and_keeps_its_experiment(finished: Path, tmp_path: Path):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    before = contents(directory)
+    with locked(directory):
+        result = resume(directory, "--rounds", "6")
+    assert result.exit_code == 2 and "is being written by a run that goes on" in result.stderr
+    assert contents(directory) == before
+
+
+def test_a_cluster_that_does_not_answer_changes_nothing(finished: Path, tmp_path: Path):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    before = contents(directory)
+    arguments = ("--rounds", "6", "runtime.executor=ray", "runtime.address=127.0.0.1:1")
+    result = resume(directory, *arguments)
+    assert result.exit_code == 1 and "no Ray cluster answers" in result.stderr
+    assert contents(directory) == before

@@ -167,6 +167,25 @@ def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
     assert "stopped with 1 of 4 runs finished; go on with --dir all" in result.output
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monkeypatch, number):
+    finish = running.play
+
+    def late(setup, executor, directory, listener, **settings):
+        def told(record):
+            if record.row.round == setup.rounds - 1:
+                os.kill(os.getpid(), number)
+            listener(record)
+
+        return finish(setup, executor, directory, told, **settings)
+
+    monkeypatch.setattr(running, "play", late)
+    result = rayfl("sweep", file, "--inline", "--dir", "all")
+    assert result.exit_code == 130 and runs_in("all") == NAMES[:1]
+    assert read_run(Path("all", NAMES[0])).finished
+    assert "stopped with 1 of 4 runs finished; go on with --dir all" in result.output
+
+
 def cut(experiment: Experiment, directory: Path, after: int) -> None:
     """Run until so many rounds are done, and end as a kill would."""
     play = running.play
@@ -196,14 +215,15 @@ def test_what_was_cut_goes_on_from_its_checkpoint_with_the_same_bits(file, paral
     command = [sys.executable, "-m", "jobs.cli", *map(str, sweep), "cut", "--parallel", str(parallel)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    rounds = [line.rpartition("  round ")[2] if parallel == 2 else line.removeprefix("round ") for line in lines(done)]
+    # Several at once tell whose round it is.
+    rounds = [line.rpartition("  ")[2] if parallel == 2 else line for line in lines(done)]
     assert sorted(line.partition("/")[0] for line in rounds) == ["1", "2", "3", "4", "5", "5", "6", "6"]
     for name in ("dense", "top-10"):
         assert_same_run(Path("whole", name), Path("cut", name))
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in done.stdout.splitlines() if re.search(r"round \d+/6  ", line)]
+    return [line.partition(" rounds  ")[0] for line in done.stdout.splitlines() if re.search(r"\d/6 rounds  ", line)]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +248,7 @@ def test_what_cannot_go_on_begins_again(file, arguments, change):
 
 
 def lines_of(result: Result) -> list[str]:
-    return [line for line in result.stdout.splitlines() if line.startswith("round ")]
+    return [line for line in result.stdout.splitlines() if re.match(r"\d+/\d+ rounds  ", line)]
 
 
 def test_the_report_of_a_sweeps_directory_is_of_its_runs(file):
@@ -282,8 +302,8 @@ def test_several_at_once_share_one_ray_and_a_signal_ends_all_after_their_round(f
         while seen != {"dense", "top 10 %"}:
             line = process.stdout.readline()
             assert line, process.poll()
-            if "  round " in line:
-                seen.add(line.partition("  round ")[0])
+            if "/100000 rounds  " in line:
+                seen.add(line.partition("/100000 rounds  ")[0].rpartition("  ")[0])
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == 130, rest
