@@ -143,7 +143,9 @@ def test_a_run_that_goes_on_cannot_be_resumed_and_keeps_its_experiment(finished:
 def test_a_cluster_that_does_not_answer_changes_nothing(finished: Path, tmp_path: Path):
     directory = shutil.copytree(finished, tmp_path / "run")
     before = contents(directory)
-    arguments = ("--rounds", "6", "runtime.executor=ray", "runtime.address=127.0.0.1:1")
-    result = resume(directory, *arguments)
-    assert result.exit_code == 1 and "no Ray cluster answers" in result.stderr
+    # A process of its own: this one may be connected to the tests' cluster.
+    command = [sys.executable, "-m", "jobs.cli", "resume", str(directory), "--rounds", "6", "runtime.executor=ray"]
+    command.append("runtime.address=127.0.0.1:1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
+    assert done.returncode == 1 and "no Ray cluster answers" in done.stderr
     assert contents(directory) == before
