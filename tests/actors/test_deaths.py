@@ -1,5 +1,6 @@
 """How many deaths a run bears: as many as it likes while it gets further, ten where it does not."""
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -165,3 +166,19 @@ def test_a_cluster_with_room_for_some_actors_is_enough() -> None:
         assert first not in executor.pids.values()
     finally:
         executor.close()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_actors_that_die_as_they_start_are_replaced_nine_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, starts = prepare(experiment()), list[int]()
+    with session.executor(setup, Runtime(actors=1)) as executor:
+        monkeypatch.setattr(executor, "_start", lambda: starts.append(1))
+        (dead,) = executor.pids
+        ray.kill(dead)
+        with pytest.raises(ClusterError, match=rf"^{DEATHS} client actors died while they started; if memory ran out"):
+            while True:
+                joined = dead.join.remote([executor._setup], 0.0)
+                executor._starting[joined] = pool.Starting(dead, math.inf)
+                executor._welcome(joined)
+    assert len(starts) == DEATHS - 1
