@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import ObjectRef
@@ -26,9 +26,11 @@ from rayfl.gather import Handle
 from rayfl.machine import DECISIVE
 from rayfl.work import ClientError, OutOfMemory, out_of_memory
 
-TRIES = 4
-"""How often a call may run out of memory or time before the run gives up on it."""
+Cause = Literal["memory", "time", "death"]
+"""What a call lost its actor to."""
 
+TRIES: dict[Cause, int] = {"memory": 4, "time": 4, "death": DEATHS}
+"""How often a call may lose its actor to each before the run gives up on it."""
 
 PING_S = 5.0
 """Seconds in which an idle actor says that it lives; one that does not is found out by its next call."""
@@ -71,7 +73,7 @@ class Wave:
     shared: Ref
     jobs: Sequence[Job]
     waiting: deque[int] = field(init=False)
-    losses: Counter[tuple[int, int, bool]] = field(default_factory=Counter)
+    losses: Counter[tuple[int, Cause]] = field(default_factory=Counter)
     done: dict[int, Done] = field(default_factory=dict)
     failed: dict[int, BaseException] = field(default_factory=dict)
     flying: dict[ObjectRef, Call] = field(default_factory=dict)
@@ -152,7 +154,7 @@ class RayExecutor:
                 self._take(wave, ref)
             for ref in wave.late():
                 reason = f"no answer in call_timeout_s={self.placement.call_timeout_s:g}"
-                self._lose(wave, wave.flying.pop(ref), reason, TRIES)
+                self._lose(wave, wave.flying.pop(ref), reason, "time")
         if wave.failed:
             raise wave.failed[min(wave.failed)]
         return [wave.done[index] for index in range(len(jobs))]
@@ -182,42 +184,42 @@ class RayExecutor:
             cause = unwrapped(error)
             if out_of_memory(cause):
                 where = "" if isinstance(cause, OutOfMemory) else f"{wave.whereabouts(call.index)}: out of memory: "
-                self._lose(wave, call, f"{where}{cause}", TRIES, starved=True)
+                self._lose(wave, call, f"{where}{cause}", "memory")
                 return
             wave.failed[call.index] = readable(error, wave.kind, wave.shared, wave.jobs[call.index])
         except ObjectLostError as error:
             wave.failed[call.index] = LostObjects(f"{wave.whereabouts(call.index)}: {error}")
         except OutOfMemoryError:
             reason = f"{wave.whereabouts(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
-            self._lose(wave, call, reason, TRIES, starved=True)
+            self._lose(wave, call, reason, "memory")
             return
         except RayError as error:
-            self._lose(wave, call, " ".join(str(error).split()), DEATHS)
+            self._lose(wave, call, " ".join(str(error).split()), "death")
             return
         self._idle.append(call.actor)
 
-    def _lose(self, wave: "Wave", call: Call, reason: str, limit: int, starved: bool = False) -> None:
-        """An actor died in a call, does not answer, or is `starved` of memory: a new actor, and the call again, unless
-        it was lost `limit` times in this way.
+    def _lose(self, wave: "Wave", call: Call, reason: str, cause: Cause) -> None:
+        """An actor died in a call, does not answer, or has no memory: a new actor, and the call again, unless that was
+        the last try that `cause` allows.
 
         Whatever still runs in the old one is killed: its results would be those of a call that is sent again. What it
         held of memory, and how it had cut it up, goes with it.
         """
-        wave.losses[call.index, limit, starved] += 1
-        tried = wave.losses[call.index, limit, starved]
+        wave.losses[call.index, cause] += 1
+        tried = wave.losses[call.index, cause]
         where = wave.whereabouts(call.index)
         pid = self.pids.pop(call.actor, None)
         ray.kill(call.actor)
         self._start()
         self._drop_dead()
-        if tried >= limit:
+        if tried == TRIES[cause]:
             dead = f"{where}: the actor died or did not answer in {tried} tries; if memory ran out, {ADVICE}"
             wave.failed[call.index] = ClientError(
-                f"{reason}, {tried} times; {ADVICE}" if starved else f"{dead}. The last time: {reason}"
+                f"{reason}, {tried} times; {ADVICE}" if cause == "memory" else f"{dead}. The last time: {reason}"
             )
             return
         wave.waiting.appendleft(call.index)
-        again = f"its call is sent again, try {tried + 1} of {limit}"
+        again = f"its call is sent again, try {tried + 1} of {TRIES[cause]}"
         self._notice(f"{where}: client actor {pid} is gone ({_shortened(reason)}); {again}")
 
     def _drop_dead(self) -> None:

@@ -1,5 +1,6 @@
 """What a run says while it goes on: a live bar on a terminal, a line a round in a log; a table at the end."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,10 @@ def following(rounds: int, title: str) -> Iterator[Listener]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         yield Bar(progress, rounds, title)
+
+
+ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
+"""How a `line` begins."""
 
 
 def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:

@@ -5,7 +5,6 @@ its own on that session; so a run that dies takes nobody along, and Ray's resour
 """
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -254,7 +253,7 @@ class _Processes:
             with process:
                 assert process.stdout is not None
                 for line in process.stdout:
-                    if re.match(r"\d+/\d+ rounds ", line):
+                    if console.ROUND_LINE.match(line):
                         print(f"{one.title}  {line}", end="", flush=True)
             del self.running[one.directory]
             errors.seek(0)

@@ -67,8 +67,8 @@ def save(directory: Path, world: World, executor: Executor, num_rows: Mapping[st
         raise
     sync_directory(home)
     # Later ones are of no use to a run that came back to here without them.
-    places = _places(directory)
-    for old in (*places[: places.index(place)], *places[places.index(place) + KEPT :]):
+    kept = [one for one in _places(directory) if int(one.name) <= world.round][:KEPT]
+    for old in set(_places(directory)) - set(kept):
         shutil.rmtree(old, ignore_errors=True)
     return place
 

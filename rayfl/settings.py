@@ -118,8 +118,10 @@ def _inside(annotation: Any, value: Any) -> SettingsError | None:
         return sum(len(difflib.get_close_matches(str(key), kind.model_fields, cutoff=0.75)) for key in value)
 
     meant = max(kinds, key=likeness)
+    if not likeness(meant):
+        return None
     try:
-        meant(**value) if likeness(meant) else None
+        meant(**value)
     except SettingsError as error:
         return error
     return None

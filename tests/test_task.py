@@ -152,7 +152,11 @@ def test_batch_norm_is_refused():
 
 
 def test_group_norm_is_not():
-    Classification(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()))
+    task = Classification(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()))
+    assert {name: tuple(tensor.shape) for name, tensor in task.init(1).items() if name[0] == "1"} == {
+        "1.weight": (4,),
+        "1.bias": (4,),
+    }
 
 
 def dropping() -> nn.Module:

@@ -125,7 +125,7 @@ def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "DEATHS", 2)
+    monkeypatch.setitem(pool.TRIES, "death", 2)
     setup = prepare(experiment())
     with session.executor(setup, Runtime(actors=3)) as executor:
         before = set(executor.pids.values())
@@ -144,9 +144,9 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
         call = pool.Call(0, executor._idle.pop(), [], 0.0)
         wave = pool.Wave("judge", executor.put(Shared(0, setup.plan(0))), [Job(ClientJob(()))])
         for times in range(1, 5):
-            for limit, starved in ((pool.TRIES, True), (pool.TRIES, False), (pool.DEATHS, False)):
-                executor._lose(wave, call, "a reason", limit, starved)
-                assert bool(wave.failed) == (times == pool.TRIES)
+            for cause in pool.TRIES:
+                executor._lose(wave, call, "a reason", cause)
+                assert bool(wave.failed) == (times == 4)
 
 
 @pytest.mark.ray

@@ -171,7 +171,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
 
 
 def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "DEATHS", 2)
+    monkeypatch.setitem(pool.TRIES, "death", 2)
     setup = with_method(Fatal)
     with (
         session.executor(setup, Runtime(actors=1)) as executor,

@@ -9,21 +9,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
 from jobs.bench import compressors as bench
-from jobs.cli import main
 from rayfl import registry
 from rayfl.compress.base import Compressor, message_bits
 from rayfl.compress.dense import Dense
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.sparse import TopK, top_k_support
+from tests.jobs.commands import rayfl
 
 ENTRIES = 3000
-
-
-def rayfl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def cells(output: str) -> dict[str, list[str]]:

@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from actors.errors import ClusterError
-from jobs.cli import main
 from jobs.run import run
 from rayfl.config import Experiment, read
 from rayfl.record import load_model, read_run
 from rayfl.work import ClientError
+from tests.jobs.commands import rayfl, refused
 
 EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "jobs" / "experiments").glob("*.toml"))
 SMALL = """
@@ -35,18 +34,6 @@ def file(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(SMALL)
     return path
-
-
-def rayfl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refused(result: Result, *words: str) -> None:
-    """Exit code 2 and one sentence with these words, and nothing else."""
-    assert result.exit_code == 2
-    assert len(result.stderr.strip().splitlines()) == 1 and result.stderr.startswith("rayfl: ")
-    for word in words:
-        assert word in result.stderr
 
 
 def test_a_run_ends_in_a_table_records_models_and_a_report(file):

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from jobs.cli import main
 from jobs.run import run
 from rayfl.play import Stopped
 from rayfl.record import read_run
 from rayfl.sweep import read_sweep
 from tests.actors.toys import assert_same_run
+from tests.jobs.commands import rayfl
 
 SWEEP = """
 name = "small"
@@ -50,10 +50,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("jobs.console.Lines.__call__", lambda self, row, means: killed() if row.round == 4 else None)
         run(one.experiment, home / "cut" / ONE)
     return home
-
-
-def rayfl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def answered(result: Result, *codes: int) -> None:

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from jobs.cli import main
 from rayfl.config import read
 from rayfl.kept_files import absolute, kept_files, located, mapped
 from rayfl.record import read_run
 from rayfl.settings import SettingsError
 from rayfl.sweep import read_sweep
 from tests.actors.toys import assert_same_run
+from tests.jobs.commands import rayfl
 
 TRACED = """
 rounds = 4
@@ -50,10 +49,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save(folder / "who" / "graph.npy", np.roll(np.eye(4), 1, axis=1))
     monkeypatch.chdir(tmp_path)
     return folder
-
-
-def rayfl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def run(file: Path, *arguments: object) -> None:

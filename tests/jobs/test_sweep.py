@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from jobs import run as running
 from jobs import sweep as sweeping
-from jobs.cli import main
 from jobs.sweep import _end
 from rayfl.config import Experiment
 from rayfl.record import read_run
 from rayfl.sweep import read_sweep
 from rayfl.work import ClientError
 from tests.actors.toys import assert_same_run
+from tests.jobs.commands import rayfl, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = """
@@ -46,18 +46,6 @@ def file(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(SWEEP)
     return path
-
-
-def rayfl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refused(result: Result, *words: str) -> None:
-    """Exit code 2 and one sentence with these words, and nothing else."""
-    assert result.exit_code == 2, result.output
-    assert len(result.stderr.strip().splitlines()) == 1 and result.stderr.startswith("rayfl: ")
-    for word in words:
-        assert word in result.stderr
 
 
 def runs_in(directory: str) -> list[str]:
