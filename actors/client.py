@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rayfl.process import settle
+from rayfl.determinism.process import settle
 
 if TYPE_CHECKING:
-    from rayfl.worker import Worker
+    from rayfl.rounds.worker import Worker
 
 # Any: Ray makes a handle's methods when the program runs.
 Actor = Any
@@ -28,7 +28,7 @@ class ClientActor:
         settle()
 
     def join(self, setup: Sequence[ray.ObjectRef], gpu_share: float) -> tuple[int, Mapping[str, object]]:
-        """Read the setup and prepare torch; returns the process id and `rayfl.machine.describe`.
+        """Read the setup and prepare torch; returns the process id and `rayfl.determinism.platform.describe`.
 
         SettingsError if there is no GPU to work on.
 
@@ -36,10 +36,10 @@ class ClientActor:
         """
         import torch
 
-        from rayfl.arithmetic import fix
-        from rayfl.machine import describe
+        from rayfl.determinism.platform import describe
+        from rayfl.determinism.torch_flags import fix
+        from rayfl.rounds.worker import Worker
         from rayfl.settings import SettingsError
-        from rayfl.worker import Worker
 
         self.worker = Worker(ray.get(setup[0]))
         device = self.worker.setup.device
@@ -55,7 +55,7 @@ class ClientActor:
     def ping(self) -> None:
         """Answer, to say that it lives."""
 
-    # Any: a job and what it reads and leaves behind; rayfl.worker says which kind has which.
+    # Any: a job and what it reads and leaves behind; rayfl.rounds.worker says which kind has which.
     def call(self, kind: str, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
         """Do one job. Returns its result; where it has outputs, a generator of these and then of the result.
 

@@ -15,14 +15,14 @@ from ray.exceptions import ObjectLostError
 
 from actors.errors import DEATHS, ClusterError, Losses, LostObjects
 from actors.placement import Placement
-from rayfl.process import settle, trim
+from rayfl.determinism.process import settle, trim
 
 if TYPE_CHECKING:
-    from rayfl.checkpoint import Checkpoints
-    from rayfl.executor import Executor
-    from rayfl.ledger import RoundRecord
-    from rayfl.record import RoundRow
-    from rayfl.setup import Setup
+    from rayfl.rounds.executor import Executor
+    from rayfl.rounds.ledger import RoundRecord
+    from rayfl.rounds.setup import Setup
+    from rayfl.run_directory.checkpoint import Checkpoints
+    from rayfl.run_directory.record import RoundRow
 
 _CONTROL = "control"
 """Calls of this group are answered while a run goes on."""
@@ -68,11 +68,11 @@ class Coordinator:
         """Play all rounds. False if `stop` ended the run before its last round.
 
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
-        those of `RayExecutor` and of `rayfl.play.play`.
+        those of `RayExecutor` and of `rayfl.run_directory.play_run.play`.
         """
         try:
             from actors.pool import RayExecutor
-            from rayfl.play import Stopped
+            from rayfl.run_directory.play_run import Stopped
 
             executor = RayExecutor(setup[0], order.placement, self._say)
             try:
@@ -92,7 +92,7 @@ class Coordinator:
 
     def _play(self, setup: "Setup", executor: "Executor", order: Order) -> None:
         """Play, and again from the last checkpoint where objects were lost with a node."""
-        from rayfl.play import play
+        from rayfl.run_directory.play_run import play
 
         resumed, losses = order.resumed, Losses()
         while True:

@@ -33,7 +33,7 @@ class Losses:
 def last_word(error: RayTaskError, resume: str) -> BaseException:
     """What a run ends with where its coordinator raised: the exception itself, or ClusterError where Ray or the
     machine's memory is what failed; `resume` says how to go on."""
-    from rayfl.work import ClientError, described, out_of_memory
+    from rayfl.rounds.calls import ClientError, described, out_of_memory
 
     cause = unwrapped(error)
     if isinstance(cause, ObjectStoreFullError):

@@ -7,7 +7,7 @@ each, 100 a round on two actors: 0.25 s a round against 0.31 in the store, and 1
 import os
 
 from rayfl import tree
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 from rayfl.tree import State
 
 LIMIT_BYTES = 100 * 1024

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import ray
 
-from rayfl.config import Runtime
+from rayfl.experiment.experiment import Runtime
+from rayfl.rounds.setup import MOST_CHUNKS
 from rayfl.settings import SettingsError
-from rayfl.setup import MOST_CHUNKS
 
 _UNIT = 10_000
 """Ray counts resources in steps of 1/10000."""

@@ -21,10 +21,10 @@ from actors.errors import DEATHS, ClusterError, LostObjects, unwrapped
 from actors.placement import Placement
 from actors.sentences import ADVICE, readable, whereabouts
 from rayfl.compress.base import Packet
-from rayfl.executor import Done, Job, Ref
+from rayfl.determinism.platform import DECISIVE
 from rayfl.gather import Handle
-from rayfl.machine import DECISIVE
-from rayfl.work import ClientError, OutOfMemory, out_of_memory
+from rayfl.rounds.calls import ClientError, OutOfMemory, out_of_memory
+from rayfl.rounds.executor import Done, Job, Ref
 
 Cause = Literal["memory", "time", "death"]
 """What a call lost its actor to."""

@@ -4,8 +4,8 @@ import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from actors.errors import ClusterError, LostObjects, unwrapped
-from rayfl.executor import Job, Ref
-from rayfl.work import SMALLER, ClientError, Shared
+from rayfl.rounds.calls import SMALLER, ClientError, Shared
+from rayfl.rounds.executor import Job, Ref
 
 ADVICE = (
     "go on with fewer actors (rayfl resume DIR --actors N) or a larger share of a GPU for each (runtime.num_gpus), or "

@@ -25,10 +25,10 @@ from actors.coordinator import Coordinator, News, Order
 from actors.errors import DEATHS, ClusterError, Losses, last_word
 from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
-from rayfl.config import Experiment, Runtime
-from rayfl.record import RoundRow
+from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.record import RoundRow
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
 
 POLL_S = 1.0
 """Seconds between looks for a signal while a round goes on; a round that ends is told at once."""

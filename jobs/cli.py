@@ -23,8 +23,8 @@ def sentences() -> Iterator[None]:
     """A user's mistake ends in one sentence and exit code 2; an error of a client, the cluster or the disk in its own
     and 1."""
     from actors.errors import ClusterError
-    from rayfl.files import DiskError
-    from rayfl.work import ClientError
+    from rayfl.rounds.calls import ClientError
+    from rayfl.run_directory.atomic_files import DiskError
 
     try:
         yield
@@ -69,7 +69,7 @@ def run(
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
     with sentences():
-        from rayfl.sweep import read_sweep
+        from rayfl.experiment.sweep import read_sweep
 
         combinations = read_sweep(file, settings)
         if combinations is not None:
@@ -140,7 +140,7 @@ def sweep(
     KEY=VALUE replaces single settings; that of a swept KEY takes it out of the sweep, sweep.KEY=[...] puts it in.
     """
     with sentences():
-        from rayfl.sweep import read_sweep
+        from rayfl.experiment.sweep import read_sweep
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
         settings += [f"report.{key}={json.dumps(value)}" for key, value in _reading(target, best_over).items()]
@@ -180,10 +180,10 @@ def report(
 ) -> None:
     """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs."""
     with sentences():
-        from rayfl.reading import reading_of
-        from rayfl.record import read_run, run_directories
-        from rayfl.report import report as write
-        from rayfl.report import require, summary
+        from rayfl.experiment.report_options import reading_of
+        from rayfl.report.page import report as write
+        from rayfl.report.page import require, summary
+        from rayfl.run_directory.record import read_run, run_directories
 
         found = [run for directory in directories for run in run_directories(directory)]
         if as_json:
@@ -204,10 +204,10 @@ def report(
 def data(file: Path, overrides: Sequence[str], picture: Path | None) -> None:
     """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
     with sentences():
-        from rayfl.config import read
-        from rayfl.data import picture as drawing
-        from rayfl.prepare import deal
-        from rayfl.sweep import read_sweep
+        from rayfl.experiment.experiment import read
+        from rayfl.experiment.prepare import deal
+        from rayfl.experiment.sweep import read_sweep
+        from rayfl.report import partition_picture as drawing
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)
@@ -226,17 +226,17 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None) -> None:
 def methods(name: str | None) -> None:
     """List the methods with their papers, or the hyper-parameters of one (NAME)."""
     with sentences():
-        from rayfl import registry
+        from rayfl.experiment import methods_registry
         from rayfl.methods.base import ServerHalf
-        from rayfl.training import LocalTraining
+        from rayfl.methods.shared.local_training import LocalTraining
 
         if name is not None:
-            kind = registry.method(name)
+            kind = methods_registry.method(name)
             print(f"{name}: {kind.paper}\n")
             Console().print(_fields(kind.Hyper))
             return
         table = Table("method", "where", "paper", "hyper-parameters of its own")
-        for each, kind in sorted(registry.methods().items()):
+        for each, kind in sorted(methods_registry.methods().items()):
             own = [field for field in kind.Hyper.model_fields if field not in LocalTraining.model_fields]
             where = "server" if issubclass(kind, ServerHalf) else "peers"
             table.add_row(each, where, kind.paper, ", ".join(own))
@@ -248,13 +248,13 @@ def methods(name: str | None) -> None:
 def datasets() -> None:
     """List the datasets and partitions with their options."""
     with sentences():
-        from rayfl import registry
         from rayfl.data.datasets import Source
         from rayfl.data.partition import Scheme
+        from rayfl.experiment import methods_registry
 
         for title, kind in (("dataset", Source), ("partition", Scheme)):
             table = Table(title, "what it is", "options")
-            for name, each in registry.named(kind).items():
+            for name, each in methods_registry.named(kind).items():
                 table.add_row(name, _first_sentence(each), "\n".join(_options(each)))
             Console(width=None if sys.stdout.isatty() else 120).print(table)
 

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from rayfl.record import RoundRow
-from rayfl.report import Summary
+from rayfl.report.page import Summary
+from rayfl.run_directory.record import RoundRow
 
 HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
 

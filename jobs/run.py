@@ -8,19 +8,20 @@ from pathlib import Path
 from actors import session
 from actors.placement import nodes, place
 from jobs import console
-from rayfl import machine, toml
-from rayfl.config import Experiment, read
-from rayfl.executor import InlineExecutor
-from rayfl.files import writing
-from rayfl.kept_files import NAMES, KeptFiles, kept_files
-from rayfl.play import Stopped, play
-from rayfl.prepare import moved, prepare
-from rayfl.record import Run, create_run_directory, describe_run, locked, read_run
-from rayfl.registry import method
-from rayfl.report import report, summary
-from rayfl.series import science
+from rayfl.determinism import platform
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.input_files import NAMES, KeptFiles, kept_files
+from rayfl.experiment.methods_registry import method
+from rayfl.experiment.prepare import moved, prepare
+from rayfl.report.page import report, summary
+from rayfl.report.series import science
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.play_run import Stopped, play
+from rayfl.run_directory.record import Run, create_run_directory, describe_run, locked, read_run
 from rayfl.settings import SettingsError, shown
-from rayfl.setup import Setup
 
 
 def run(experiment: Experiment, output: Path | None = None, overwrite: bool = False) -> Path:
@@ -36,7 +37,7 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
         directory = create_run_directory(output or free_directory(experiment), overwrite)
         try:
             with writing(directory, "run it again"):
-                _describe(directory, files, machine.describe(setup.threads))
+                _describe(directory, files, platform.describe(setup.threads))
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -58,7 +59,7 @@ def go_on(before: Run, experiment: Experiment, anywhere: bool = False) -> Path:
     """Go on with a run as `experiment`, which differs from it in nothing that decides its numbers."""
     files = kept_files(experiment.as_dict())
     setup = prepare(experiment)
-    here = machine.describe(setup.threads)
+    here = platform.describe(setup.threads)
     if not anywhere:
         check_platform(before.platform, here)
     with _placed(experiment, setup):
@@ -85,7 +86,7 @@ def cut_run(directory: Path, experiment: Experiment) -> Run | None:
         return None
     try:
         found = read_run(directory)
-        check_platform(found.platform, machine.describe(experiment.runtime.threads))
+        check_platform(found.platform, platform.describe(experiment.runtime.threads))
     except SettingsError:
         return None
     return None if found.finished or not is_of(found, experiment) else found
@@ -153,7 +154,7 @@ def spans(experiment: Experiment, planned: int) -> bool:
 
 def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> None:
     """SettingsError where the numbers would not be those of one undisturbed run."""
-    for key in machine.DECISIVE:
+    for key in platform.DECISIVE:
         if before.get(key) != here.get(key):
             raise SettingsError(
                 f"the run was made with {key}={before.get(key)}, and here {key}={here.get(key)}, so its numbers would "

@@ -23,18 +23,18 @@ from actors.errors import ClusterError
 from jobs import console
 from jobs.cli import INTERRUPTED
 from jobs.run import cut_run, describe_again, free_directory, go_on, is_of, run
-from rayfl import toml
-from rayfl.config import Experiment
-from rayfl.files import writing
-from rayfl.kept_files import absolute
-from rayfl.prepare import prepare
-from rayfl.reading import Reading
-from rayfl.record import read_run
-from rayfl.report import report, summary
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.input_files import absolute
+from rayfl.experiment.prepare import prepare
+from rayfl.experiment.report_options import Reading
+from rayfl.experiment.sweep import Combination
+from rayfl.report.page import report, summary
+from rayfl.report.tuning import require_settings
+from rayfl.rounds.calls import ClientError
+from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
-from rayfl.sweep import Combination
-from rayfl.tuning import require_settings
-from rayfl.work import ClientError
 
 Status = Literal["finished", "skipped", "stopped", "failed"]
 FAILED = 1

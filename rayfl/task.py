@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from rayfl import flops
 from rayfl.data.batches import Batch
+from rayfl.models import flops
 from rayfl.tree import Tree
 
 Objective = Callable[[Tree, Batch], Tensor]
@@ -55,7 +55,7 @@ class Task(ABC):
 
     @property
     def weight_uses(self) -> Mapping[str, int]:
-        """By name of a weight, how often an entry multiplies in an example's forward pass (`rayfl.flops`).
+        """By name of a weight, how often an entry multiplies in an example's forward pass (`rayfl.models.flops`).
 
         {} where that is not known.
         """

@@ -1,6 +1,6 @@
 """Every test process does its numbers like every other process of rayfl; tests on Ray share one local cluster."""
 
-from rayfl.process import settle
+from rayfl.determinism.process import settle
 
 settle()
 

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayfl.process import settle
+from rayfl.determinism.process import settle
 
 settle()
 
 import numpy as np  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from rayfl.config import Experiment  # noqa: E402
-from rayfl.executor import InlineExecutor  # noqa: E402
-from rayfl.play import final_models  # noqa: E402
-from rayfl.prepare import prepare  # noqa: E402
+from rayfl.experiment.experiment import Experiment  # noqa: E402
+from rayfl.experiment.prepare import prepare  # noqa: E402
+from rayfl.rounds.executor import InlineExecutor  # noqa: E402
+from rayfl.run_directory.play_run import final_models  # noqa: E402
 from tests.contracts.every_compressor import VARIANTS, encode, label, ordinary  # noqa: E402
 from tests.contracts.every_method import contents, experiment, methods  # noqa: E402
 from tests.contracts.executors import play  # noqa: E402
@@ -198,10 +198,7 @@ def with_runtime(name: str, **runtime: Any) -> Experiment:
 
 
 def _table(compressor: Any) -> dict[str, Any]:
-    found = Experiment(
-        rounds=1, data="digits", partition="iid", clients={"count": 2}, model="logistic", method="fedavg",
-        uplink=compressor,
-    )  # fmt: skip
+    found = experiment("fedavg", uplink=compressor)
     return found.as_dict()["uplink"]
 
 

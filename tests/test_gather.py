@@ -10,8 +10,8 @@ from rayfl.compress.base import Packet
 from rayfl.compress.dense import Dense
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import sparse_packet
-from rayfl.executor import Held
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Relay, Sum, WeightedMean, from_wire, to_wire
+from rayfl.rounds.executor import Held
 from rayfl.tree import Tree
 
 RULES = [WeightedMean(), Sum(), ElementwiseMean("sent"), ElementwiseMean("nonzero"), Collect()]

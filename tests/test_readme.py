@@ -8,10 +8,10 @@ from typing import Any
 from click.testing import CliRunner
 
 from jobs.cli import main
-from rayfl import registry
 from rayfl.compress.base import Compressor
-from rayfl.config import Experiment
 from rayfl.data.datasets import Source
+from rayfl.experiment import methods_registry
+from rayfl.experiment.experiment import Experiment
 from rayfl.models import Architecture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def test_the_commented_settings_of_the_experiment_are_valid_too():
 
 
 def test_every_method_compressor_dataset_and_model_is_named():
-    for names in (registry.methods(), *map(registry.named, (Compressor, Source, Architecture))):
+    for names in (methods_registry.methods(), *map(methods_registry.named, (Compressor, Source, Architecture))):
         assert [name for name in names if f"`{name}`" not in README] == []
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.executor import InlineExecutor
-from rayfl.ledger import RoundRecord
-from rayfl.population import Population, Status
-from rayfl.record import ClientRow
-from rayfl.rounds import World
-from rayfl.setup import Setup
+from rayfl.population.sampling import Population, Status
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.record import ClientRow
 from tests.contracts.every_method import contents
 from tests.methods.reference import played, setup_of
 

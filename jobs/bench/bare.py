@@ -13,10 +13,10 @@ from torch import Tensor, nn, optim
 from torch.multiprocessing.spawn import spawn
 
 from jobs.bench.workloads import WORKLOADS
-from rayfl.prepare import prepare
-from rayfl.process import settle
-from rayfl.setup import Setup
-from rayfl.training import LocalTraining
+from rayfl.determinism.process import settle
+from rayfl.experiment.prepare import prepare
+from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.rounds.setup import Setup
 
 
 class Bare:

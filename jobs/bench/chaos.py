@@ -25,10 +25,10 @@ from rich.table import Table
 
 from actors import session
 from actors.faults import Cluster, add_node, kill_one, remove_node, small_cluster
-from rayfl.config import Experiment, to_toml
-from rayfl.machine import describe
-from rayfl.prepare import prepare
-from rayfl.record import RoundRow, create_run_directory, describe_run, read_run
+from rayfl.determinism.platform import describe
+from rayfl.experiment.experiment import Experiment, to_toml
+from rayfl.experiment.prepare import prepare
+from rayfl.run_directory.record import RoundRow, create_run_directory, describe_run, read_run
 
 METHODS = ("fedavg", "fedpse", "dispfl")
 KILLS_A_ROUND = 4

@@ -67,10 +67,10 @@ def bench_compressors(names: Sequence[str], num_entries: int, plot: Path) -> Non
 def bench_chaos(methods: Sequence[str], kills: int, seed: int) -> int:
     """Kill what can be killed; see `jobs.bench.chaos`. Returns an exit code. ValueError on what cannot be done."""
     from jobs.bench import chaos
-    from rayfl import registry
+    from rayfl.experiment import methods_registry
 
     for name in methods:
-        registry.method(name)
+        methods_registry.method(name)
     if kills < 1:
         raise ValueError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
     return chaos.bench(methods or chaos.METHODS, kills, seed)

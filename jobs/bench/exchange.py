@@ -24,14 +24,14 @@ from jobs.bench.memory import descendants, run_watched
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
-from rayfl.config import Experiment, Runtime
-from rayfl.executor import Done, Executor, Job, Ref
-from rayfl.ledger import Ledger
-from rayfl.prepare import prepare
-from rayfl.rounds import World, mix
-from rayfl.setup import Setup
+from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.calls import Report, Shared
+from rayfl.rounds.executor import Done, Executor, Job, Ref
+from rayfl.rounds.ledger import Ledger
+from rayfl.rounds.rounds import World, mix
+from rayfl.rounds.setup import Setup
 from rayfl.tree import State
-from rayfl.work import Report, Shared
 
 ACTORS = 2
 GRAPHS = {

@@ -13,13 +13,13 @@ import numpy as np
 
 from actors import session
 from jobs.bench.workloads import WORKLOADS
-from rayfl.config import Experiment
 from rayfl.data.partition import Partition, Shards
-from rayfl.machine import describe
-from rayfl.population import Population
-from rayfl.prepare import prepare
-from rayfl.record import create_run_directory, describe_run
-from rayfl.setup import Setup
+from rayfl.determinism.platform import describe
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.population.sampling import Population
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.record import create_run_directory, describe_run
 
 
 def main(name: str, actors: int) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from actors import session
 from actors.store import store_use
 from jobs.bench.memory import Resident, resident
-from rayfl.config import Experiment, to_toml
-from rayfl.machine import describe
-from rayfl.prepare import prepare
-from rayfl.record import RoundRow, create_run_directory, describe_run
+from rayfl.determinism.platform import describe
+from rayfl.experiment.experiment import Experiment, to_toml
+from rayfl.experiment.prepare import prepare
+from rayfl.run_directory.record import RoundRow, create_run_directory, describe_run
 
 LOOKS = 5
 """Memory at a round is the least of so many looks, one after each round before it: work under way comes and goes, and

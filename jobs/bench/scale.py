@@ -20,9 +20,9 @@ from rich.table import Table
 from jobs.bench.chaos import bits_different
 from jobs.bench.memory import run_watched
 from jobs.bench.played import Played, from_json
-from rayfl import checkpoint
-from rayfl.config import Experiment
-from rayfl.record import read_run
+from rayfl.experiment.experiment import Experiment
+from rayfl.run_directory import checkpoint
+from rayfl.run_directory.record import read_run
 
 MB = 10**6
 

@@ -5,7 +5,7 @@ FedAvg on Fashion-MNIST, SGD with learning rate 0.05, one local epoch, Dirichlet
 
 from dataclasses import dataclass
 
-from rayfl.config import Experiment
+from rayfl.experiment.experiment import Experiment
 
 SMALL_CNN = {"name": "convnet2", "channels": [16, 32], "hidden": [512]}
 LARGE_MLP = {"name": "mlp", "hidden": [2600, 3400]}

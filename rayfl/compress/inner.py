@@ -10,7 +10,7 @@ from rayfl.compress.base import Compressor
 # Any: what a TOML file holds, or an instance from Python.
 def resolve(kind: type[Compressor], given: Any) -> Any:
     """The compressor that a table or a name tells; anything else as it is. ValueError where it is none of `kind`."""
-    from rayfl.registry import compressor, named
+    from rayfl.experiment.methods_registry import compressor, named
 
     table = {"name": given} if isinstance(given, str) else given
     found = compressor(table) if isinstance(table, dict) else given

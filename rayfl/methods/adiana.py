@@ -28,8 +28,15 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.gradients import DistributedGradient, GradientWork, damping, shifted, soft_threshold, stated_omega
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage, Traits
+from rayfl.methods.shared.distributed_gradient import (
+    DistributedGradient,
+    GradientWork,
+    damping,
+    shifted,
+    soft_threshold,
+    stated_omega,
+)
 from rayfl.tree import State, Tree
 
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from rayfl.compress.base import Compressor, Message, Packet
+from rayfl.determinism.seeding import Draws
 from rayfl.gather import Aggregate, Gather
-from rayfl.seeding import Draws
 from rayfl.settings import Settings
 from rayfl.task import Task
 from rayfl.tree import State, Tree

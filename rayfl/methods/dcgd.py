@@ -16,8 +16,8 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.gradients import DistributedGradient, GradientStep, soft_threshold
 from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, soft_threshold
 from rayfl.tree import State
 
 

@@ -24,8 +24,14 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.gradients import DistributedGradient, GradientStep, damping, shifted, soft_threshold
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.shared.distributed_gradient import (
+    DistributedGradient,
+    GradientStep,
+    damping,
+    shifted,
+    soft_threshold,
+)
 from rayfl.tree import State, Tree
 
 

@@ -26,7 +26,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Stage, Traits
-from rayfl.training import GradientMethod, LocalWork
+from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.tree import State, Tree
 
 

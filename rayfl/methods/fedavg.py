@@ -11,7 +11,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, ServerHalf
-from rayfl.training import GradientMethod
+from rayfl.methods.shared.local_training import GradientMethod
 from rayfl.tree import State, Tree
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rayfl.methods.base import Carry, Context, Stage
 from rayfl.methods.fedavg import FedAvg
-from rayfl.training import LocalTraining
+from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.tree import State, Tree
 
 

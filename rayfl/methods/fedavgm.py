@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rayfl.optim import SGD, Optimizer
-from rayfl.server_steps import ServerStepping, ServerSteps
+from rayfl.methods.shared.optimizers import SGD, Optimizer
+from rayfl.methods.shared.server_optimizer import ServerStepping, ServerSteps
 
 
 class FedAvgMHyper(ServerSteps):

@@ -20,8 +20,8 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Collect, Gather
 from rayfl.methods.base import Carry, Context, Finished, Metrics, ServerHalf
-from rayfl.minimum_norm import gram, minimum_norm_weights
-from rayfl.training import GradientMethod, LocalWork
+from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.minimum_norm import gram, minimum_norm_weights
 from rayfl.tree import State, Tree
 
 

@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rayfl.adaptive import Adagrad, AdaptiveAdam, SecondMoment, Yogi
-from rayfl.optim import Optimizer
-from rayfl.server_steps import ServerStepping, ServerSteps
+from rayfl.methods.shared.adaptive_optimizers import Adagrad, AdaptiveAdam, SecondMoment, Yogi
+from rayfl.methods.shared.optimizers import Optimizer
+from rayfl.methods.shared.server_optimizer import ServerStepping, ServerSteps
 
 
 class FedOptHyper(ServerSteps):

@@ -28,7 +28,7 @@ from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage, Traits
-from rayfl.training import GradientMethod, LocalWork
+from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.tree import State, Tree
 
 

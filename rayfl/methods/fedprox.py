@@ -16,7 +16,7 @@ from rayfl import tree
 from rayfl.data.batches import Batch
 from rayfl.methods.base import Carry, Stage
 from rayfl.methods.fedavg import FedAvg
-from rayfl.training import LocalTraining
+from rayfl.methods.shared.local_training import LocalTraining
 
 
 class FedProxHyper(LocalTraining):

@@ -30,8 +30,8 @@ from rayfl.compress.structured import Scores, Structured
 from rayfl.gather import Aggregate, Collect
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
 from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.task import Task
-from rayfl.training import LocalTraining
 from rayfl.tree import State, Tree
 
 

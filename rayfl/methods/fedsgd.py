@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from rayfl.methods.dcgd import DCGD, DCGDHyper
-from rayfl.training import Weighting
+from rayfl.methods.shared.local_training import Weighting
 
 
 class FedSGDHyper(DCGDHyper):

@@ -29,8 +29,8 @@ from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf, Traits
+from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
 from rayfl.task import Task
-from rayfl.training import GradientMethod, LocalTraining
 from rayfl.tree import State, Tree
 
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.gather import Aggregate, Gather
-from rayfl.hidden_masks import HiddenMasks
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
+from rayfl.methods.shared.learned_masks import HiddenMasks
 from rayfl.tree import State, Tree
 
 

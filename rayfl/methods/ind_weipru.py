@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rayfl.gather import Aggregate, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf
-from rayfl.pruned_weights import PrunedWeights, PrunedWeightsHyper
+from rayfl.methods.shared.pruned_weights import PrunedWeights, PrunedWeightsHyper
 from rayfl.tree import State
 
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.gather import Aggregate, Gather, Sum
-from rayfl.gradients import DistributedGradient, GradientStep
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
 from rayfl.tree import State, Tree
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
-from rayfl.training import GradientMethod, LocalWork
+from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.tree import State, Tree
 
 

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl import flops, masks
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Plan, Stage, Traits
-from rayfl.training import GradientMethod, LocalWork
+from rayfl.methods.shared import masks
+from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.models import flops
 from rayfl.tree import State, Tree
 
 GATE, TRAIN = "gate", "train"

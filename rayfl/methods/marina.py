@@ -28,8 +28,8 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.gradients import DistributedGradient, GradientStep, stated_omega
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage, Traits
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, stated_omega
 from rayfl.tree import State, Tree
 
 

@@ -3,7 +3,7 @@ Heterogeneity, Algorithm 1.
 
 All peers have the same random weights w, which never change. A peer learns a mask m_i of its own on them, by way of
 scores z_i, and sends that mask, one bit an entry. mbar is the mean of the neighbours' masks, its own left out. With
-Agg(z, mbar) = z + mean(|z|) sign(z) o mbar for every layer, Thres and Fil as in `rayfl.hidden_masks`, iteration k is
+Agg(z, mbar) = z + mean(|z|) sign(z) o mbar for every layer, Thres and Fil as in shared/learned_masks.py, iteration k is
 
     m^(k-1)   = Fil[Thres(Agg(z^(k-1), mbar^(k-3/2)))]                      the model w o m^(k-1) sees one minibatch
     G         = (df/dv) o w o sign(z^(k-1)) + lambda z / ||z_row||          (14), (15), and the gradient of (7)
@@ -35,11 +35,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl import masks, tree
+from rayfl import tree
 from rayfl.compress.mask import mask_packet
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.hidden_masks import HiddenMaskHyper, HiddenMasks, masked_part
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
+from rayfl.methods.shared import masks
+from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, masked_part
 from rayfl.tree import State, Tree
 
 

@@ -16,8 +16,8 @@ from pydantic import Field
 from rayfl.compress.base import Compressor
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sign import OneBit
-from rayfl.compressed_sgd import CompressedSGD
-from rayfl.gradients import GradientStep
+from rayfl.methods.shared.compressed_sgd import CompressedSGD
+from rayfl.methods.shared.distributed_gradient import GradientStep
 
 
 class OneBitHyper(GradientStep):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf
-from rayfl.pruned_weights import PrunedWeights
+from rayfl.methods.shared.pruned_weights import PrunedWeights
 from rayfl.tree import State
 
 

@@ -25,9 +25,9 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.gather import Aggregate, Collect, Gather
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Traits
-from rayfl.neuron_matching import Layer, Prior, merge
+from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.neuron_matching import Layer, Prior, merge
 from rayfl.task import Classification, Task
-from rayfl.training import GradientMethod, LocalWork
 from rayfl.tree import State, Tree
 
 

@@ -27,7 +27,7 @@ from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, Sum, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage, Traits
-from rayfl.training import GradientMethod, LocalTraining, Weighting
+from rayfl.methods.shared.local_training import GradientMethod, LocalTraining, Weighting
 from rayfl.tree import State, Tree
 
 CONTROL = "control"

@@ -28,7 +28,7 @@ from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, ServerHalf, Stage, Traits
-from rayfl.schedules import LearningRate
+from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.tree import State, Tree
 
 START = "start"

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from rayfl.compress.base import Compressor
 from rayfl.compress.quantize import TernGrad as Ternary
-from rayfl.compressed_sgd import CompressedSGD
-from rayfl.gradients import GradientStep
+from rayfl.methods.shared.compressed_sgd import CompressedSGD
+from rayfl.methods.shared.distributed_gradient import GradientStep
 
 
 class TernGradHyper(GradientStep):

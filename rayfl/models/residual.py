@@ -9,9 +9,9 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from rayfl.data.torchvision import torchvision
 from rayfl.models.base import Architecture, Width
 from rayfl.models.convolutional import check_groups, start_convolution
-from rayfl.vision import torchvision
 
 
 class ResNet18(Architecture):

@@ -14,11 +14,11 @@ from actors import pool, session
 from actors.coordinator import News
 from actors.errors import DEATHS, ClusterError, Losses
 from actors.placement import Placement
-from rayfl.config import Runtime
-from rayfl.executor import Job
-from rayfl.prepare import prepare
-from rayfl.record import RoundRow
-from rayfl.work import ClientJob, Shared
+from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.calls import ClientJob, Shared
+from rayfl.rounds.executor import Job
+from rayfl.run_directory.record import RoundRow
 from tests.actors.toys import experiment
 
 

@@ -11,7 +11,7 @@ from jobs.bench.chaos import METHODS, bits_different, experiment
 from jobs.run import run
 
 PROGRAM = """
-from rayfl.process import settle
+from rayfl.determinism.process import settle
 settle()
 import sys
 from jobs.bench.chaos import bench

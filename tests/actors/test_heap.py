@@ -7,9 +7,9 @@ import pytest
 import ray
 
 from actors import heap, session
-from rayfl.config import Runtime
-from rayfl.prepare import prepare
-from rayfl.setup import Setup
+from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.setup import Setup
 from tests.actors.toys import experiment
 
 

@@ -18,13 +18,13 @@ from actors.pool import RayExecutor
 from jobs import run as running
 from jobs.run import resume, run
 from rayfl.compress.base import Message
-from rayfl.executor import InlineExecutor
+from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
-from rayfl.prepare import prepare
-from rayfl.record import read_run
+from rayfl.rounds.calls import ClientError
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.run_directory.record import read_run
 from rayfl.tree import State
-from rayfl.work import ClientError
 from tests.actors.toys import assert_same_bits, assert_same_run, experiment, played, with_method
 
 ERRORS = {

@@ -4,7 +4,7 @@ import pytest
 import ray
 
 from actors.placement import Node, Placement, nodes, place, share
-from rayfl.config import Runtime
+from rayfl.experiment.experiment import Runtime
 from rayfl.settings import SettingsError
 
 LAPTOP = [Node("a", 2.0, 0.0)]

@@ -16,16 +16,16 @@ from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.pool import RayExecutor, Wave
 from rayfl.compress.base import Message
-from rayfl.config import Runtime
-from rayfl.executor import InlineExecutor, Job
+from rayfl.determinism.seeding import NOBODY
+from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.prepare import prepare
 from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
-from rayfl.prepare import prepare
-from rayfl.rounds import World, simulate
-from rayfl.seeding import NOBODY
+from rayfl.rounds.calls import ClientError, ClientJob, PooledJob, Role, Shared, TrainJob
+from rayfl.rounds.executor import InlineExecutor, Job
+from rayfl.rounds.rounds import World, simulate
 from rayfl.tree import State
-from rayfl.work import ClientError, ClientJob, PooledJob, Role, Shared, TrainJob
 from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, played, with_method
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]

@@ -16,14 +16,14 @@ from ray._private.internal_api import memory_summary
 
 from actors import session
 from actors.placement import Placement
-from rayfl.config import Runtime
-from rayfl.executor import InlineExecutor
-from rayfl.play import play
-from rayfl.prepare import prepare
-from rayfl.record import RoundRow, read_run
-from rayfl.rounds import simulate
+from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.calls import ClientError
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import simulate
+from rayfl.run_directory.play_run import play
+from rayfl.run_directory.record import RoundRow, read_run
 from rayfl.settings import SettingsError
-from rayfl.work import ClientError
 from tests.actors.toys import Failing, assert_same_run, experiment, with_method, write_experiment
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -117,13 +117,13 @@ def test_old_states_leave_the_object_store() -> None:
 
 
 PROGRAM = """
-from rayfl.process import settle
+from rayfl.determinism.process import settle
 settle()
 from pathlib import Path
 import ray
 from actors import session
 from actors.errors import ClusterError
-from rayfl.prepare import prepare
+from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
 
 chosen = experiment(runtime={"actors": 2, "object_store_memory_mb": 100})
@@ -158,7 +158,7 @@ def test_a_driver_that_uses_ray_already_keeps_it() -> None:
 UNREACHABLE = """
 import sys
 from actors import session
-from rayfl.config import Runtime
+from rayfl.experiment.experiment import Runtime
 
 for address in sys.argv[1:]:
     try:

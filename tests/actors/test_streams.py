@@ -6,16 +6,16 @@ import pytest
 
 from actors import session
 from actors.pool import RayExecutor
-from rayfl.config import Runtime
-from rayfl.executor import InlineExecutor
+from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.methods.dpsgd import DPSGD
-from rayfl.prepare import prepare
-from rayfl.setup import Setup
+from rayfl.rounds.calls import ClientError, MixJob, Shared
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker import Worker
 from rayfl.tree import State
-from rayfl.work import ClientError, MixJob, Shared
-from rayfl.worker import Worker
 from tests.actors.toys import assert_same_bits, experiment, played
 
 

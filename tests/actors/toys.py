@@ -11,15 +11,15 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.base import Message
-from rayfl.config import Experiment
-from rayfl.executor import Executor
-from rayfl.ledger import RoundRecord
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
-from rayfl.prepare import prepare
-from rayfl.record import read_run
-from rayfl.rounds import World, simulate
-from rayfl.setup import Setup
+from rayfl.rounds.executor import Executor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.record import read_run
 from rayfl.tree import State
 
 

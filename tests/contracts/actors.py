@@ -4,7 +4,7 @@ import ray
 
 from actors.placement import Placement
 from actors.pool import RayExecutor
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 
 
 class SharedActors(RayExecutor):

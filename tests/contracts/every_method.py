@@ -9,18 +9,18 @@ import pytest
 from torch import Tensor
 
 from rayfl.compress.base import Packet
-from rayfl.config import Experiment
-from rayfl.elastic import Elastic
-from rayfl.executor import Executor
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.methods_registry import methods
+from rayfl.experiment.prepare import prepare
 from rayfl.gather import Relay
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.scaffold import Scaffold
-from rayfl.prepare import prepare
-from rayfl.registry import methods
-from rayfl.rounds import World
-from rayfl.setup import Setup
-from rayfl.topology import FullyConnected
+from rayfl.methods.shared.elastic import Elastic
+from rayfl.rounds.executor import Executor
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
+from rayfl.topology.graphs import FullyConnected
 from rayfl.tree import PackedBits
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.fed_fomo import FedFomo

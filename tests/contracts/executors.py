@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from rayfl.compress.base import Packet
-from rayfl.executor import Done, Executor, Held, InlineExecutor, Job, Ref
 from rayfl.gather import Handle
-from rayfl.ledger import RoundRecord
-from rayfl.rounds import World, simulate
-from rayfl.setup import Setup
+from rayfl.rounds.executor import Done, Executor, Held, InlineExecutor, Job, Ref
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.setup import Setup
 
 
 class Shuffled(InlineExecutor):

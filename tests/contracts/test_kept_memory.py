@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from rayfl.config import Experiment
-from rayfl.executor import InlineExecutor
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Plan
 from rayfl.methods.fedavg import FedAvg
-from rayfl.prepare import prepare
-from rayfl.rounds import first_world, server_round
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import first_world, server_round
 from rayfl.tree import to_tensors
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from rayfl.executor import InlineExecutor
 from rayfl.methods.base import PeerHalf
 from rayfl.methods.lag import LAG
-from rayfl.setup import Evaluation
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Evaluation
 from tests.contracts.every_method import (
     SERVER_CASES,
     Case,

@@ -6,8 +6,8 @@ import pytest
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.methods.base import PeerHalf
+from rayfl.rounds.setup import Evaluation
 from rayfl.settings import SettingsError
-from rayfl.setup import Evaluation
 from tests.contracts.every_method import (
     FREE_CASES,
     FREE_DOWNLINKS,

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl import checkpoint
-from rayfl.executor import InlineExecutor
-from rayfl.ledger import RoundRecord
-from rayfl.wrapping import Wrapping
+from rayfl.methods.shared.wrapper import Wrapping
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.run_directory import checkpoint
 from tests.contracts.every_method import (
     REGISTERED,
     SERVER_CASES,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayfl.compress.base import Message
 from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 
 CLIENT_HOOKS = ("init_client", "begin", "step", "turn", "finish", "absorb", "eval_begin", "outcome")
 SERVER_HOOKS = ("init_server", "init_link", "model", "broadcast", "personal", "remember", "server_update", "reply")

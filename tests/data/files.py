@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from rayfl.vision import torchvision
+from rayfl.data.torchvision import torchvision
 
 # Any: LEAF's x and y are whatever JSON has.
 Users = Mapping[str, tuple[Sequence[Any], Sequence[Any]]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rayfl.data import batches as batches_module
 from rayfl.data.batches import Batch, ClientData, amount, pad, schedule, steps_within
 from rayfl.data.partition import Partition, Shards
-from rayfl.seeding import generator
+from rayfl.determinism.seeding import generator
 from tests.data.toys import numbered_images
 
 

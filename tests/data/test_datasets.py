@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from rayfl.data.datasets import Dataset, Samples, Source, crop_and_flip
-from rayfl.data.digits import FOLDER, Digits
-from rayfl.data.idx import read_idx
-from rayfl.registry import named
-from rayfl.seeding import generator
+from rayfl.data.sources.digits import FOLDER, Digits
+from rayfl.data.sources.idx import read_idx
+from rayfl.determinism.seeding import generator
+from rayfl.experiment.methods_registry import named
 
 
 def dataset_of(inputs: np.ndarray, kind: str, **values) -> Dataset:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.partition import Partition, Shards
-from rayfl.seeding import generator
+from rayfl.determinism.seeding import generator
 
 
 def partition_of(sizes: list[int]) -> Partition:

@@ -16,9 +16,9 @@ from jobs.bench.memory import Resident
 from jobs.bench.played import Played
 from jobs.cli import main
 from jobs.run import run
-from rayfl import checkpoint
-from rayfl.config import Experiment, Runtime
-from rayfl.record import read_run
+from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.run_directory import checkpoint
+from rayfl.run_directory.record import read_run
 
 TINY = scale.Sizes(
     clients=(10,),

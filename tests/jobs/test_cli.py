@@ -11,9 +11,9 @@ import pytest
 
 from actors.errors import ClusterError
 from jobs.run import run
-from rayfl.config import Experiment, read
-from rayfl.record import load_model, read_run
-from rayfl.work import ClientError
+from rayfl.experiment.experiment import Experiment, read
+from rayfl.rounds.calls import ClientError
+from rayfl.run_directory.record import load_model, read_run
 from tests.jobs.commands import rayfl, refused
 
 EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "jobs" / "experiments").glob("*.toml"))

@@ -9,9 +9,9 @@ import pytest
 from click.testing import Result
 
 from jobs.run import run
-from rayfl.play import Stopped
-from rayfl.record import read_run
-from rayfl.sweep import read_sweep
+from rayfl.experiment.sweep import read_sweep
+from rayfl.run_directory.play_run import Stopped
+from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
 

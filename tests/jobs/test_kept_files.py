@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.config import read
-from rayfl.kept_files import absolute, kept_files, located, mapped
-from rayfl.record import read_run
+from rayfl.experiment.experiment import read
+from rayfl.experiment.input_files import absolute, kept_files, located, mapped
+from rayfl.experiment.sweep import read_sweep
+from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
-from rayfl.sweep import read_sweep
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from jobs.cli import main
 from jobs.run import run
-from rayfl.record import locked, read_run
+from rayfl.run_directory.record import locked, read_run
 from tests.actors.toys import assert_same_run, experiment
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.record import read_run
+from rayfl.run_directory.record import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -15,10 +15,10 @@ from click.testing import Result
 from jobs import run as running
 from jobs import sweep as sweeping
 from jobs.sweep import _end
-from rayfl.config import Experiment
-from rayfl.record import read_run
-from rayfl.sweep import read_sweep
-from rayfl.work import ClientError
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.sweep import read_sweep
+from rayfl.rounds.calls import ClientError
+from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl, refused
 

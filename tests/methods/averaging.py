@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.registry import method
-from rayfl.rounds import World
-from rayfl.setup import Setup
+from rayfl.experiment.methods_registry import method
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
 from tests.contracts.seams.closed_form import Points, batches, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
 

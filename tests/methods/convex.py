@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from rayfl import seeding, tree
+from rayfl import tree
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.sparse import sparse_packet
-from rayfl.config import Experiment
-from rayfl.executor import InlineExecutor
-from rayfl.ledger import RoundRecord
-from rayfl.prepare import prepare
-from rayfl.rounds import World
-from rayfl.setup import Setup
+from rayfl.determinism import seeding
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
 from rayfl.tree import Tree
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, flat, points

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import seeding
-from rayfl.ledger import RoundRecord
+from rayfl.determinism import seeding
 from rayfl.methods.fedpse import FedPSE, FedPSEHyper
-from rayfl.rounds import World
-from rayfl.setup import Setup
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
 from tests.methods.reference import (
     Vectors,
     initial,

@@ -6,12 +6,20 @@ from typing import Any
 import numpy as np
 
 from rayfl import tree
-from rayfl.executor import InlineExecutor
-from rayfl.population import Participation
-from rayfl.registry import method
-from rayfl.rounds import World
-from rayfl.setup import Setup
-from rayfl.topology import FullyConnected, Grid, OnePeerExponential, RandomNeighbours, RandomRegular, Ring, Topology
+from rayfl.experiment.methods_registry import method
+from rayfl.population.sampling import Participation
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
+from rayfl.topology.graphs import (
+    FullyConnected,
+    Grid,
+    OnePeerExponential,
+    RandomNeighbours,
+    RandomRegular,
+    Ring,
+    Topology,
+)
 from tests.contracts.seams.closed_form import Points, batches, flat, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 

@@ -11,20 +11,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayfl import registry, seeding, tree
+from rayfl import tree
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import schedule
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
-from rayfl.executor import InlineExecutor
-from rayfl.ledger import RoundRecord
+from rayfl.determinism import seeding
+from rayfl.experiment import methods_registry
+from rayfl.methods.shared.local_training import LocalTraining, LocalWork
 from rayfl.models import Logistic
-from rayfl.population import Clients, Population
-from rayfl.rounds import World, simulate
-from rayfl.setup import Evaluation, Setup
+from rayfl.population.sampling import Clients, Population
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.task import Classification
-from rayfl.training import LocalTraining, LocalWork
 
 Vectors = dict[str, np.ndarray]
 """Parameters by name, float64."""
@@ -68,7 +70,7 @@ def setup_of(
     return Setup(
         seed=seed,
         rounds=rounds,
-        method=registry.method(method)(task, **hyper),
+        method=methods_registry.method(method)(task, **hyper),
         dataset=dataset,
         partition=Partition(train=train, validation=empty, heldout=empty, test=test),
         population=Population(Clients(**{"count": len(sizes), **(clients or {})}), seed, train.sizes),

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import seeding
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
-from rayfl.executor import InlineExecutor
+from rayfl.determinism import seeding
 from rayfl.methods.adiana import ADIANA, ADIANAHyper, Parameters
 from rayfl.methods.base import Method
 from rayfl.methods.diana import DIANA
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup

@@ -7,9 +7,9 @@ import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
-from rayfl.executor import InlineExecutor
 from rayfl.methods.diana import DIANA
-from rayfl.setup import Setup
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup

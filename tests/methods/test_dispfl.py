@@ -8,19 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl import seeding, tree
+from rayfl import tree
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
-from rayfl.engine import Start
+from rayfl.determinism import seeding
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Traits, Work
 from rayfl.methods.dispfl import DisPFL
 from rayfl.models import MLP
-from rayfl.setup import Setup
+from rayfl.rounds.calls import MixJob
+from rayfl.rounds.engines import Start
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker import gather_rows
 from rayfl.task import Classification
-from rayfl.topology import RandomNeighbours
-from rayfl.work import MixJob
-from rayfl.worker import gather_rows
+from rayfl.topology.graphs import RandomNeighbours
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, played, setup_of
 
 

@@ -9,12 +9,20 @@ import pytest
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Samples
-from rayfl.executor import InlineExecutor
-from rayfl.graphs import spectral_gap
-from rayfl.population import Clients
+from rayfl.population.sampling import Clients
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
-from rayfl.topology import Grid, OnePeerExponential, RandomNeighbours, RandomRegular, Ring, Topology, mixing_weights
+from rayfl.topology.graphs import (
+    Grid,
+    OnePeerExponential,
+    RandomNeighbours,
+    RandomRegular,
+    Ring,
+    Topology,
+    mixing_weights,
+)
+from rayfl.topology.statistics import spectral_gap
 from tests.contracts.every_method import assert_same_bits, contents
 from tests.contracts.executors import Shuffled, play
 from tests.contracts.seams.closed_form import points

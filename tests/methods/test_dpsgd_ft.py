@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.executor import InlineExecutor
-from rayfl.setup import Evaluation
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Evaluation
 from tests.contracts.every_method import assert_same_bits, contents
 from tests.contracts.executors import Shuffled, play
 from tests.contracts.seams.closed_form import points

@@ -9,7 +9,7 @@ import pytest
 from rayfl import tree
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 from tests.methods.reference import (
     SIZES,
     TinyCNN,

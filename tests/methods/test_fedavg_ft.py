@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.ledger import RoundRecord
-from rayfl.setup import Evaluation, Setup
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.setup import Evaluation, Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN

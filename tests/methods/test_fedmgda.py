@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl import seeding
+from rayfl.determinism import seeding
 from rayfl.gather import Aggregate, Collect
 from rayfl.methods.fedmgda import FedMGDA
 from tests.methods.reference import SIZES, Vectors, doubles, initial, played, setup_of, trained

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.adaptive import Adagrad, Adaptive, AdaptiveAdam, Yogi
+from rayfl.methods.shared.adaptive_optimizers import Adagrad, Adaptive, AdaptiveAdam, Yogi
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, start
 from tests.methods.averaging import ABSENCES, ENGINES, Moments, assert_follows, followed, made, wells

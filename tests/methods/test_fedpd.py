@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import seeding, tree
-from rayfl.executor import InlineExecutor
+from rayfl import tree
+from rayfl.determinism import seeding
 from rayfl.methods.fedpd import FedPD
+from rayfl.rounds.executor import InlineExecutor
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.compress.sparse import TopK, sparse_packet
+from rayfl.determinism.seeding import NOBODY
 from rayfl.gather import Aggregate
 from rayfl.methods.fedpse import FedPSE, correlation_distance, personal_support
-from rayfl.seeding import NOBODY
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of
 

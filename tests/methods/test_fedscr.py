@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.ledger import RoundRecord
 from rayfl.methods.fedscr import FedSCR, FedSCRHyper, divergence, significance
-from rayfl.rounds import World
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
 from tests.methods.fedpse_paper import Training, close, flat
 from tests.methods.reference import (
     SIZES,

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import seeding, tree
-from rayfl.ledger import RoundRecord
+from rayfl import tree
+from rayfl.determinism import seeding
 from rayfl.methods.fedstc import FedSTC, FedSTCHyper
-from rayfl.rounds import World
-from rayfl.setup import Setup
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
 from tests.compress.ternary_paper import num_bits, stc
 from tests.methods.fedpse_paper import Training, close, flat, unflat
 from tests.methods.reference import SIZES, TinyCNN, images, initial, played, setup_of, trained, trained_by_torch, weight

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import registry, tree
-from rayfl.executor import InlineExecutor
+from rayfl import tree
+from rayfl.experiment import methods_registry
 from rayfl.methods.base import Method
 from rayfl.methods.lag import LAG
 from rayfl.methods.lag_ps import LAGPS
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import Points, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
@@ -161,4 +162,4 @@ def test_a_change_as_large_as_the_rule_allows_is_not_sent():
 @pytest.mark.parametrize("name", ["lag", "lag_ps"])
 def test_clients_have_no_weights(name: str):
     with pytest.raises(SettingsError, match="weighting='samples' is not allowed"):
-        registry.method(name)(Quadratic(), weighting="samples")
+        methods_registry.method(name)(Quadratic(), weighting="samples")

@@ -9,8 +9,8 @@ import torch
 
 from rayfl import tree
 from rayfl.methods.base import Carry, Context, Stage
-from rayfl.setup import Setup
-from rayfl.topology import RandomNeighbours
+from rayfl.rounds.setup import Setup
+from rayfl.topology.graphs import RandomNeighbours
 from rayfl.tree import Tree
 from tests.methods.reference import SIZES, Vectors, batches, initial, played, setup_of, softmax_gradient
 

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import seeding, tree
+from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
-from rayfl.executor import InlineExecutor
+from rayfl.determinism import seeding
 from rayfl.methods.base import Context
 from rayfl.methods.marina import MARINA
-from rayfl.setup import Setup
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl import seeding, tree
+from rayfl import tree
 from rayfl.data.batches import schedule
-from rayfl.hidden_masks import HiddenMaskHyper, HiddenMasks
+from rayfl.determinism import seeding
 from rayfl.methods.base import Traits, Work
 from rayfl.methods.mcepl import MCEPL, MCEPLHyper, aggregated
+from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks
 from rayfl.models import MLP, AlexNetMCEPL
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
-from rayfl.topology import FullyConnected, RandomNeighbours, Topology
+from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, initial, played, setup_of, softmax_gradient
 
 LAYER, BIAS = "1.weight", "1.bias"

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.config import Experiment, read_table
-from rayfl.data.cifar import CIFAR10
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.executor import InlineExecutor
-from rayfl.prepare import prepare
-from rayfl.rounds import simulate
-from rayfl.sweep import read_sweep
+from rayfl.data.sources.cifar import CIFAR10
+from rayfl.experiment.experiment import Experiment, read_table
+from rayfl.experiment.prepare import prepare
+from rayfl.experiment.sweep import read_sweep
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import simulate
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "jobs" / "experiments"
 

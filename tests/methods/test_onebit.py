@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rayfl import tree
-from rayfl.executor import InlineExecutor
 from rayfl.methods.onebit import OneBitSGD
-from rayfl.setup import Setup
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from rayfl import tree
-from rayfl.config import Experiment
-from rayfl.executor import InlineExecutor
+from rayfl.determinism.seeding import NOBODY
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
 from rayfl.methods.pfnm import PFNM, layers
+from rayfl.methods.shared.neuron_matching import Prior, merge
 from rayfl.models import MLP
-from rayfl.neuron_matching import Prior, merge
-from rayfl.prepare import prepare
-from rayfl.rounds import first_world, server_round
-from rayfl.seeding import NOBODY
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import first_world, server_round
 from rayfl.task import Classification
 from tests.methods.reference import SIZES, played, setup_of, vectors
 

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import registry, tree
+from rayfl import tree
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
-from rayfl.executor import InlineExecutor
-from rayfl.rounds import World
+from rayfl.experiment import methods_registry
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import World
 from rayfl.settings import SettingsError
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
@@ -132,7 +133,7 @@ def test_converges_in_every_variant(hyper: dict[str, Any], clients: dict[str, An
 @pytest.mark.parametrize("hyper", [{"momentum": 0.9}, {"optimizer": "adam"}, {"clip_norm": 1.0}], ids=str)
 def test_local_steps_are_plain(hyper: dict[str, Any]):
     with pytest.raises(SettingsError, match="SCAFFOLD corrects plain SGD steps; leave all three out"):
-        registry.method("scaffold")(Quadratic(), **hyper)
+        methods_registry.method("scaffold")(Quadratic(), **hyper)
 
 
 @pytest.mark.parametrize("option", ["I", "II"])

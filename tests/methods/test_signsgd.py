@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import registry, tree
-from rayfl.executor import InlineExecutor
+from rayfl import tree
+from rayfl.experiment import methods_registry
 from rayfl.methods.signsgd import SignSGD
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
@@ -108,4 +109,4 @@ def test_a_round_without_votes_moves_nothing_and_costs_nobody_a_model():
 
 def test_votes_have_no_weights():
     with pytest.raises(SettingsError, match="weighting='samples' is not allowed"):
-        registry.method("signsgd")(Quadratic(), weighting="samples")
+        methods_registry.method("signsgd")(Quadratic(), weighting="samples")

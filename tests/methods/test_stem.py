@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rayfl import tree
-from rayfl.executor import InlineExecutor
 from rayfl.methods.stem import STEM, STEMHyper
+from rayfl.rounds.executor import InlineExecutor
 from rayfl.settings import SettingsError
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start

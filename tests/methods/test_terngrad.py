@@ -5,7 +5,7 @@ import pytest
 
 from rayfl.methods.base import Method
 from rayfl.methods.terngrad import TernGrad
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup

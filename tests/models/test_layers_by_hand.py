@@ -9,7 +9,7 @@ from torch import nn
 
 from rayfl.models import VGG11, AlexNetMCEPL, CharLSTM, MeanEmbedding, ResNet18, ResNet20
 from rayfl.models.residual import Subsampled
-from tests.paper_resnet import PaperResNet18
+from tests.models.paper_resnet import PaperResNet18
 
 COLOUR = (3, 32, 32)
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.config import Experiment
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.imdb import IMDB
-from rayfl.executor import InlineExecutor
-from rayfl.ledger import RoundRecord
+from rayfl.data.sources.imdb import IMDB
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import check_inputs, prepare
 from rayfl.models import CharLSTM, MeanEmbedding
-from rayfl.prepare import check_inputs, prepare
-from rayfl.rounds import World, simulate
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from rayfl.setup import Setup
 from rayfl.task import Classification
 from tests.data.files import role, write_leaf
 

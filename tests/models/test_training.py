@@ -6,9 +6,9 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.data.batches import Batch, pad
-from rayfl.engine import choose, run_loop, run_vmap
+from rayfl.experiment.methods_registry import named
 from rayfl.models import EMNISTCNN, Architecture
-from rayfl.registry import named
+from rayfl.rounds.engines import choose, run_loop, run_vmap
 from rayfl.task import Classification, Task
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of

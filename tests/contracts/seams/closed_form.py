@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfl import seeding
 from rayfl.data.batches import schedule
-from rayfl.setup import Setup
+from rayfl.determinism import seeding
+from rayfl.rounds.setup import Setup
 from rayfl.tree import Tree
 
 WEIGHT = slice(0, 8)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfl.executor import InlineExecutor
+from rayfl.rounds.executor import InlineExecutor
 from tests.contracts.executors import Shuffled
 from tests.contracts.seams.ways import Way
 

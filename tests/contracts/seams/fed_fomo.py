@@ -17,7 +17,7 @@ from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, Relay
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage, Traits
-from rayfl.training import GradientMethod, LocalTraining
+from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
 from rayfl.tree import State, Tree
 
 

@@ -13,7 +13,7 @@ from rayfl.data.batches import Batch
 from rayfl.gather import Gather, WeightedMean
 from rayfl.methods.base import Carry, Plan, Stage
 from rayfl.methods.fedavg import FedAvg
-from rayfl.training import LocalTraining
+from rayfl.methods.shared.local_training import LocalTraining
 
 
 class PerFedAvgHyper(LocalTraining):

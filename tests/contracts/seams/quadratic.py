@@ -14,10 +14,10 @@ from rayfl.data.batches import Batch
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.methods.base import Method
-from rayfl.population import Clients, Population
-from rayfl.setup import Evaluation, Setup
+from rayfl.population.sampling import Clients, Population
+from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.task import Task
-from rayfl.topology import Topology
+from rayfl.topology.graphs import Topology
 from rayfl.tree import Tree
 
 SHAPES = {"weight": (2, 4), "bias": (2,)}

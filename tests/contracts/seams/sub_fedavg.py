@@ -19,7 +19,7 @@ from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage, Traits
-from rayfl.training import GradientMethod, LocalTraining
+from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
 from rayfl.tree import State, Tree
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl import seeding, tree
+from rayfl import tree
+from rayfl.determinism import seeding
 from rayfl.methods.dispfl import DisPFL
-from rayfl.setup import Setup
-from rayfl.topology import FullyConnected, RandomNeighbours, Topology
+from rayfl.rounds.setup import Setup
+from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, start
 from tests.contracts.seams.quadratic import setup

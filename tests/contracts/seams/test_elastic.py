@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from rayfl import seeding, tree
-from rayfl.elastic import Elastic
+from rayfl import tree
+from rayfl.determinism import seeding
 from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.scaffold import Scaffold
-from rayfl.setup import Setup
+from rayfl.methods.shared.elastic import Elastic
+from rayfl.rounds.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, points, start
 from tests.contracts.seams.fed_fomo import FedFomo

@@ -7,7 +7,7 @@ import pytest
 
 from rayfl import tree
 from rayfl.methods.base import Carry, Context, Finished
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 from rayfl.tree import State
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start

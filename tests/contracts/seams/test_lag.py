@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from rayfl.methods.lag import LAG
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import setup

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayfl.setup import Evaluation, Setup
+from rayfl.rounds.setup import Evaluation, Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import Points, batches, flat, points, start
 from tests.contracts.seams.per_fedavg import PerFedAvg

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rayfl.setup import Setup
+from rayfl.rounds.setup import Setup
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import WEIGHT, batches, flat, points, start
 from tests.contracts.seams.quadratic import setup

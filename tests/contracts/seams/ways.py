@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rayfl.executor import Executor
-from rayfl.setup import Setup
+from rayfl.rounds.executor import Executor
+from rayfl.rounds.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,152 @@
+"""Splits drawn from a Dirichlet distribution: priors of clients (Dis-PFL, Elastic) or shares of classes (Yurochkin)."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition, Scheme, Shards
+from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, deal, even_sizes, proportional_sizes
+from rayfl.data.partitions.matching_test_split import matching_test_split
+
+MAX_ATTEMPTS = 200
+
+
+class DirichletClient(Scheme):
+    """Each client draws a label prior from Dirichlet(alpha); all hold equally many samples (Dis-PFL; ALGORITHMS 8.2).
+
+    Dealt without replacement (`deal`); the test split follows the client's label shares (`matching_test_split`).
+    Dis-PFL uses alpha 0.3 for CIFAR-10 and 0.2 for CIFAR-100 and Tiny-ImageNet.
+    """
+
+    name: ClassVar[str] = "dirichlet-client"
+    alpha: float = Field(default=0.3, gt=0.0)
+    test_samples: int = Field(default=100, ge=1)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if there are more clients than train samples."""
+        self.check_num_clients(num_clients)
+        priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
+        labels = self.class_labels(dataset, dataset.train)
+        train = deal(labels, priors, even_sizes(len(labels), num_clients), generator)
+        test = matching_test_split(dataset, train, self.test_samples, generator)
+        return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
+
+
+class SharedGroups(Scheme):
+    """As dirichlet-client, but the clients of a group share one prior (`my_part` of Dis-PFL; ALGORITHMS 8.3).
+
+    The groups are consecutive runs of clients of the same size up to one: with 20 clients and 4 groups, clients 0 to 4
+    share a prior.
+    """
+
+    name: ClassVar[str] = "shared-groups"
+    num_groups: int = Field(default=4, ge=1)
+    alpha: float = Field(default=0.3, gt=0.0)
+    test_samples: int = Field(default=100, ge=1)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if there are more groups than clients or more clients than train samples."""
+        self.check_num_clients(num_clients)
+        if self.num_groups > num_clients:
+            raise ValueError(
+                f"partition {self.name!r} has num_groups={self.num_groups} for clients.count={num_clients}: "
+                f"give at most as many groups as clients"
+            )
+        of_groups = _priors(self.alpha, self.num_groups, dataset.num_classes, generator)
+        group = np.arange(num_clients) * self.num_groups // num_clients
+        labels = self.class_labels(dataset, dataset.train)
+        train = deal(labels, of_groups[group], even_sizes(len(labels), num_clients), generator)
+        test = matching_test_split(dataset, train, self.test_samples, generator)
+        return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
+
+
+class DirichletSizes(Scheme):
+    """Label priors from Dirichlet(alpha) and log-normal sizes (Elastic; ALGORITHMS 8.5).
+
+    Client i wants n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in all; sigma=0 is balanced, 0.3
+    what Elastic calls unbalanced. The test samples are dealt in the same way, with the same priors and proportions, so
+    the clients' test splits are disjoint and use every test sample.
+    """
+
+    name: ClassVar[str] = "dirichlet-sizes"
+    alpha: float = Field(default=100.0, gt=0.0)
+    sigma: float = Field(default=0.0, ge=0.0)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if a client is so small that it gets nothing."""
+        self.check_num_clients(num_clients)
+        priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
+        # The location log(n / num_clients) cancels in the scaling.
+        weights = generator.lognormal(0.0, self.sigma, num_clients)
+        labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
+        train = deal(labels, priors, proportional_sizes(len(labels), weights), generator)
+        test = deal(test_labels, priors, proportional_sizes(len(test_labels), weights), generator)
+        return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count or sigma")
+
+
+class DirichletClass(Scheme):
+    """Each class is shared out by proportions from Dirichlet(alpha) over the clients (Yurochkin; ALGORITHMS 8.4).
+
+    Class after class, clients that already hold num_samples / num_clients samples get no more. The draw is repeated
+    until every client has `min_samples`. The test samples of a class are shared out in the proportions of its train
+    samples.
+    """
+
+    name: ClassVar[str] = "dirichlet-class"
+    alpha: float = Field(default=0.5, gt=0.0)
+    min_samples: int = Field(default=10, ge=1)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if no draw gives every client enough samples."""
+        self.check_num_clients(num_clients)
+        labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
+        per_class = np.bincount(labels, minlength=dataset.num_classes)
+        if self.min_samples * num_clients <= len(labels):
+            for _ in range(MAX_ATTEMPTS):
+                edges = self._edges(per_class, num_clients, generator)
+                if _share_sizes(edges, per_class).sum(axis=0).min() >= self.min_samples:
+                    train = _share_out(labels, edges, num_clients, generator)
+                    test = _share_out(test_labels, edges, num_clients, generator)
+                    return self.finish(train, test, "lower clients.count")
+        raise ValueError(
+            f"partition {self.name!r} with alpha={self.alpha} gave some of {num_clients} clients fewer than "
+            f"min_samples={self.min_samples} of the {len(labels)} train samples in every draw: raise alpha, or lower "
+            f"clients.count or min_samples"
+        )
+
+    def _edges(self, per_class: np.ndarray, num_clients: int, generator: np.random.Generator) -> np.ndarray:
+        """Cumulated proportions of each class over the clients, [num_classes, num_clients + 1] from 0 to 1."""
+        edges = np.zeros((len(per_class), num_clients + 1))
+        sizes = np.zeros(num_clients, np.int64)
+        for label in range(len(per_class)):
+            is_open = sizes * num_clients < per_class.sum()
+            is_open |= ~is_open.any()
+            # A Dirichlet draw with some entries left out and the rest scaled to 1 is a Dirichlet draw of the rest. Once
+            # all clients are full, only classes without train samples are left: open to all, for the test split.
+            shares = np.zeros(num_clients)
+            shares[is_open] = generator.dirichlet(np.full(np.count_nonzero(is_open), self.alpha))
+            edges[label, 1:] = np.cumsum(shares)
+            edges[label] /= edges[label, -1]
+            sizes += _share_sizes(edges[label], per_class[label])
+        return edges
+
+
+def _priors(alpha: float, rows: int, num_classes: int, generator: np.random.Generator) -> np.ndarray:
+    """Label priors [rows, num_classes], none of them quite zero."""
+    return np.maximum(generator.dirichlet(np.full(num_classes, alpha), rows), LEAST_SHARE)
+
+
+def _share_sizes(edges: np.ndarray, total: np.ndarray | int) -> np.ndarray:
+    """How many of `total` samples lie between neighbouring edges."""
+    return np.diff((edges * np.expand_dims(total, -1) + 1e-9).astype(np.int64), axis=-1)
+
+
+def _share_out(labels: np.ndarray, edges: np.ndarray, num_clients: int, generator: np.random.Generator) -> Shards:
+    """The samples of each class, shuffled and cut at the edges of that class."""
+    owners = np.empty(len(labels), np.int64)
+    for label in range(len(edges)):
+        samples = generator.permutation(np.flatnonzero(labels == label))
+        owners[samples] = np.repeat(np.arange(num_clients), _share_sizes(edges[label], len(samples)))
+    return Shards.owned(np.arange(len(labels)), owners, num_clients)

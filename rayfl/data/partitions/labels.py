@@ -1,0 +1,84 @@
+"""Splits in which each client holds only a few classes: pathological, and the labels per agent of MCE-PL."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition, Scheme, Shards
+from rayfl.data.partitions.assign_by_prior import deal, even_sizes
+from rayfl.data.partitions.matching_test_split import matching_test_split
+
+
+class Pathological(Scheme):
+    """Each client holds samples of a few random classes in equal shares (Dis-PFL; ALGORITHMS 8.3).
+
+    Every client wants the same number of samples, half of them from each of two classes, say. They are dealt without
+    replacement: where a class has run out, a client takes more of its other classes; where all of them have, it holds
+    fewer samples. The reference code repeats samples across clients instead. Classes that nobody drew are not used.
+    The test split follows the client's label shares (`matching_test_split`).
+    """
+
+    name: ClassVar[str] = "pathological"
+    classes_per_client: int = Field(default=2, ge=1)
+    test_samples: int = Field(default=100, ge=1)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if a client goes without or there are not so many classes."""
+        self.check_num_clients(num_clients)
+        held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
+        labels = self.class_labels(dataset, dataset.train)
+        train = deal(labels, held.astype(np.float64), even_sizes(len(labels), num_clients), generator)
+        test = matching_test_split(dataset, train, self.test_samples, generator)
+        return self.finish(train, test, "lower clients.count or raise classes_per_client")
+
+
+class LabelsPerClient(Scheme):
+    """Each client draws some distinct classes at random (the agents of MCE-PL; ALGORITHMS 8.6).
+
+    The train samples of a class, shuffled, are divided equally over its holders; the last one takes the remainder.
+    Classes that nobody drew are not used. Each client is tested on all test samples of its classes.
+    used_ratio: fraction of each share that is used, rounded down; the code of MCE-PL uses 0.2.
+    """
+
+    name: ClassVar[str] = "labels-per-client"
+    labels_per_client: int = Field(ge=1)
+    used_ratio: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Who holds what; ValueError if a client goes without or there are not so many classes."""
+        self.check_num_clients(num_clients)
+        held = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
+        labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
+        indices, owners = [], []
+        for label in range(dataset.num_classes):
+            holders = np.flatnonzero(held[:, label])
+            if not len(holders):
+                continue
+            samples = generator.permutation(np.flatnonzero(labels == label))
+            shares = np.full(len(holders), len(samples) // len(holders))
+            shares[-1] += len(samples) % len(holders)
+            used = np.floor(shares * self.used_ratio + 1e-9).astype(np.int64)
+            starts = np.cumsum(shares) - shares
+            within = np.arange(used.sum()) - np.repeat(np.cumsum(used) - used, used)
+            indices.append(samples[np.repeat(starts, used) + within])
+            owners.append(np.repeat(holders, used))
+        train = Shards.owned(np.concatenate(indices), np.concatenate(owners), num_clients)
+        test = Shards.of([np.flatnonzero(held[client][test_labels]) for client in range(num_clients)])
+        return self.finish(train, test, "lower clients.count or raise labels_per_client or used_ratio")
+
+
+def _draw_classes(
+    scheme: str, how_many: int, dataset: Dataset, num_clients: int, generator: np.random.Generator
+) -> np.ndarray:
+    """`how_many` distinct classes for each client, uniformly; bool [num_clients, num_classes]."""
+    if how_many > dataset.num_classes:
+        raise ValueError(
+            f"partition {scheme!r} asks for {how_many} classes a client, but dataset {dataset.name!r} has "
+            f"{dataset.num_classes}: give at most that many"
+        )
+    chosen = np.argsort(generator.random((num_clients, dataset.num_classes)), axis=1)[:, :how_many]
+    held = np.zeros((num_clients, dataset.num_classes), bool)
+    np.put_along_axis(held, chosen, True, axis=1)
+    return held

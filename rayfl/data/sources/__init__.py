@@ -1,0 +1,1 @@
+"""Datasets by name, one a file."""

@@ -1,0 +1,55 @@
+"""EMNIST: handwritten digits and letters of NIST's Special Database 19 as 28x28 grey images.
+
+Cohen, Afshar, Tapson, van Schaik: EMNIST, an extension of MNIST to handwritten letters (IJCNN 2017).
+"""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.fetch import download
+from rayfl.data.sources.idx import find_idx
+from rayfl.data.sources.mnist import read_samples
+from rayfl.data.sources.moments import moments
+from rayfl.settings import SettingsError
+
+NUM_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+FIRST_LABEL = {"letters": 1}
+ADVICE = (
+    "fetch https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, unpack it and set data.root to the folder that holds "
+    "emnist-*-idx3-ubyte.gz"
+)
+
+
+class EMNIST(Source):
+    """EMNIST in one of its splits: handwritten digits and letters (Cohen and others, 2017).
+
+    split: byclass (814,255 images, 62 classes), bymerge, balanced (131,600 images, 47 classes), letters (26),
+    digits (10) or mnist, as in torchvision, whose class downloads the files to `cache` where no `root` is given.
+
+    Images lie on their side, as in the files and in torchvision. The labels of `letters` count from 0 here, not from 1.
+    Mean and deviation are those of the train images. `femnist` is the version that knows who wrote what.
+    """
+
+    name: ClassVar[str] = "emnist"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced"
+    root: Path | None = Field(default=None, strict=False)
+    cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
+
+    def load(self) -> Dataset:
+        """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""
+        if self.root is None:
+            download(self.name, "EMNIST", self.cache, ADVICE, split=self.split)
+        folder = self.root or self.cache / "EMNIST" / "raw"
+        train, test = (self._samples(folder.expanduser(), split) for split in ("train", "test"))
+        mean, std = moments(train.inputs)
+        return Dataset(self.name, train, test, NUM_CLASSES[self.split], "image", mean, std)
+
+    def _samples(self, folder: Path, split: str) -> Samples:
+        images, labels = (f"emnist-{self.split}-{split}-{part}-ubyte" for part in ("images-idx3", "labels-idx1"))
+        if not (find_idx(folder, images) and find_idx(folder, labels)):
+            raise SettingsError(f"emnist: {folder} lacks {images} or {labels} (or their .gz): {ADVICE}")
+        samples = read_samples(folder, images, labels)
+        return Samples(samples.inputs, samples.labels - FIRST_LABEL.get(self.split, 0))

@@ -1,0 +1,79 @@
+"""Federated EMNIST: the digits and letters of NIST's Special Database 19, each with the person who wrote it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from rayfl.data.datasets import Dataset
+from rayfl.data.sources.array_cache import kept
+from rayfl.data.sources.fetch import Fetched
+from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
+from rayfl.data.sources.moments import moments
+from rayfl.data.sources.per_owner import Owned, joined
+from rayfl.data.sources.tff import read_tff, tff_files
+from rayfl.settings import SettingsError
+
+SIDE = 28
+NUM_CLASSES = 62
+
+
+class FederatedEMNIST(Fetched):
+    """Handwritten digits and letters by writer: images [1, 28, 28] of 62 classes; partition `natural` (LEAF, TFF).
+
+    Caldas et al., LEAF (2018); about 3,400 to 3,550 writers, 0.7 to 0.8 million images, 0.6 GB as bytes. `root` holds
+    LEAF's train/*.json and test/*.json, or TFF's fed_emnist_train.h5 and fed_emnist_test.h5 (which need h5py). Each
+    writer's train and test images are those of the files. Grey values are rounded to 1/255; paper is white, 255, as in
+    the files. Labels: digits 0 to 9, capitals 10 to 35, small letters 36 to 61.
+    """
+
+    name: ClassVar[str] = "femnist"
+    advice: ClassVar[str] = (
+        "run LEAF's data/femnist/preprocess.sh -s niid -t sample (https://github.com/TalwalkarLab/leaf) and take its "
+        "folders train and test, or fetch https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2 and "
+        "unpack it"
+    )
+
+    def load(self) -> Dataset:
+        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        folder = self.folder()
+        if has_leaf(folder):
+            files = leaf_files(folder)
+            parts = [_leaf(folder / split) for split in ("train", "test")]
+        elif files := tff_files(folder, "fed_emnist"):
+            parts = [_tff(path) for path in files]
+        else:
+            raise self.missing(f"{folder} has neither train/*.json and test/*.json nor fed_emnist_*.h5")
+        train, test = kept(self.cache, self.name, files, lambda: joined(self.name, *parts))
+        mean, std = moments(train.inputs)
+        return Dataset(self.name, train, test, NUM_CLASSES, "image", mean, std)
+
+
+def _leaf(folder: Path) -> Iterator[Owned]:
+    for user in read_leaf(folder):
+        try:
+            pixels, labels = np.array(user.x, np.float64), np.array(user.y, np.float64)
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"{folder}: writer {user.name!r} has images that are no numbers ({error})") from None
+        yield _written(folder, user.name, pixels, labels)
+
+
+def _tff(path: Path) -> Iterator[Owned]:
+    for name, (pixels, labels) in read_tff(path, "pixels", "label"):
+        yield _written(path, name, pixels, labels)
+
+
+def _written(place: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> Owned:
+    """pixels: [n, 28, 28] or [n, 784] from 0 to 1; labels: [n] from 0 to 61. SettingsError if they are not."""
+    num_images = len(labels)
+    if pixels.size != num_images * SIDE * SIDE:
+        raise SettingsError(f"{place}: the images of writer {writer!r} have shape {pixels.shape}, not [n, 28, 28]")
+    if num_images and not (_within(pixels, 0, 1) and _within(labels, 0, NUM_CLASSES - 1)):
+        raise SettingsError(f"{place}: writer {writer!r} has grey values outside [0, 1] or labels outside 0 to 61")
+    images = np.rint(pixels * 255).astype(np.uint8).reshape(num_images, 1, SIDE, SIDE)
+    return Owned(writer, images, labels.astype(np.int64))
+
+
+def _within(values: np.ndarray, low: float, high: float) -> bool:
+    return bool(values.min() >= low and values.max() <= high)

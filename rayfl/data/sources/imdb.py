@@ -1,0 +1,111 @@
+"""IMDB: film reviews and whether they praise the film.
+
+Maas et al.: Learning Word Vectors for Sentiment Analysis (ACL 2011).
+
+Reviews become token numbers by the same rules on every machine: split into words, number the words of the train split
+by how often they occur, cut or pad to one length.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.sources.fetch import Fetched
+from rayfl.settings import SettingsError
+
+PAD, UNKNOWN = 0, 1
+FIRST_WORD = 2
+SENTIMENTS = ("neg", "pos")
+
+
+def words(text: str) -> list[str]:
+    """Lower-case runs of letters and digits, with apostrophes inside; HTML's line breaks are left out."""
+    return re.findall(r"[^\W_]+(?:'[^\W_]+)*", _plain(text))
+
+
+def whitespace(text: str) -> list[str]:
+    """What stands between blanks, punctuation included, in lower case; HTML's line breaks are left out."""
+    return _plain(text).split()
+
+
+TOKENIZERS: Mapping[str, Callable[[str], list[str]]] = {"words": words, "whitespace": whitespace}
+
+
+class IMDB(Fetched):
+    """25,000 train and 25,000 test film reviews, bad (0) or good (1), as tokens [length] (Maas and others, 2011).
+
+    tokenizer: words (runs of letters, digits and apostrophes) or whitespace, both in lower case.
+    vocabulary: how many token numbers there are: 0 is padding, 1 any other word, and from 2 on stand the most frequent
+    words of the train split, equally frequent ones in alphabetical order. A model must embed as many.
+    length: tokens a review; longer ones lose their end, shorter ones are padded with 0 behind.
+    """
+
+    name: ClassVar[str] = "imdb"
+    tokenizer: Literal["words", "whitespace"] = "words"
+    vocabulary: int = Field(default=10_000, ge=3)
+    length: int = Field(default=256, ge=1)
+    advice: ClassVar[str] = (
+        "fetch https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz and unpack it; the folders train and "
+        "test of aclImdb"
+    )
+
+    def load(self) -> Dataset:
+        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        folder = self.folder()
+        split = TOKENIZERS[self.tokenizer]
+        (train, train_labels), (test, test_labels) = (self._reviews(folder / half, split) for half in ("train", "test"))
+        numbers = _numbered(train, self.vocabulary)
+        return Dataset(
+            name=self.name,
+            train=Samples(_encoded(train, numbers, self.length), train_labels),
+            test=Samples(_encoded(test, numbers, self.length), test_labels),
+            num_classes=2,
+            kind="text",
+            vocabulary=self.vocabulary,
+        )
+
+    def _reviews(self, folder: Path, split: Callable[[str], list[str]]) -> tuple[list[list[str]], np.ndarray]:
+        """The words of all reviews, the bad ones first, in the order of their files' names, and the labels."""
+        reviews: list[list[str]] = []
+        labels: list[int] = []
+        for label, sentiment in enumerate(SENTIMENTS):
+            paths = sorted((folder / sentiment).glob("*.txt"))
+            if not paths:
+                raise self.missing(f"{folder / sentiment} has no *.txt")
+            reviews += [split(_text(path)) for path in paths]
+            labels += [label] * len(paths)
+        return reviews, np.array(labels, np.int64)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("<br />", " ")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"imdb: {path} cannot be read ({error}): unpack aclImdb_v1.tar.gz again") from None
+
+
+def _numbered(reviews: Sequence[Sequence[str]], vocabulary: int) -> dict[str, int]:
+    """The token number of each of the `vocabulary - 2` most frequent words."""
+    counts = Counter(chain.from_iterable(reviews))
+    order = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(order[: vocabulary - FIRST_WORD], start=FIRST_WORD)}
+
+
+def _encoded(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length: int) -> np.ndarray:
+    """int64 [num_reviews, length]."""
+    tokens = np.full((len(reviews), length), PAD, np.int64)
+    for row, review in enumerate(reviews):
+        kept = [numbers.get(word, UNKNOWN) for word in review[:length]]
+        tokens[row, : len(kept)] = kept
+    return tokens

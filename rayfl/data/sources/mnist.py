@@ -1,0 +1,103 @@
+"""MNIST and Fashion-MNIST: 60,000 train and 10,000 test images of 28x28 grey pixels in 10 classes."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.fetch import download
+from rayfl.data.sources.idx import find_idx, read_idx
+from rayfl.settings import SettingsError
+
+FASHION_MNIST_OF_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+STEMS = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+class _FourFiles(Source):
+    """Four IDX files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
+
+    root: Path | None = Field(default=None, strict=False)
+    cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
+    padding: int = Field(default=0, ge=0, le=98, description="black pixels around an image; 2 makes it 32x32")
+
+    mean: ClassVar[float]
+    std: ClassVar[float]
+
+    def load(self) -> Dataset:
+        """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""
+        folder = self.root if self.root is not None else self._folder_without_root()
+        return Dataset(
+            name=self.name,
+            train=self._framed(read_samples(folder.expanduser(), *STEMS["train"])),
+            test=self._framed(read_samples(folder.expanduser(), *STEMS["test"])),
+            num_classes=10,
+            kind="image",
+            mean=(self.mean,),
+            std=(self.std,),
+        )
+
+    def _framed(self, samples: Samples) -> Samples:
+        if not self.padding:
+            return samples
+        frame = (self.padding, self.padding)
+        return Samples(np.pad(samples.inputs, ((0, 0), (0, 0), frame, frame)), samples.labels)
+
+    @abstractmethod
+    def _folder_without_root(self) -> Path:
+        """Where the files lie, fetched if need be."""
+
+    def _download(self, kind: str, advice: str) -> Path:
+        """The folder into which torchvision's class `kind` downloads and unpacks the four files."""
+        download(self.name, kind, self.cache, advice)
+        return self.cache.expanduser() / kind / "raw"
+
+
+class MNIST(_FourFiles):
+    """Handwritten digits (LeCun, Cortes, Burges 1998)."""
+
+    name: ClassVar[str] = "mnist"
+    mean: ClassVar[float] = 0.1307
+    std: ClassVar[float] = 0.3081
+
+    def _folder_without_root(self) -> Path:
+        return self._download("MNIST", "put its four idx files into a folder and set data.root")
+
+
+class FashionMNIST(_FourFiles):
+    """Pictures of clothes (Xiao, Rasul, Vollgraf 2017); read from Debian's dataset-fashion-mnist where it is there."""
+
+    name: ClassVar[str] = "fashion-mnist"
+    mean: ClassVar[float] = 0.2860
+    std: ClassVar[float] = 0.3530
+
+    def _folder_without_root(self) -> Path:
+        if FASHION_MNIST_OF_DEBIAN.is_dir():
+            return FASHION_MNIST_OF_DEBIAN
+        advice = (
+            "run `apt-get install dataset-fashion-mnist`, or put its four idx files into a folder and set data.root"
+        )
+        return self._download("FashionMNIST", advice)
+
+
+def read_samples(folder: Path, images_stem: str, labels_stem: str) -> Samples:
+    """Images uint8 [n, 1, height, width] and their labels from two IDX files. SettingsError if one is not there."""
+    images, labels = _array(folder, images_stem), _array(folder, labels_stem)
+    if images.ndim != 3 or images.shape[:1] != labels.shape:
+        raise SettingsError(
+            f"{folder}: {images_stem} has images of shape {images.shape} and labels of shape {labels.shape}; fetch it "
+            f"again"
+        )
+    return Samples(images[:, None], labels.astype(np.int64))
+
+
+def _array(folder: Path, stem: str) -> np.ndarray:
+    path = find_idx(folder, stem)
+    if path is None:
+        raise SettingsError(f"{folder} has no {stem} or {stem}.gz: put the four idx files there or set data.root")
+    return read_idx(path)

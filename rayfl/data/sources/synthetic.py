@@ -1,0 +1,94 @@
+"""Synthetic(alpha, beta) of FedProx: a softmax model and a feature distribution for each client.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks (MLSys 2020), section 5.1
+and appendix C.1. Deviations: the test share of a client is `test_ratio` of its samples, rounded, but at least one; and
+with a `shape` the features are rounded to pixels before they are labelled, which makes data of any image's shape.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.determinism.seeding import generator
+from rayfl.settings import SettingsError
+
+GREY, CONTRAST = 128, 32
+"""The pixel of a feature of 0, and how many grey values one unit is."""
+
+
+class Synthetic(Source):
+    """Vectors or images in natural groups, each with its own labelling model and its own features.
+
+    Group k labels x by argmax(W_k x + b_k) with W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha); its features are
+    x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1), B_k ~ N(0, beta). alpha and beta are variances. u_k is one number, as
+    in the paper, and moves all logits of a sample alike: the labels depend on beta, and on alpha not at all.
+
+    samples_per_group: None is the paper's 50 + LogNormal(4, 2), which is very uneven.
+    shape: [channels, height, width] for uint8 images instead of float32 vectors of length `dim`.
+    augment: crop and flip image batches as for CIFAR.
+    """
+
+    name: ClassVar[str] = "synthetic"
+    alpha: float = Field(default=1.0, ge=0.0)
+    beta: float = Field(default=1.0, ge=0.0)
+    num_groups: int = Field(default=30, ge=1)
+    samples_per_group: int | None = Field(default=None, ge=2)
+    dim: int = Field(default=60, ge=1)
+    num_classes: int = Field(default=10, ge=2)
+    test_ratio: float = Field(default=0.1, gt=0.0, lt=1.0)
+    shape: tuple[int, int, int] | None = None
+    augment: bool = False
+    seed: int = Field(default=0, ge=0)
+
+    def load(self) -> Dataset:
+        """The dataset, made anew from `seed`; its groups are 0 to num_groups - 1."""
+        if self.augment and self.shape is None:
+            raise SettingsError("augment=true is for images: give data.shape, or leave augment away")
+        if self.shape is not None and min(self.shape) < 1:
+            raise SettingsError(f"shape={list(self.shape)} has a side below 1: give [channels, height, width]")
+        train, test = zip(*(self._group(group) for group in range(self.num_groups)), strict=True)
+        channels = 0 if self.shape is None else self.shape[0]
+        return Dataset(
+            name=self.name,
+            train=_joined(train),
+            test=_joined(test),
+            num_classes=self.num_classes,
+            kind="vector" if self.shape is None else "image",
+            mean=(GREY / 255,) * channels,
+            std=(CONTRAST / 255,) * channels,
+            augment=self.augment,
+        )
+
+    def _group(self, group: int) -> tuple[Samples, Samples]:
+        """The train and the test samples of one group."""
+        draw = generator(self.seed, client=group, purpose="synthetic")
+        dim = self.dim if self.shape is None else int(np.prod(self.shape))
+        size = self.samples_per_group
+        if size is None:
+            size = 50 + int(draw.lognormal(4.0, 2.0))
+        model_mean = draw.normal(0.0, np.sqrt(self.alpha))
+        data_mean = draw.normal(0.0, np.sqrt(self.beta))
+        weights = draw.normal(model_mean, 1.0, (dim, self.num_classes)).astype(np.float32)
+        bias = draw.normal(model_mean, 1.0, self.num_classes).astype(np.float32)
+        centre = draw.normal(data_mean, 1.0, dim).astype(np.float32)
+        spread = (np.arange(1, dim + 1) ** -0.6).astype(np.float32)
+        inputs = centre + spread * draw.standard_normal((size, dim), dtype=np.float32)
+        features = inputs
+        if self.shape is not None:
+            inputs = np.clip(np.rint(GREY + CONTRAST * inputs), 0, 255).astype(np.uint8)
+            features = (inputs.astype(np.float32) - GREY) / CONTRAST
+            inputs = inputs.reshape(size, *self.shape)
+        labels = np.argmax(features @ weights + bias, axis=1).astype(np.int64)
+        num_test = min(size - 1, max(1, round(self.test_ratio * size)))
+        return Samples(inputs[num_test:], labels[num_test:]), Samples(inputs[:num_test], labels[:num_test])
+
+
+def _joined(of_groups: Sequence[Samples]) -> Samples:
+    return Samples(
+        inputs=np.concatenate([samples.inputs for samples in of_groups]),
+        labels=np.concatenate([samples.labels for samples in of_groups]),
+        groups=np.repeat(np.arange(len(of_groups)), [len(samples) for samples in of_groups]),
+    )

@@ -1,0 +1,283 @@
+"""Experiment: the whole description of a run, read from TOML, validated once, written back as it was resolved."""
+
+import datetime
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
+
+from rayfl.compress.base import Compressor
+from rayfl.compress.dense import Dense
+from rayfl.data.datasets import Source
+from rayfl.data.partition import Scheme
+from rayfl.experiment import methods_registry, toml
+from rayfl.experiment.input_files import located
+from rayfl.experiment.report_options import Reading
+from rayfl.methods.base import HyperParameters, Method
+from rayfl.methods.shared.elastic import Elastic, ElasticHyper
+from rayfl.models import Architecture
+from rayfl.population.sampling import Clients
+from rayfl.rounds.setup import Evaluation
+from rayfl.run_directory.checkpoint import Checkpoints
+from rayfl.settings import Settings, SettingsError, nearest, shown
+from rayfl.task import Task
+from rayfl.topology.graphs import Topology
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What an experiment may be called, since its run directory is called so."""
+
+
+class MethodChoice(Settings):
+    """The `[method]` table: a method's name, its hyper-parameters, and those of elastic aggregation around it."""
+
+    name: str
+    hyper: HyperParameters
+    elastic: ElasticHyper | None = None
+
+    def make(self, task: Task, rounds: int) -> Method:
+        """The method on a task, for an experiment of so many rounds."""
+        chosen = methods_registry.method(self.name)(task, **self.hyper.spanning(rounds).model_dump())
+        return chosen if self.elastic is None else Elastic(chosen, **self.elastic.model_dump())
+
+    @property
+    def splits(self) -> Mapping[str, float]:
+        """The further splits that it needs, with the default share of the train split."""
+        return {**methods_registry.method(self.name).splits, **({} if self.elastic is None else Elastic.splits)}
+
+
+# Any: tables come from a file, and their values get their types here.
+def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
+    if isinstance(value, MethodChoice):
+        return value
+    table = _table(value, info)
+    if "name" not in table:
+        raise SettingsError(
+            f" is missing; a method is one of {', '.join(sorted(methods_registry.methods()))}", ("name",)
+        )
+    name, elastic = table.pop("name"), _elastic(table.pop("elastic", False))
+    return MethodChoice(name=name, hyper=methods_registry.method(name).Hyper(**table), elastic=elastic)
+
+
+# Any: true, false or a table.
+def _elastic(value: Any) -> ElasticHyper | None:
+    """The settings of elastic aggregation, or None without it."""
+    if isinstance(value, bool):
+        return ElasticHyper() if value else None
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"={shown(value)} is not allowed; it must be true, false or a table", ("elastic",))
+    try:
+        return ElasticHyper(**value)
+    except SettingsError as error:
+        raise error.under("elastic") from None
+
+
+def _table(value: Any, info: ValidationInfo) -> dict[str, Any]:
+    """A table, or a bare name as short for a table with nothing but that name."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{info.field_name}={shown(value)} is not allowed; it must be a name, or a table with a name")
+    return dict(value)
+
+
+def _named(value: Any) -> dict[str, Any]:
+    fields = value.model_dump()
+    if isinstance(value, MethodChoice):
+        elastic = {} if value.elastic is None else {"elastic": value.elastic.model_dump()}
+        return {"name": value.name, **value.hyper.model_dump(), **elastic}
+    inner = {key: _named(part) for key in fields if isinstance(part := getattr(value, key), Compressor)}
+    return {"name": value.name, **fields, **inner}
+
+
+def _field(kind: type[Settings]) -> tuple[BeforeValidator, PlainSerializer]:
+    def made(value: Any, info: ValidationInfo) -> Any:
+        return value if isinstance(value, kind) else methods_registry.make(kind, _table(value, info))
+
+    return BeforeValidator(made), PlainSerializer(_named)
+
+
+class Splits(Settings):
+    """The `[splits]` table: shares of every client's train split that are set aside before round 0.
+
+    None: what the method needs by default, which is nothing for most.
+    """
+
+    validation_ratio: float | None = Field(default=None, ge=0, lt=1, description="for methods that choose by it")
+    heldout_ratio: float | None = Field(default=None, ge=0, lt=1, description="unlabelled, for Elastic's sensitivity")
+
+
+class Runtime(Settings):
+    """The `[runtime]` table: where and how a run executes. chunk_size, threads, engine and device decide its bits."""
+
+    executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
+    actors: int | None = Field(default=None, ge=1, description="client actors; by default one a core")
+    num_cpus: float | None = Field(default=None, gt=0, description="cores an actor asks Ray for; default: cores/actors")
+    num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU an actor asks Ray for, e.g. 0.25")
+    threads: int = Field(default=1, ge=1, description="torch threads an actor")
+    chunk_size: int | None = Field(default=None, ge=1, description="clients a chunk; default: at most 16 chunks")
+    engine: Literal["auto", "loop", "vmap"] = Field(default="auto", description="loop: one by one; vmap: stacked")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where num_gpus > 0")
+    address: str | None = Field(default=None, description="Ray cluster to join; default: RAY_ADDRESS, or a local one")
+    object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")
+    start_timeout_s: float = Field(default=120.0, gt=0, description="seconds that actors may take to start")
+    call_timeout_s: float | None = Field(
+        default=None, gt=0, description="seconds after which an actor that does not answer is replaced; default: never"
+    )
+
+    @property
+    def device_name(self) -> str:
+        """The device of local work."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if self.num_gpus > 0 else "cpu"
+
+
+class Output(Settings):
+    """The `[output]` table: where the run directory goes."""
+
+    directory: str = Field(default="runs", description="folder in which run directories are made")
+    report: bool = Field(default=True, description="write report.html at the end")
+    save_models: bool = Field(default=True, description="save the final models")
+
+
+class Experiment(Settings):
+    """The whole description of a run; every table of the TOML file is a field."""
+
+    name: str = Field(default="experiment", description="names the run")
+    label: str | None = Field(default=None, min_length=1, description="what legends call the run; default: its name")
+    seed: int = Field(default=1, ge=0, description="the only source of randomness")
+    rounds: int = Field(ge=1, description="communication rounds, T")
+    data: Annotated[Source, *_field(Source)]
+    partition: Annotated[Scheme, *_field(Scheme)]
+    clients: Clients
+    model: Annotated[Architecture, *_field(Architecture)]
+    method: Annotated[MethodChoice, BeforeValidator(_choice), PlainSerializer(_named)]
+    uplink: Annotated[Compressor, *_field(Compressor)] = Field(default_factory=Dense)
+    downlink: Annotated[Compressor, *_field(Compressor)] = Field(default_factory=Dense)
+    topology: Annotated[Topology, *_field(Topology)] | None = None
+    splits: Splits = Field(default_factory=Splits)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    runtime: Runtime = Field(default_factory=Runtime)
+    checkpoint: Checkpoints = Field(default_factory=Checkpoints)
+    output: Output = Field(default_factory=Output)
+    report: Reading = Field(default_factory=Reading)
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_directory(cls, name: str) -> str:
+        if not re.fullmatch(NAME, name):
+            raise ValueError(
+                f"name={name!r} is not allowed; use letters, digits, '.', '_' and '-', "
+                "and begin with a letter or a digit"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _compression_is_free(self) -> "Experiment":
+        if methods_registry.method(self.method.name).own_compression:
+            for name in ("uplink", "downlink"):
+                if getattr(self, name) != Dense():
+                    raise ValueError(f"{self.method.name} fixes what it sends; remove the [{name}] table")
+        if self.downlink.name == "feedback":
+            raise ValueError("downlink 'feedback' has no memory to feed back; give its inner compressor by itself")
+        return self
+
+    @model_validator(mode="after")
+    def _learning_rate_lasts(self) -> "Experiment":
+        self.method.hyper.spanning(self.rounds)
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them; `Experiment(**as_dict())` is the same experiment."""
+        return self.model_dump(mode="json")
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings).
+
+    A `[sweep]` table is left out: this is the experiment that the sweep varies (`sweep.read_sweep` reads all).
+    """
+    table = read_table(path, overrides)
+    table.pop("sweep", None)
+    return Experiment(**table)
+
+
+def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A TOML file as a table, overrides put in. SettingsError for what cannot be read.
+
+    Paths of files in it are relative to the TOML file, those in overrides to the current directory.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"there is no file {path}; {_others(path)}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not UTF-8 text; give the path of an experiment's TOML file") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SettingsError(f"{path} cannot be read ({reason}); give the path of an experiment's TOML file") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+    table = located(table, path.parent)
+    table.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "experiment")
+    for one in overrides:
+        override(table, one)
+    return table
+
+
+def _others(path: Path) -> str:
+    known = [str(other) for other in sorted(path.parent.glob("*.toml"))] if path.parent.is_dir() else []
+    return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
+
+
+# Any: a TOML table.
+def override(table: dict[str, Any], text: str) -> None:
+    """Put one `key=value` into a table. SettingsError if it is none, or leads through what is no table."""
+    path, value = split_override(text)
+    put(table, path, _value(value), text)
+
+
+def split_override(text: str) -> tuple[list[str], str]:
+    """["method", "lr"] and "0.1" of "method.lr=0.1". SettingsError if it is no override."""
+    key, sign, value = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not sign or not all(path):
+        raise SettingsError(f"{text!r} is not an override; write key=value, for example method.lr=0.1")
+    return path, value
+
+
+# Any: a TOML table, and a value of it.
+def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> None:
+    """Set a value inside nested tables, making those that are missing; a bare name on the way becomes a table.
+
+    SettingsError, which quotes `said`, where the path leads through anything else.
+    """
+    for part in path[:-1]:
+        inner = table.setdefault(part, {})
+        if isinstance(inner, str):
+            inner = table[part] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise SettingsError(f"{said!r} is not an override: {part} is {shown(inner)}, which has no keys")
+        table = inner
+    table[path[-1]] = value
+
+
+# Any: a TOML value.
+def _value(text: str) -> Any:
+    """The TOML value that a text is; else, and where it would be a date, the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    is_date = isinstance(parsed["value"], datetime.date | datetime.time)
+    return text if is_date or len(parsed) > 1 else parsed["value"]
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The resolved experiment as a TOML file that runs it again; settings that are left out (None) are not in it."""
+    return toml.dumps(experiment.as_dict())

@@ -1,0 +1,88 @@
+"""Files that an experiment names and a run cannot do without: an availability trace, a graph.
+
+A run keeps copies of them in `files/` of its directory and reads only those, so that what becomes of the originals
+changes nothing. A copy is called by what is in it (files/trace-0f3a5c1b2d4e.csv): experiments with the same settings
+have the same files. In an experiment's TOML file a path is relative to that file, elsewhere to the current directory.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayfl.run_directory.atomic_files import reason, write_whole
+from rayfl.settings import SettingsError
+
+KINDS = {("clients", "availability", "trace"): "trace", ("topology", "path"): "graph"}
+"""The settings that name a file, and what such a file is."""
+NAMES = {".".join(key) for key in KINDS}
+FOLDER = "files"
+
+
+@dataclass(frozen=True)
+class KeptFiles:
+    """An experiment's table in which files are called as their copies are, and what is in them by that name."""
+
+    table: Mapping[str, Any]
+    contents: Mapping[str, bytes]
+
+    def write(self, directory: Path) -> None:
+        """Put the copies into a run directory. OSError where the disk refuses."""
+        for name, content in self.contents.items():
+            place = directory / name
+            place.parent.mkdir(exist_ok=True)
+            if not place.is_file() or place.read_bytes() != content:
+                write_whole(place, lambda partial, content=content: partial.write_bytes(content))
+
+    def within(self, directory: Path) -> dict[str, Any]:
+        """The table as it is to be played from a run directory, whatever the current directory."""
+        return mapped(self.table, lambda key, name: str(directory.absolute() / name))
+
+
+# Any: an experiment's table.
+def kept_files(table: Mapping[str, Any]) -> KeptFiles:
+    """Read the files that an experiment names. SettingsError where one cannot be read."""
+    contents: dict[str, bytes] = {}
+
+    def kept(key: tuple[str, ...], path: str) -> str:
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise SettingsError(
+                f"{path} cannot be read ({reason(error)}); give {'.'.join(key)}=FILE with the file of the experiment"
+            ) from None
+        digest = hashlib.sha256(content).hexdigest()[:12]
+        # What a graph's file is, its ending says.
+        name = f"{FOLDER}/{KINDS[key]}-{digest}{Path(path).suffix}"
+        contents[name] = content
+        return name
+
+    return KeptFiles(mapped(table, kept), contents)
+
+
+# Any: a table of a TOML file, with a [sweep] or without.
+def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The table of a TOML file that lies in `folder`, with its paths to files taken from there."""
+    return mapped(table, lambda key, path: str(folder / path))
+
+
+# Any: a table.
+def absolute(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with paths to files that hold from anywhere."""
+    return mapped(table, lambda key, path: str(Path(path).absolute()))
+
+
+# Any: a table, and what is in it.
+def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], str]) -> dict[str, Any]:
+    """The table with `change(key, path)` in place of every path to a file, also of those in a [sweep]."""
+
+    def walk(value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: walk(inner, (*path, *str(key).split("."))) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [walk(item, path) for item in value]
+        key = path[1:] if path[:1] == ("sweep",) else path
+        return change(key, value) if key in KINDS and isinstance(value, str) and value else value
+
+    return walk(table, ())

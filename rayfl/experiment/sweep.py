@@ -1,0 +1,169 @@
+"""Sweep: one file, many experiments. The `[sweep]` table lists values of settings; every combination is an experiment.
+
+    [sweep]
+    seed = [0, 1, 2]
+    method.lr = [0.01, 0.1]                     # or "method.lr"
+    uplink = ["dense", {name = "topk", keep_ratio = 0.1, label = "a tenth"}]
+
+Combinations come in the order of the table, the last key changing fastest. An item that is a table may have a `label`,
+which is what legends and directories then call it.
+"""
+
+import copy
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayfl.experiment.experiment import Experiment, override, put, read_table, split_override
+from rayfl.settings import SettingsError, shown
+
+_LONGEST_NAME = 120
+"""Letters of a directory's name; what is longer is cut and ends in a digest."""
+_SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One experiment of a sweep: `title` says all its swept settings, `directory` is its name inside the sweep's."""
+
+    title: str
+    directory: str
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One value of a swept setting, and what it is called."""
+
+    key: str
+    value: Any
+    words: str
+
+
+# Any: a TOML table.
+def read_tables(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The file's table without `[sweep]`, and the swept lists by dotted key: None where there is no `[sweep]` table.
+
+    Overrides of `sweep.KEY` change the sweep; one of a swept key takes that key out of the sweep.
+    """
+    of_sweep = [one for one in overrides if split_override(one)[0][0] == "sweep"]
+    table = read_table(file, [one for one in overrides if one not in of_sweep])
+    if "sweep" not in table and not of_sweep:
+        return table, None
+    lists = _flat(table.pop("sweep"), ()) if "sweep" in table else {}
+    given = {".".join(split_override(one)[0]) for one in overrides}
+    lists = {key: values for key, values in lists.items() if key not in given}
+    for one in of_sweep:
+        # By themselves, since keys of the sweep may begin alike: method and method.lr.
+        alone: dict[str, Any] = {}
+        override(alone, one)
+        lists |= _flat(alone["sweep"], ())
+    return table, lists
+
+
+def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:
+    """All combinations of a file's sweep, validated; None for a file that describes a single experiment.
+
+    SettingsError for a `[sweep]` table that is none, and for a combination that is no experiment, which is named.
+    """
+    table, lists = read_tables(file, overrides)
+    if lists is None:
+        return None
+    inside = [one for one in overrides if _is_inside(".".join(split_override(one)[0]), lists)]
+    found = [_combination(table, items, inside) for items in itertools.product(*_items(lists))]
+    for names in ([one.title for one in found], [one.directory for one in found]):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise SettingsError(f"two combinations of the sweep are called {twice!r}; give their items a label each")
+    return found
+
+
+# Any: tables and values of a file.
+def _flat(value: Any, path: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Lists by their dotted keys, however the keys were nested. SettingsError for anything but filled lists."""
+    key = ".".join(("sweep", *path))
+    if isinstance(value, Mapping):
+        return {name: found for part in value for name, found in _flat(value[part], (*path, part)).items()}
+    if not path or not isinstance(value, list) or not value:
+        wanted = "a list of at least one value" if path else 'a table of lists, such as {"seed" = [0, 1, 2]}'
+        raise SettingsError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
+    return {".".join(path): value}
+
+
+def _is_inside(key: str, lists: Mapping[str, object]) -> bool:
+    return any(key.startswith(f"{swept}.") for swept in lists)
+
+
+def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
+    """The items of every key. A name or a table is called by itself where only one key has such, else key=value."""
+    named = [key for key, values in lists.items() if any(isinstance(value, str | Mapping) for value in values)]
+    last = [key.rpartition(".")[2] for key in lists]
+    found = []
+    for key, values in lists.items():
+        short = key.rpartition(".")[2]
+        prefix = f"{short if last.count(short) == 1 else key}="
+        found.append([_item(key, value, "" if named == [key] else prefix) for value in values])
+    return found
+
+
+def _item(key: str, value: Any, prefix: str) -> _Item:
+    if not isinstance(value, Mapping):
+        return _Item(key, value, f"{prefix if prefix or not isinstance(value, str) else ''}{described(value)}")
+    value = dict(value)
+    label = value.pop("label", None)
+    if label is not None and (not isinstance(label, str) or not label.strip()):
+        raise SettingsError(f"sweep.{key} has the label {shown(label)}; a label must be text")
+    return _Item(key, value, label or f"{prefix}{described(value)}")
+
+
+# Any: a TOML value.
+def described(value: Any) -> str:
+    """A value in few words: 0.1, "fp16", topk(keep_ratio=0.1), feedback(topk(keep_ratio=0.1))."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(described(one) for one in value)}]"
+    if not isinstance(value, Mapping):
+        return str(value)
+    parts = [
+        described(part) if _is_named(part) else f"{key}={described(part)}"
+        for key, part in value.items()
+        if key != "name"
+    ]
+    return f"{value.get('name', '')}({', '.join(parts)})" if parts else str(value.get("name", ""))
+
+
+def _is_named(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(_is_named(one) for one in value)
+    return isinstance(value, Mapping) and "name" in value
+
+
+def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Sequence[str]) -> Combination:
+    own: dict[str, Any] = copy.deepcopy(dict(table))
+    title = ", ".join(item.words for item in items) or own["name"]
+    label = ", ".join(item.words for item in items if item.key != _SEED)
+    try:
+        for item in items:
+            put(own, item.key.split("."), copy.deepcopy(item.value), item.key)
+        for one in inside:
+            override(own, one)
+        if label:
+            own["label"] = label
+        experiment = Experiment(**own)
+    except ValueError as error:
+        raise SettingsError(f"{title}: {error}") from None
+    return Combination(title, directory_name(title), experiment)
+
+
+def directory_name(title: str) -> str:
+    """The title with nothing in it that a shell or a file system would not take as it is."""
+    name = re.sub(r"[^A-Za-z0-9._=,+-]+", "-", re.sub(r"[][]", "", title).replace(", ", ",")).strip("-.")
+    name = re.sub(r"-+(?=,)", "", name)
+    if name and len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(title.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}".lstrip("-")

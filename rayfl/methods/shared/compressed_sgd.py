@@ -1,0 +1,52 @@
+"""Distributed SGD with a compressor that belongs to the method: x <- x - sum_i p_i C(gamma g_i).
+
+The step size is inside the compressor. Where C(a v) = a C(v) for a > 0 that is gamma C(g_i); and with error feedback,
+C(gamma g_i + e_i), what is remembered stays a part of x when gamma changes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rayfl import tree
+from rayfl.compress.base import Compressor
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
+from rayfl.task import Task
+from rayfl.tree import State, Tree
+
+
+class CompressedSGD(DistributedGradient):
+    """Up: one compressed step a client and round, as "delta". Down: the dense model, 4 bytes an entry."""
+
+    Hyper: ClassVar[type[GradientStep]] = GradientStep
+    hyper: GradientStep
+    own_compression: ClassVar[bool] = True
+    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
+
+    # Any: hyper-parameters are whatever the method's Hyper declares and validates.
+    def __init__(self, task: Task, **hyper: Any) -> None:
+        super().__init__(task, **hyper)
+        self.compressor = self.make_compressor()
+
+    @abstractmethod
+    def make_compressor(self) -> Compressor:
+        """C, as the hyper-parameters describe it."""
+
+    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+        memory = self.compressor.init(params)
+        return {"uplink": {"delta": memory}} if memory else {}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        delta = tree.scale(carry["gradient"], self.hyper.rate(ctx.round))
+        return self.sent(state, {"delta": delta}, carry, replace(ctx, uplink=self.compressor))
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        delta = received["delta"].result
+        return ({"params": tree.sub(server["params"], delta)} if delta else server), {}

@@ -1,0 +1,128 @@
+"""Distributed gradient methods: a client's round is one gradient at the point that came down, sent compressed.
+
+There is no local training: only the server moves. The gradient is that of f_i(x) + l2 / 2 ||x||^2 on the client's
+whole train split (batch_size = 0, what the theory of these methods needs), or on one minibatch a round.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate
+from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, ServerHalf, Stage
+from rayfl.methods.shared.local_training import Weighting, weighed
+from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.tree import State, Tree
+
+
+class GradientWork(HyperParameters):
+    """Hyper-parameters of a client that computes one gradient a round."""
+
+    batch_size: int = Field(default=0, ge=0, description="examples of the gradient, b; 0: the whole split")
+    l2: float = Field(default=0.0, ge=0, description="l2 / 2 ||x||^2 is part of every client's objective")
+    weighting: Weighting = Field(default="uniform", description="weight of a client in the mean")
+
+    def stage(self, lr: float = 0.0) -> Stage:
+        """One step on one batch."""
+        return Stage(steps=1, batch_size=self.batch_size or None, lr=lr)
+
+
+class GradientStep(GradientWork, LearningRate):
+    """The same, and the server's step along what it received."""
+
+    lr: float = Field(default=0.05, gt=0, description="step size, gamma")
+
+
+class DistributedGradient(Method, ServerHalf):
+    """The client's gradient and the server's model; subclasses say what is sent (`finish`) and how the server steps.
+
+    Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
+    """
+
+    Hyper: ClassVar[type[GradientWork]] = GradientStep
+    hyper: GradientWork
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(),), coin=coin)
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        assert received is not None, f"{type(self).__name__} sends its model down every round"
+        return self.start(received["model"].decode())
+
+    def start(self, params: Tree) -> Carry:
+        """The carry of a client that has computed nothing yet."""
+        return {"params": params, "gradient": tree.zeros_like(params), "loss": torch.zeros(())}
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        loss, gradient = self.value_and_grad(carry["params"], batch)
+        return {**carry, "gradient": gradient, "loss": loss}
+
+    def value_and_grad(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """The objective's value (scalar) and its gradient, with l2."""
+        loss, gradient = self.task.value_and_grad(params, batch)
+        if not self.hyper.l2:
+            return loss, gradient
+        square = torch.stack([tensor.square().sum() for tensor in params.values()]).sum()
+        return loss + 0.5 * self.hyper.l2 * square, tree.add(gradient, params, self.hyper.l2)
+
+    def sent(self, state: State, trees: Mapping[str, Tree], carry: Carry, ctx: Context) -> Finished:
+        """The end of a round that sends these trees through the experiment's uplink compressor."""
+        message, state = self.compress(state, trees, ctx)
+        return self.finished(state, message, carry, ctx)
+
+    def finished(self, state: State, message: Message, carry: Carry, ctx: Context) -> Finished:
+        """The end of a round that sends this message: its weight, and the objective as a metric."""
+        metrics = {"train/loss": float(carry["loss"])}
+        if not message:
+            return Finished(state, None, metrics=metrics)
+        message, weight = weighed(message, self.hyper.weighting, ctx)
+        return Finished(state, message, weight, metrics)
+
+    def init_server(self, params: Tree) -> State:
+        return {"params": params}
+
+    def model(self, server: State) -> Tree:
+        return server["params"]
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
+
+
+def soft_threshold(x: Tree, threshold: float) -> Tree:
+    """The proximal point of threshold * ||x||_1: entries move towards 0 by `threshold` and stop there."""
+    return tree.map(lambda tensor: torch.nn.functional.softshrink(tensor, threshold), x) if threshold else x
+
+
+def stated_omega(ctx: Context, wanted: str) -> float:
+    """omega of the uplink on the whole model. ValueError where it states none, and so `wanted` has no default."""
+    omega = ctx.uplink.omega(tree.num_entries(ctx.initial))
+    if omega is None:
+        raise ValueError(
+            f"{wanted} has no default with uplink {ctx.uplink.name!r}, which states no omega; set method.{wanted} "
+            "yourself, or choose an unbiased uplink, for example dense"
+        )
+    return omega
+
+
+def damping(alpha: float | None, ctx: Context) -> float:
+    """alpha, by default 1 / (1 + omega) of the uplink. ValueError where that is unknown."""
+    return 1 / (1 + stated_omega(ctx, "alpha")) if alpha is None else alpha
+
+
+def shifted(shift: Tree, arrived: Aggregate, alpha: float, weighting: Weighting, ctx: Context) -> Tree:
+    """The server's h + alpha sum_i p_i D_i over those i that delivered, with p_i of all clients, so h = sum_i p_i h_i.
+
+    ValueError with weights by samples where clients are away: the server does not know the examples of all.
+    """
+    if weighting == "samples" and arrived.count < ctx.num_clients:
+        raise ValueError(
+            f"weighting='samples' needs every client in every round, and {arrived.count} of {ctx.num_clients} "
+            f"delivered in round {ctx.round}; use weighting='uniform'"
+        )
+    return tree.add(shift, arrived.result, alpha * arrived.count / ctx.num_clients)

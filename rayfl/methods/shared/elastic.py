@@ -1,0 +1,178 @@
+"""Elastic aggregation around any server method: Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023,
+Algorithm 1 and Eq. 5 to 7 (paper 002).
+
+Before it trains, a client runs over held-out samples at the model that it received: Omega_i <- mu Omega_i +
+(1 - mu) |grad ||F(x)||^2|, batch after batch, from zero. The server multiplies the aggregated delta entry by entry by
+zeta = 1 + tau - Omega / max(Omega) before its own update, whatever that is.
+
+Where the paper is silent or contradicts itself:
+- The sign is that of Eq. 3: delta = received - trained.
+- The gradient is that of the batch's mean squared norm; the absolute value comes after it, once a batch. The model is
+  in evaluation mode. No label is read.
+- A layer is a parameter tensor (`group="module"`: a module's tensors together). Where nothing is sensitive, zeta = 1.
+- Omega is weighted as the inner method weights its clients: by samples in FedAvg, uniformly in SCAFFOLD.
+- A server that collects deltas one by one gets each of them times zeta.
+- Held-out samples are no longer trained on; to be fair to a baseline give it the same `splits.heldout_ratio`.
+Omega is sent beside what the inner method sends and is not compressed: 4 bytes an entry (2 with fp16 or bf16).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.compress.dense import Dense
+from rayfl.compress.values import ValueType
+from rayfl.data.batches import Batch
+from rayfl.gather import Aggregate, Relay, WeightedMean
+from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Metrics, Plan, Reply, Stage
+from rayfl.methods.shared.wrapper import Wrapping
+from rayfl.tree import State, Tree
+
+SENSITIVITY = "sensitivity"
+"""The wrapper's stage, its message, and its part of carries and of the server's state."""
+
+
+class ElasticHyper(HyperParameters):
+    """Hyper-parameters of elastic aggregation, the table `[method.elastic]`."""
+
+    tau: float = Field(default=0.5, ge=0, description="zeta of the most sensitive entry of a layer")
+    mu: float = Field(default=0.95, ge=0, lt=1, description="share of the sensitivity that a new batch leaves")
+    batch_size: int = Field(default=32, ge=0, description="held-out examples a batch; 0: the whole split")
+    group: Literal["tensor", "module"] = Field(
+        default="tensor", description="what has a largest sensitivity of its own"
+    )
+    dtype: ValueType = Field(default="fp32", description="numbers in which the sensitivity is sent")
+    every: int = Field(default=1, ge=1, description="the sensitivity is measured and sent every so many rounds")
+
+
+class Elastic(Wrapping):
+    """The inner method's `delta`, entry by entry times zeta in [tau, 1 + tau].
+
+    With `every` above 1 the server keeps the last Omega that arrived. Metric: `elastic/boosted_share`, the share of
+    entries with zeta > 1. ValueError for a method that has no server, or whose server sees no delta.
+    """
+
+    Hyper: ClassVar[type[ElasticHyper]] = ElasticHyper
+    hyper: ElasticHyper
+    paper: ClassVar[str] = "Chen et al., CVPR 2023"
+    splits: Mapping[str, float] = {"heldout": 0.1}
+    own_stages: ClassVar[tuple[str, ...]] = (SENSITIVITY,)
+
+    # Any: hyper-parameters are whatever Hyper declares and validates.
+    def __init__(self, inner: Method, **hyper: Any) -> None:
+        super().__init__(inner, **hyper)
+        if isinstance(inner.gather.get("delta", Relay()), Relay):
+            raise ValueError(
+                f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none; remove it"
+            )
+        self.gather = {**inner.gather, SENSITIVITY: WeightedMean()}
+
+    def plan(self, round: int, coin: float) -> Plan:
+        plan = self.inner.plan(round, coin)
+        if round % self.hyper.every or not plan.up:
+            return plan
+        own = Stage(SENSITIVITY, split="heldout", epochs=1, batch_size=self.hyper.batch_size or None)
+        return replace(plan, stages=(own, *plan.stages))
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        carry = super().begin(state, received, ctx)
+        if all(stage.name != SENSITIVITY for stage in ctx.plan.stages):
+            return carry
+        return {**carry, SENSITIVITY: tree.zeros_like(carry["params"])}
+
+    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
+        if stage.name != SENSITIVITY:
+            return _beside(carry, super().step(_without(carry), batch, stage=stage))
+        gradient = self.task.grad(carry["params"], batch, self.squared_output)
+        kept = tree.scale(carry[SENSITIVITY], self.hyper.mu)
+        return {**carry, SENSITIVITY: tree.add(kept, tree.map(torch.abs, gradient), 1 - self.hyper.mu)}
+
+    def squared_output(self, params: Tree, batch: Batch) -> Tensor:
+        """The mean over the batch of ||F(x)||^2, a scalar."""
+        squares = self.task.evaluated(params, batch).square().flatten(1).sum(dim=1)
+        return squares.mean() if batch.weights is None else (squares * batch.weights).sum() / batch.weights.sum()
+
+    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+        return carry if stage.name == SENSITIVITY else _beside(carry, super().turn(_without(carry), stage=stage))
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        finished = super().finish(state, _without(carry), ctx)
+        if finished.message is None or SENSITIVITY not in carry or not ctx.sends:
+            return finished
+        packet, _ = Dense(dtype=self.hyper.dtype).encode(carry[SENSITIVITY], {}, ctx.generator)
+        return replace(finished, message={**finished.message, SENSITIVITY: packet})
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        return super().eval_begin(state, model, None if carry is None else _without(carry), ctx)
+
+    def init_server(self, params: Tree) -> State:
+        state = super().init_server(params)
+        return {**state, SENSITIVITY: tree.zeros_like(params)} if self.hyper.every > 1 else state
+
+    def model(self, server: State) -> Tree:
+        return super().model(_without(server))
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        return super().broadcast(_without(server), ctx)
+
+    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+        return super().personal(_without(server), link, ctx)
+
+    def reply(self, server: State, link: State, ctx: Context) -> Reply:
+        return super().reply(_without(server), link, ctx)
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        sensitivity = received[SENSITIVITY].result or server.get(SENSITIVITY, {})
+        delta = received["delta"]
+        inner, metrics = _without(received), {}
+        if sensitivity and delta.count:
+            ratios = self.normalised(sensitivity)
+            like = delta.sum or next(item for item in delta.items.values() if isinstance(item, dict))
+            inner["delta"] = delta.scaled({name: self.factors(ratios.get(name)) for name in like})
+            metrics = {"elastic/boosted_share": self.boosted_share(ratios, like)}
+        state, others = super().server_update(_without(server), inner, delivered, ctx)
+        return {**state, SENSITIVITY: sensitivity} if SENSITIVITY in server else state, {**others, **metrics}
+
+    def normalised(self, sensitivity: Tree) -> Tree:
+        """Omega / max(Omega) in [0, 1], the maximum over each tensor or module; without those where it is 0."""
+        largest: dict[str, float] = {}
+        for name, tensor in sensitivity.items():
+            most = float(tensor.max()) if tensor.numel() else 0.0
+            largest[self.layer(name)] = max(most, largest.get(self.layer(name), 0.0))
+        return {
+            name: tensor / largest[self.layer(name)]
+            for name, tensor in sensitivity.items()
+            if largest[self.layer(name)] > 0
+        }
+
+    def layer(self, name: str) -> str:
+        """The layer of a tensor: itself, or its module ("fc" of "fc.weight")."""
+        return name.rpartition(".")[0] if self.hyper.group == "module" else name
+
+    def factors(self, ratio: Tensor | None) -> Tensor:
+        """zeta of a tensor; 1 where nothing is sensitive. Added in this order, a ratio of 1 gives exactly tau."""
+        return torch.ones(()) if ratio is None else self.hyper.tau + (1 - ratio)
+
+    def boosted_share(self, ratios: Tree, like: Tree) -> float:
+        """Share of the entries of `like` with zeta > 1: those with a ratio below tau."""
+        boosted = sum(int((ratios[name] < self.hyper.tau).sum()) for name in like if name in ratios)
+        return boosted / tree.num_entries(like)
+
+
+# Any: a carry, a server's state, or what was received, which are mappings of different things.
+def _without(outer: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the inner method's."""
+    return {name: value for name, value in outer.items() if name != SENSITIVITY}
+
+
+def _beside(outer: Carry, inner: Carry) -> Carry:
+    """The inner method's new carry with the wrapper's own part, where there is one (there is none while judging)."""
+    return {**inner, SENSITIVITY: outer[SENSITIVITY]} if SENSITIVITY in outer else inner

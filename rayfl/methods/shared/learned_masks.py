@@ -1,0 +1,173 @@
+"""Masks that are learned on fixed random weights, the strong lottery ticket: every weight has a score z, and the
+largest |z| of a layer are kept.
+
+Source: Tian, Zhang, Li and Bennis, Communication-Efficient Personalized Distributed Learning with Data and Node
+Heterogeneity (MCE-PL), sections II-B and III-B. A tensor of two or more dimensions is masked, the others (biases,
+norms) stay as they are. A layer is such a tensor; its rows, along the first dimension, are the output filters or
+neurons. All trees of scores and masks hold the masked tensors alone.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.compress.sparse import top_k_positions
+from rayfl.compress.values import entries
+from rayfl.data.batches import Batch
+from rayfl.methods.base import Carry, Context, Method, Plan, Stage, Traits
+from rayfl.methods.shared import masks
+from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.models import flops
+from rayfl.tree import State, Tree
+
+
+class HiddenMaskHyper(LearningRate):
+    """Hyper-parameters of methods that learn masks, with MCE-PL's values; a round is one minibatch."""
+
+    lr: float = Field(default=1.0, gt=0, description="learning rate of the scores, eta")
+    batch_size: int = Field(default=128, ge=0, description="examples of a round's one batch, b; 0: the whole split")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the scores (5e-4 in the authors' code)")
+    lasso: float = Field(default=1e-3, ge=0, description="weight of the group lasso, lambda (0 in the authors' code)")
+    retention_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="share of a layer kept, r; default: clients.retention_ratio, else 0.5"
+    )
+    fc_retention_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="the same for layers of two dimensions (0.9 in the authors' code)"
+    )
+    fil: int = Field(
+        default=20, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
+    )
+    fil_share: float = Field(default=0.05, gt=0, le=1, description="at most this share of a filter's entries for fil")
+    weight_scale: float = Field(
+        default=1.0, gt=0, description="factor on the initial weights of the layers, so that masked ones carry a signal"
+    )
+    different_initial: bool = Field(default=True, description="whether scores start different, or alike at all peers")
+
+
+def masked_part(params: Tree) -> Tree:
+    """The tensors that masks are for."""
+    return {name: tensor for name, tensor in params.items() if tensor.dim() > 1}
+
+
+def num_kept(num_entries: int, ratio: float) -> int:
+    """n - int((1 - r) n + 1e-9): how many of a layer's n entries the threshold leaves."""
+    return num_entries - int((1 - ratio) * num_entries + 1e-9)
+
+
+def threshold(name: str, y: Tensor, ratio: float) -> Tensor:
+    """Thres_r: exactly `num_kept` True, the largest |y|, ties to the lowest index. ValueError on NaN and infinity."""
+    flat = entries(name, y).numpy()
+    kept = np.zeros(flat.size, np.bool_)
+    kept[top_k_positions(flat, num_kept(flat.size, ratio))] = True
+    return torch.from_numpy(kept).view(y.shape)
+
+
+def without_thin_rows(mask: Tensor, least: float) -> Tensor:
+    """Fil_c: rows with fewer than `least` True become False altogether."""
+    return mask & (mask.flatten(1).sum(dim=1) >= least).view(-1, *[1] * (mask.dim() - 1))
+
+
+def layer_ratios(layers: Tree, ratio: float, fc_ratio: float | None) -> dict[str, float]:
+    """The share that each layer keeps; `fc_ratio`, if given, holds for layers of two dimensions."""
+    return {name: fc_ratio if fc_ratio and layer.dim() == 2 else ratio for name, layer in layers.items()}
+
+
+def layer_masks(y: Tree, ratios: Mapping[str, float], fil: float = 0, fil_share: float = 1.0) -> Tree:
+    """Fil[Thres(y)] layer by layer: c = min(fil, fil_share * entries of a row), but 0 in the last layer."""
+    found = {name: threshold(name, layer, ratios[name]) for name, layer in y.items()}
+    for name in list(found)[:-1]:
+        row = found[name][0].numel()
+        found[name] = without_thin_rows(found[name], min(fil, fil_share * row))
+    return found
+
+
+def first_scores(layers: Tree, generator: np.random.Generator) -> Tree:
+    """Uniform within 1 / sqrt(entries of a row) (Kaiming's with a = sqrt(5)), and never 0, which could not learn."""
+
+    def draw(layer: Tensor) -> Tensor:
+        bound = 1 / math.sqrt(layer[0].numel())
+        drawn = generator.uniform(-bound, bound, tuple(layer.shape)).astype(np.float32)
+        return torch.from_numpy(np.where(drawn == 0, np.float32(bound), drawn))
+
+    return tree.map(draw, layers)
+
+
+def straight_through(gradient: Tree, weights: Tree, scores: Tree) -> Tree:
+    """The gradient of the scores, (df/dv) o w o sign(z), from that of v = w o m: the mask's step is taken for sign(z).
+
+    A score of 0 has no gradient.
+    """
+    return {name: gradient[name] * weights[name] * z.sign() for name, z in scores.items()}
+
+
+def lasso_gradient(scores: Tree, strength: float) -> Tree:
+    """The gradient of lambda * sum over rows of ||z_row||_2, which is lambda * z / ||z_row||; 0 for a row of zeros."""
+
+    def rows(z: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(z.flatten(1), dim=1).view(-1, *[1] * (z.dim() - 1))
+        return strength * torch.where(norms > 0, z / norms, 0.0)
+
+    return tree.map(rows, scores)
+
+
+class HiddenMasks(Method):
+    """A peer that learns a mask of its own on the initial weights, which nobody ever changes or sends.
+
+    State: "scores" z, "mask" m, and "params", the model w o m that the peer is judged by and trains next.
+    """
+
+    Hyper: ClassVar[type[HiddenMaskHyper]] = HiddenMaskHyper
+    hyper: HiddenMaskHyper
+
+    def plan(self, round: int, coin: float) -> Plan:
+        hyper = self.hyper
+        return Plan(stages=(Stage(steps=1, batch_size=hyper.batch_size or None, lr=hyper.rate(round)),))
+
+    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+        params = state["params"]
+        return {"params": params, "gradient": params, "loss": torch.zeros(())}
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        return {**carry, "gradient": gradient, "loss": loss}
+
+    def scores_for(self, client: Traits, params: Tree, generator: np.random.Generator) -> Tree:
+        """The scores z^(0) of a client."""
+        draws = generator if self.hyper.different_initial else masks.common_generator(params, "common scores")
+        return first_scores(masked_part(params), draws)
+
+    def weights(self, initial: Tree) -> Tree:
+        """w, from the parameters of round 0: the layers scaled, the rest as it is."""
+        scale = self.hyper.weight_scale
+        return initial if scale == 1 else {**initial, **tree.scale(masked_part(initial), scale)}
+
+    def descend(self, state: State, carry: Carry, ctx: Context) -> tuple[Tree, Tree]:
+        """G, the gradient of the scores with the lasso's, and z - lr (G + weight decay)."""
+        z, lr = state["scores"], ctx.plan.stages[0].lr
+        gradient = straight_through(carry["gradient"], self.weights(ctx.initial), z)
+        if self.hyper.lasso:
+            gradient = tree.add(gradient, lasso_gradient(z, self.hyper.lasso))
+        return gradient, tree.add(tree.add(z, z, -lr * self.hyper.weight_decay), gradient, -lr)
+
+    def masked_by(self, y: Tree, client: Traits, initial: Tree) -> State:
+        """Mask and model of a client, from what its threshold is taken of and the parameters of round 0."""
+        hyper, weights = self.hyper, self.weights(initial)
+        ratio = masks.kept_ratio(client, hyper.retention_ratio, 0.5)
+        mask = layer_masks(y, layer_ratios(y, ratio, hyper.fc_retention_ratio), hyper.fil, hyper.fil_share)
+        return {"mask": mask, "params": {**weights, **masks.masked(masked_part(weights), mask)}}
+
+    def trained(self, state: State, carry: Carry, ctx: Context) -> dict[str, float]:
+        """The metrics of a round's training: the batch's loss, and operations as the mask of the training has them."""
+        work = ctx.work["train"]
+        loss = {"train/loss": float(carry["loss"])}
+        return loss | flops.training_metrics(self.task.weight_uses, state["mask"], work.num_examples)
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        return {"params": state["params"]}

@@ -1,0 +1,124 @@
+"""Local training by minibatches, the part that most methods' clients share."""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from rayfl import tree
+from rayfl.compress.base import Message
+from rayfl.compress.scalar import count_packet
+from rayfl.data.batches import Batch
+from rayfl.methods.base import Carry, Context, Method, Plan, Stage
+from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.optimizers import SGD, Adam, Optimizer, OptimizerName
+from rayfl.task import Task
+from rayfl.tree import Tree
+
+Weighting = Literal["samples", "uniform"]
+
+
+class LocalWork(LearningRate):
+    """Hyper-parameters of local training by minibatches."""
+
+    lr: float = Field(default=0.05, gt=0, description="client learning rate, eta_l")
+    epochs: int | None = Field(
+        default=None, ge=1, description="local epochs a round, E (1 where steps is not given either)"
+    )
+    steps: int | None = Field(default=None, ge=1, description="local steps a round, K, instead of epochs")
+    batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
+    optimizer: OptimizerName = Field(default="sgd", description="client optimizer, fresh every round: sgd or adam")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to the gradient")
+    clip_norm: float | None = Field(default=None, gt=0, description="largest Euclidean norm of a step's gradient")
+
+    @model_validator(mode="after")
+    def _one_amount_of_work(self) -> "LocalWork":
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"epochs={self.epochs} and steps={self.steps} are both given; give one of them")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum={self.momentum} belongs to optimizer='sgd', not {self.optimizer!r}")
+        return self
+
+    def stage(self, round: int, name: str = "train") -> Stage:
+        """The stage of round `round` that these settings describe."""
+        epochs = 1 if self.epochs is None and self.steps is None else self.epochs
+        batch_size = self.batch_size or None
+        return Stage(name=name, epochs=epochs, steps=self.steps, batch_size=batch_size, lr=self.rate(round))
+
+    def make_optimizer(self) -> Optimizer:
+        """The client optimizer."""
+        if self.optimizer == "adam":
+            return Adam(weight_decay=self.weight_decay)
+        return SGD(momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class LocalTraining(LocalWork):
+    """Hyper-parameters of methods that average what their clients have trained, which is most of them."""
+
+    weighting: Weighting = Field(default="samples", description="weight of a client in the average")
+
+
+class GradientMethod(Method):
+    """A client that runs optimizer steps on its own examples; subclasses say from where it starts and what it sends."""
+
+    Hyper: ClassVar[type[LocalWork]] = LocalTraining
+    hyper: LocalWork
+
+    # Any: hyper-parameters are whatever the method's Hyper declares and validates.
+    def __init__(self, task: Task, **hyper: Any) -> None:
+        super().__init__(task, **hyper)
+        self.optimizer = self.hyper.make_optimizer()
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(round),))
+
+    def start(self, params: Tree) -> Carry:
+        """The carry of a client that starts training at `params`, with a fresh optimizer."""
+        return {
+            "params": params,
+            "received": params,
+            "optimizer": self.optimizer.init(params),
+            "loss": torch.zeros(()),
+        }
+
+    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        return self.descend(carry, loss, gradient, stage)
+
+    def descend(self, carry: Carry, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Carry:
+        """The carry after one optimizer step along `gradient`, clipped if the settings say so."""
+        gradient = clip(gradient, self.hyper.clip_norm)
+        params, state = self.optimizer.update(carry["params"], gradient, carry["optimizer"], stage.lr)
+        return {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss}
+
+    def weigh(self, message: Message, ctx: Context) -> tuple[Message, float]:
+        """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
+        assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
+        return weighed(message, self.hyper.weighting, ctx)
+
+    def train_loss(self, carry: Carry, ctx: Context) -> dict[str, float]:
+        """The mean training loss over the round's steps, as a metric."""
+        num_steps = sum(work.num_steps for work in ctx.work.values())
+        return {"train/loss": float(carry["loss"]) / num_steps} if num_steps else {}
+
+    def progress(self, carry: Carry) -> Tree:
+        """delta = received - trained, a descent direction."""
+        return tree.sub(carry["received"], carry["params"])
+
+
+def weighed(message: Message, weighting: Weighting, ctx: Context) -> tuple[Message, float]:
+    """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
+    if weighting == "uniform":
+        return message, 1.0
+    num_examples = ctx.traits.num_examples
+    return {**message, "num_examples": count_packet("num_examples", num_examples)}, float(num_examples)
+
+
+def clip(gradient: Tree, max_norm: float | None) -> Tree:
+    """The gradient scaled to at most `max_norm`; safe under vmap."""
+    if max_norm is None:
+        return gradient
+    square = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
+    factor = torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
+    return {name: tensor * factor for name, tensor in gradient.items()}

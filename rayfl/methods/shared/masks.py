@@ -1,0 +1,149 @@
+"""Sparse models: how dense each tensor is, which entries it starts with, and how they move.
+
+A mask is a tree of boolean tensors in the shapes of the parameters, True where an entry is kept. Sources: ERK, Evci et
+al., Rigging the Lottery: Making All Tickets Winners, ICML 2020; the search, Dai et al., DisPFL, ICML 2022, Algorithm 2.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.compress.sparse import top_k_positions
+from rayfl.compress.values import entries
+from rayfl.determinism import seeding
+from rayfl.methods.base import Traits
+from rayfl.tree import Tree
+
+Distribution = Literal["erk", "uniform"]
+Prune = Literal["all", "weights_only"]
+Regrow = Callable[[np.ndarray, int], np.ndarray]
+"""From idle positions (ascending) and a count to that many indices into them."""
+
+
+def erk_densities(shapes: Mapping[str, Sequence[int]], density: float, power: float = 1.0) -> dict[str, float]:
+    """Erdos-Renyi-Kernel densities by tensor: eps * (sum of dims / product of dims) ** power, at most 1.
+
+    `density` is the share of all entries together, which holds exactly before numbers of entries are rounded. Where the
+    largest density would exceed 1 its tensors are dense, and eps is found again for the rest. A tensor of one dimension
+    has raw density 1, like a single number.
+    """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    raw = {name: (sum(shape or (1,)) / max(1, sizes[name])) ** power for name, shape in shapes.items()}
+    sparse, epsilon = [name for name in shapes if sizes[name]], 0.0
+    while sparse:
+        budget = sum(density * sizes[name] for name in sparse)
+        budget -= sum((1 - density) * sizes[name] for name in shapes if name not in sparse)
+        epsilon = budget / sum(raw[name] * sizes[name] for name in sparse)
+        largest = max(raw[name] for name in sparse)
+        # Within rounding of 1 is dense too, or a dense model would lose an entry when numbers are rounded down.
+        if largest * epsilon < 1 - 1e-12:
+            break
+        sparse = [name for name in sparse if raw[name] < largest]
+    return {name: epsilon * raw[name] if name in sparse else 1.0 for name in shapes}
+
+
+def densities(params: Tree, density: float, distribution: Distribution, power: float, prune: Prune) -> dict[str, float]:
+    """The density of every tensor that is pruned; the others, which are not in the answer, stay dense.
+
+    `prune="weights_only"` leaves tensors of fewer than two dimensions out (biases, norms); `density` is then the share
+    of the rest.
+    """
+    shapes = {name: tuple(t.shape) for name, t in params.items() if prune == "all" or t.dim() > 1}
+    return dict.fromkeys(shapes, density) if distribution == "uniform" else erk_densities(shapes, density, power)
+
+
+def random_mask(params: Tree, density_of: Mapping[str, float], generator: np.random.Generator) -> Tree:
+    """int(density * n) entries of every tensor of n entries, uniformly at random; all where no density is given.
+
+    With one generator's draws a lower density of a tensor keeps a part of what a higher one keeps.
+    """
+
+    def draw(name: str, tensor: Tensor) -> Tensor:
+        if density_of.get(name, 1.0) >= 1:
+            return torch.ones(tensor.shape, dtype=torch.bool)
+        mask = torch.zeros(tensor.numel(), dtype=torch.bool)
+        order = generator.permutation(tensor.numel())
+        mask[torch.from_numpy(order[: int(density_of[name] * tensor.numel())])] = True
+        return mask.reshape(tensor.shape)
+
+    return {name: draw(name, tensor) for name, tensor in params.items()}
+
+
+def common_generator(params: Tree, purpose: str = "common mask") -> np.random.Generator:
+    """The same generator for all clients of an experiment, keyed by the one thing they share: the first parameters."""
+    digest = 0
+    for tensor in params.values():
+        digest = zlib.crc32(tensor.numpy().tobytes(), digest)
+    return seeding.generator(digest, purpose=purpose)
+
+
+def kept_ratio(client: Traits, given: float | None, default: float) -> float:
+    """The share that a client keeps: what the method's settings say, else `clients.retention_ratio`, else `default`."""
+    if given is not None:
+        return given
+    return client.retention_ratio if client.retention_given else default
+
+
+def masked(x: Tree, mask: Tree) -> Tree:
+    """`x` where the mask keeps an entry, else 0 (without a sign)."""
+    return {name: _cut(tensor, mask[name]) for name, tensor in x.items()}
+
+
+def _cut(tensor: Tensor, mask: Tensor) -> Tensor:
+    """torch.where(mask, tensor, 0.0), where nobody wants a gradient in a fifth of its time: as bits of whole words."""
+    if tensor.dtype != torch.float32 or tensor.requires_grad:
+        return torch.where(mask, tensor, 0.0)
+    every = -mask.view(torch.int8).to(torch.int32)
+    return (tensor.view(torch.int32) & every).view(torch.float32)
+
+
+def num_kept(mask: Tree) -> int:
+    """Number of entries that a mask keeps."""
+    return sum(int(torch.count_nonzero(tensor)) for tensor in mask.values())
+
+
+def annealed(first: float, round: int, num_rounds: int) -> float:
+    """(first / 2) (1 + cos(pi t / T)): the share of the kept entries that round t moves."""
+    return first / 2 * (1 + math.cos(math.pi * round / num_rounds))
+
+
+def by_gradient(name: str, gradient: Tensor) -> Regrow:
+    """The idle entries with the largest |gradient|, ties to the lowest index. ValueError on NaN and infinity."""
+    flat = entries(name, gradient).numpy()
+    return lambda idle, count: top_k_positions(flat[idle], count)
+
+
+def at_random(generator: np.random.Generator) -> Regrow:
+    """Idle entries drawn uniformly, without replacement."""
+    return lambda idle, count: generator.choice(len(idle), count, replace=False)
+
+
+def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow) -> Tensor:
+    """A tensor's next mask, with as many entries: the smallest kept |weight| go, as many idle entries come.
+
+    ceil(share * kept) entries move. Of equal magnitudes those with the lowest index stay. What has just gone is idle
+    too, so that there are always enough to come; a dense tensor stays as it is. ValueError on NaN and infinity.
+    """
+    flat, kept = entries(name, weight).numpy(), np.flatnonzero(mask.numpy())
+    if kept.size == mask.numel():
+        return mask
+    num_moved = math.ceil(share * kept.size)
+    new = np.zeros(mask.numel(), np.bool_)
+    new[kept[top_k_positions(flat[kept], kept.size - num_moved)]] = True
+    idle = np.flatnonzero(~new)
+    new[idle[regrow(idle, num_moved)]] = True
+    return torch.from_numpy(new).reshape(mask.shape)
+
+
+def prune_quantile(mask: Tensor, weight: Tensor, ratio: float) -> Tensor:
+    """Without the kept entries whose |weight| is strictly below the `ratio` quantile (linear) of the kept ones."""
+    magnitudes = weight.detach().abs().double()
+    kept = magnitudes[mask]
+    if not kept.numel():
+        return mask
+    return mask & (magnitudes >= float(np.quantile(kept.cpu().numpy(), ratio)))

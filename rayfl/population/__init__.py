@@ -1,0 +1,1 @@
+"""Who exists and who shows up: clients' traits, sampling, availability, distributions."""

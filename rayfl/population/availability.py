@@ -1,0 +1,132 @@
+"""Who can be reached in a round: clients come and go by chance, by the hour, or as a file says.
+
+A client's chances are its own: what another one is like changes nothing about them. Rounds count from 0.
+"""
+
+import csv
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.determinism import seeding
+from rayfl.population.distributions import Trait, check_trait, values
+from rayfl.settings import Settings, SettingsError
+
+COLUMNS = ("client", "first_round", "last_round")
+"""The header of a trace."""
+
+_EVER = 2**62
+"""A round that no run reaches."""
+
+
+class PerClient(Settings):
+    """Every round each client is there with its own probability."""
+
+    probability: Trait
+
+    def check(self, count: int) -> None:
+        """ValueError if it is no probability."""
+        check_trait("availability.probability", self.probability, share=True)
+
+    def chances(self, count: int, seed: int, round: int) -> np.ndarray:
+        """The probability that each client is there in this round, float64 [count]."""
+        return values(self.probability, count, seed, "availability probability")
+
+
+class Diurnal(Settings):
+    """Day and night: the probability goes from `low` to `high` and back in `period` rounds, as a cosine.
+
+    p_i(t) = low + (high - low) (1 + cos(2 pi (t / period - phase_i))) / 2 with phase_i uniform in [0, spread): clients
+    all over the world (spread 1), or all in one time zone (spread 0).
+    """
+
+    period: float = Field(gt=0, description="rounds a day")
+    low: float = Field(default=0.0, ge=0, le=1, description="probability by night")
+    high: float = Field(default=1.0, ge=0, le=1, description="probability by day")
+    spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons lie")
+
+    def check(self, count: int) -> None:
+        """ValueError if nights are busier than days."""
+        if self.low > self.high:
+            raise ValueError(f"availability.low={self.low} is above high={self.high}; swap them")
+
+    def chances(self, count: int, seed: int, round: int) -> np.ndarray:
+        """The probability that each client is there in this round, float64 [count]."""
+        phases = self.spread * seeding.generator(seed, purpose="availability phase").random(count)
+        daylight = (1 + np.cos(2 * np.pi * (round / self.period - phases))) / 2
+        return self.low + (self.high - self.low) * daylight
+
+
+class Trace(Settings):
+    """A CSV file with the header `client,first_round,last_round`: a client is there in the rounds of its lines.
+
+    Both ends are included; a client without a line is never there. `repeat`: the trace begins again after so many
+    rounds; without it nobody is there after the last line's end.
+    """
+
+    trace: str = Field(min_length=1, description="path of the file")
+    repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
+
+    def check(self, count: int) -> None:
+        """ValueError for what is no trace of so many clients."""
+        read_trace(Path(self.trace), count)
+
+    def chances(self, count: int, seed: int, round: int) -> np.ndarray:
+        """1 for the clients that are there in this round and 0 for the others, float64 [count]."""
+        client, first, last = read_trace(Path(self.trace), count).T
+        now = round if self.repeat is None else round % self.repeat
+        there = np.zeros(count)
+        there[client[(first <= now) & (now <= last)]] = 1.0
+        return there
+
+
+Availability = PerClient | Diurnal | Trace
+
+
+def available(model: Availability | None, count: int, seed: int, round: int) -> np.ndarray:
+    """Boolean [count]: who can be reached in this round; everybody where there is no model."""
+    if model is None:
+        return np.ones(count, dtype=bool)
+    draws = seeding.generator(seed, round, purpose="availability").random(count)
+    return draws < model.chances(count, seed, round)
+
+
+def read_trace(path: Path, count: int) -> np.ndarray:
+    """A trace's lines as int64 [num_lines, 3]: client, first and last round. SettingsError for what is no trace."""
+    try:
+        written = path.stat().st_mtime_ns
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        raise SettingsError(f"the trace {str(path)!r} cannot be read; give the path of a CSV file") from None
+    return _read(path, written, count)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, written: int, count: int) -> np.ndarray:
+    """`written`: the file's time, so that one that has changed is read again."""
+    try:
+        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise SettingsError(f"the trace {path} is no CSV file; write one with the header {','.join(COLUMNS)}") from None
+    if not rows or tuple(cell.strip() for cell in rows[0]) != COLUMNS:
+        raise SettingsError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; put it there")
+    lines = [_line(path, number, row, count) for number, row in enumerate(rows[1:], start=2) if row]
+    return np.array(lines, dtype=np.int64).reshape(-1, 3)
+
+
+def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int, int]:
+    try:
+        client, first, last = (int(cell) for cell in row)
+    except ValueError:
+        raise SettingsError(f"line {number} of the trace {path} is not three whole numbers; write 4,0,9") from None
+    if not 0 <= client < count:
+        raise SettingsError(
+            f"line {number} of the trace {path} names client {client}; clients are 0 to {count - 1} (clients.count)"
+        )
+    if not 0 <= first <= last:
+        raise SettingsError(
+            f"line {number} of the trace {path} goes from round {first} to round {last}; rounds count from 0, "
+            "and the first is not after the last"
+        )
+    return client, min(first, _EVER), min(last, _EVER)

@@ -1,0 +1,76 @@
+"""A value for each client: one for all, a list that is dealt out, a distribution, or groups."""
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.determinism import seeding
+from rayfl.settings import Settings
+
+SPEEDS = (1e-9, 1e12)
+"""Speeds with which the simulated clock can reckon."""
+
+
+class LogNormal(Settings):
+    """Values exp(N(log(median), sigma^2))."""
+
+    median: float = Field(gt=0)
+    sigma: float = Field(gt=0, le=10)
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        return self.median * np.exp(self.sigma * generator.standard_normal(count))
+
+
+class Uniform(Settings):
+    """Values uniform in [low, high)."""
+
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        return generator.uniform(self.low, self.high, count)
+
+
+class Groups(Settings):
+    """One value a group of clients: groups of every g-th client, or of neighbouring ids, as even as can be."""
+
+    groups: tuple[float, ...] = Field(min_length=1)
+    order: Literal["in-turn", "blocks"] = "in-turn"
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        clients, number = np.arange(count), len(self.groups)
+        members = clients % number if self.order == "in-turn" else clients * number // count
+        return np.asarray(self.groups, dtype=np.float64)[members]
+
+
+Trait = float | tuple[float, ...] | LogNormal | Uniform | Groups
+"""One value for all, a list that is dealt out in turn, a distribution, or groups."""
+
+
+def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
+    """A trait's value for each client, float64 [count]; what is drawn is drawn from the seed and the trait's name."""
+    if isinstance(trait, LogNormal | Uniform | Groups):
+        return trait.draw(count, seeding.generator(seed, purpose=name))
+    return np.resize(np.asarray(trait, dtype=np.float64), count)
+
+
+# Any: a trait's type is what this function looks at.
+def check_trait(name: str, trait: Any, share: bool = False) -> None:
+    """ValueError for a share that is not in (0, 1], or a speed that is not in SPEEDS."""
+    allowed, (least, most) = (
+        ("(0, 1]", (np.nextafter(0, 1), 1.0)) if share else ("[{:g}, {:g}]".format(*SPEEDS), SPEEDS)
+    )
+    if isinstance(trait, Uniform) and not least <= trait.low < trait.high <= most:
+        raise ValueError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both in {allowed}")
+    if isinstance(trait, LogNormal) and share:
+        raise ValueError(f"{name} must be in {allowed}, which a log-normal draw need not be; give low and high instead")
+    if isinstance(trait, LogNormal) and not least <= trait.median <= most:
+        raise ValueError(f"{name} has median={trait.median}; it must be in {allowed}")
+    if isinstance(trait, float | tuple | Groups):
+        given = (trait,) if isinstance(trait, float) else trait.groups if isinstance(trait, Groups) else trait
+        if not given:
+            raise ValueError(f"{name}=[] has no values; give at least one")
+        wrong = [value for value in given if not least <= value <= most]
+        if wrong:
+            raise ValueError(f"{name}={wrong[0]} is not allowed; it must be in {allowed}")

@@ -1,0 +1,188 @@
+"""Who exists and who shows up: the clients' traits, and for every round who is selected and who drops out.
+
+All of it is drawn from the experiment's seed. A simulated dropout is science: it changes the result and is recorded.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rayfl.determinism import seeding
+from rayfl.methods.base import Traits
+from rayfl.population.availability import Availability, Trace, available
+from rayfl.population.distributions import Trait, check_trait, values
+from rayfl.settings import Settings
+
+Status = Literal[
+    "delivered",
+    "silent",
+    "dropped_before_download",
+    "dropped_after_download",
+    "dropped_after_training",
+    "upload_lost",
+    "late",
+    "surplus",
+]
+"""What becomes of a selected client. `silent`: it had nothing to say; `late`: not back by the deadline; `surplus`: not
+among the first to finish, where only so many are taken."""
+
+DROPOUTS: dict[str, Status] = {
+    "dropout_before_download": "dropped_before_download",
+    "dropout_after_download": "dropped_after_download",
+    "dropout_after_training": "dropped_after_training",
+    "upload_loss": "upload_lost",
+}
+"""The chances of the `[clients]` table in the order in which they strike, and what becomes of whom they strike."""
+
+TRAITS = ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps")
+
+
+class Clients(Settings):
+    """The `[clients]` table of an experiment."""
+
+    count: int = Field(ge=1, description="number of clients, N")
+    per_round: int | None = Field(default=None, ge=1, description="clients selected each round, m; peers: all")
+    fraction: float | None = Field(
+        default=None, gt=0, le=1, description="share of the clients selected each round; peers: all"
+    )
+    dropout_before_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish before the download")
+    dropout_after_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish without any work")
+    dropout_after_training: float = Field(
+        default=0.0, ge=0, lt=1, description="chance to vanish with the trained update"
+    )
+    upload_loss: float = Field(default=0.0, ge=0, lt=1, description="chance that an update is sent and never arrives")
+    availability: Availability | None = Field(
+        default=None, description="who can be selected: by chance, by the hour or from a file; default: everybody"
+    )
+    retention_ratio: Trait | None = Field(
+        default=None, description="share of the model that a client can keep, r_i; default: what the method says, or 1"
+    )
+    examples_per_s: Trait = Field(default=1000.0, description="training speed, examples a second")
+    uplink_mbps: Trait = Field(default=10.0, description="megabits (1e6) a second from the client")
+    downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
+
+    deadline_s: float | None = Field(
+        default=None, gt=0, description="simulated seconds after which the server hangs up on those who are not back"
+    )
+    take_first: int | None = Field(
+        default=None, ge=1, description="over-selection: only so many of the selected, the first to finish, are taken"
+    )
+    work: Literal["full", "capacity"] = Field(
+        default="full", description="capacity: clients slower than the median do as much less, at least one step"
+    )
+
+    @model_validator(mode="after")
+    def _participants_exist(self) -> "Clients":
+        if self.per_round is not None and self.fraction is not None:
+            raise ValueError(f"per_round={self.per_round} and fraction={self.fraction} are both given; give one")
+        if self.per_round is not None and self.per_round > self.count:
+            raise ValueError(
+                f"per_round={self.per_round} is more than the {self.count} clients there are; "
+                "lower per_round or raise count"
+            )
+        if self.take_first is not None and self.take_first > self.num_selected:
+            raise ValueError(
+                f"take_first={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
+                "take_first or raise per_round"
+            )
+        if not isinstance(self.availability, Trace | None):
+            self.availability.check(self.count)
+        for name in TRAITS:
+            check_trait(name, getattr(self, name), share=name == "retention_ratio")
+        return self
+
+    @property
+    def num_selected(self) -> int:
+        """Clients selected each round."""
+        if self.per_round is not None:
+            return self.per_round
+        return max(1, math.floor((self.fraction or 1.0) * self.count + 0.5))
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The clients selected in a round, ascending, what becomes of each, and who could not be reached."""
+
+    selected: tuple[int, ...]
+    status: Mapping[int, Status]
+    unavailable: tuple[int, ...] = ()
+
+    def among(self, *statuses: Status) -> tuple[int, ...]:
+        """The selected clients with one of these statuses."""
+        return tuple(client for client in self.selected if self.status[client] in statuses)
+
+
+@dataclass(frozen=True)
+class Population:
+    """All clients of an experiment."""
+
+    settings: Clients
+    seed: int
+    num_examples: np.ndarray
+    """Train examples of each client, int64 [num_clients]."""
+
+    def __len__(self) -> int:
+        return self.settings.count
+
+    def traits(self, client: int) -> Traits:
+        """What is fixed about a client."""
+        drawn = self._drawn
+        return Traits(
+            id=client,
+            num_examples=int(self.num_examples[client]),
+            retention_ratio=float(drawn["retention_ratio"][client]),
+            examples_per_s=float(drawn["examples_per_s"][client]),
+            uplink_bps=float(drawn["uplink_mbps"][client]) * 1e6,
+            downlink_bps=float(drawn["downlink_mbps"][client]) * 1e6,
+            retention_given=self.settings.retention_ratio is not None,
+            work_share=float(self._work_shares[client]),
+        )
+
+    def check(self) -> None:
+        """SettingsError for a trace that cannot be read."""
+        if self.settings.availability is not None:
+            self.settings.availability.check(self.settings.count)
+
+    def draw(self, round: int, everyone: bool = False) -> Participation:
+        """Who is selected in a round (uniformly, without replacement, afresh each round) and who drops out.
+
+        Only who is available is selected: all of them where they are fewer than wanted, or where `everyone` is.
+        """
+        there = available(self.settings.availability, self.settings.count, self.seed, round)
+        selected, fates, wanted = np.flatnonzero(there), self._fates(round), self.settings.num_selected
+        if not everyone and wanted < len(selected):
+            generator = seeding.generator(self.seed, round, purpose="participants")
+            selected = np.sort(generator.choice(selected, wanted, replace=False))
+        clients = tuple(selected.tolist())
+        away = tuple(np.flatnonzero(~there).tolist())
+        return Participation(clients, {client: fates[client] for client in clients}, away)
+
+    def _fates(self, round: int) -> list[Status]:
+        """What would become of every client. The chances are independent; the first that strikes decides."""
+        count = self.settings.count
+        before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
+        download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T
+        fates: list[Status] = ["delivered"] * count
+        for (name, status), draws in zip(DROPOUTS.items(), (before, download, training, upload), strict=True):
+            for client in np.flatnonzero(draws < getattr(self.settings, name)).tolist():
+                fates[client] = status if fates[client] == "delivered" else fates[client]
+        return fates
+
+    @cached_property
+    def _work_shares(self) -> np.ndarray:
+        """Speed over the median speed, 1 at most; all 1 where everyone does the full work."""
+        speeds = self._drawn["examples_per_s"]
+        return np.minimum(1.0, speeds / np.median(speeds)) if self.settings.work == "capacity" else np.ones(len(speeds))
+
+    @cached_property
+    def _drawn(self) -> dict[str, np.ndarray]:
+        return {name: self._values(name) for name in TRAITS}
+
+    def _values(self, name: str) -> np.ndarray:
+        trait = getattr(self.settings, name)
+        return values(1.0 if trait is None else trait, self.settings.count, self.seed, name)

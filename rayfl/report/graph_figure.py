@@ -1,0 +1,107 @@
+"""A run among peers on a page: its graph, what the graph is like, and what the busiest peer sends and receives."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.collections import LineCollection
+
+from rayfl.experiment.methods_registry import make
+from rayfl.report.panels import Figure, Section
+from rayfl.report.plots.lines import ROUND, Line, canvas, color, finish, key, line_plot
+from rayfl.report.series import MEGABYTE_BITS, Group
+from rayfl.run_directory.record import Run
+from rayfl.topology.graphs import Grid, Topology
+from rayfl.topology.statistics import facts
+
+_SIDE_INCHES = 4.2
+
+
+def graph_section(groups: Sequence[Group]) -> Section:
+    """The graph of a single run among peers; without figures for anything else."""
+    run = groups[0].runs[0]
+    empty = Section("Graph", "", [])
+    if len(groups) > 1 or not run.experiment.get("topology"):
+        return empty
+    try:
+        return Section("Graph", _sentence(run), [_drawn(run), *_busiest(run)])
+    except ValueError:
+        # A graph from a file that is no longer there.
+        return Section("Graph", "", _busiest(run))
+
+
+def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rounds, and of each the megabytes that the busiest peer sends, that it receives, and that a peer receives on
+    average: of all peers of the round, those away included."""
+    rounds = run.rounds["round"].to_numpy()
+    places = np.searchsorted(rounds, run.clients["round"].to_numpy())
+    whole = places < len(rounds)
+    up, down = (run.clients[name].to_numpy() / MEGABYTE_BITS for name in ("uplink_bits", "downlink_bits"))
+    most_up, most_down, total = (np.zeros(len(rounds)) for _ in range(3))
+    np.maximum.at(most_up, places[whole], up[whole])
+    np.maximum.at(most_down, places[whole], down[whole])
+    np.add.at(total, places[whole], down[whole])
+    count = np.bincount(places[whole], minlength=len(rounds))
+    return rounds, most_up, most_down, total / np.maximum(count, 1)
+
+
+def _topology(run: Run) -> tuple[Topology, int, int, int]:
+    """The topology, the number of peers, the seed and the number of rounds."""
+    given = run.experiment
+    topology: Topology = make(Topology, given["topology"])  # type: ignore[arg-type]
+    clients: dict[str, int] = given["clients"]  # type: ignore[assignment]
+    return topology, clients["count"], int(given["seed"]), int(given["rounds"])  # type: ignore[call-overload]
+
+
+def _sentence(run: Run) -> str:
+    topology, num_peers, seed, rounds = _topology(run)
+    return f"{facts(topology, num_peers, seed, rounds).sentence} Mixing weights: {topology.weights}."
+
+
+def _drawn(run: Run) -> Figure:
+    """Peers as dots, links as lines; of a graph that varies that of round 0."""
+    topology, num_peers, seed, _ = _topology(run)
+    graph = topology.receives(num_peers, seed, 0)
+    places = _places(topology, num_peers)
+    figure, axes = canvas(_SIDE_INCHES, _SIDE_INCHES)
+    ends = np.argwhere(np.triu(graph | graph.T))
+    alpha = float(np.clip(60 / max(len(ends), 1), 0.06, 0.7))
+    axes.add_collection(LineCollection(list(places[ends]), colors=color(0), linewidths=0.9, alpha=alpha))
+    axes.scatter(places[:, 0], places[:, 1], s=max(6, 90 - num_peers), color=color(0), zorder=2)
+    if num_peers <= 30:
+        for peer, (x, y) in enumerate(places):
+            axes.annotate(str(peer), (x, y), ha="center", va="center", color="white", fontsize=6, zorder=3)
+    axes.margins(0.08)
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    directed = not np.array_equal(graph, graph.T)
+    caption = "Who exchanges with whom when everybody is present."
+    caption += " Links go one way." if directed else ""
+    caption += " Every round has another graph; this is that of round 0." if topology.varying else ""
+    return Figure("Peers and links", caption, finish(figure, axes, "peers", "graph", percent=False))
+
+
+def _places(topology: Topology, num_peers: int) -> np.ndarray:
+    """Where the peers are drawn [n, 2]: a grid's row by row, others on a circle."""
+    if isinstance(topology, Grid):
+        row, column = np.divmod(np.arange(num_peers), num_peers // topology.num_rows(num_peers))
+        return np.stack([column, -row], axis=1).astype(np.float64)
+    angle = np.pi / 2 - 2 * np.pi * np.arange(num_peers) / num_peers
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def _busiest(run: Run) -> list[Figure]:
+    """The busiest peer's traffic over the rounds, where anything is sent."""
+    rounds, most_up, most_down, mean = busiest(run)
+    if not most_down.any():
+        return []
+    lines = [
+        Line("Busiest peer, sent", 0, rounds, most_up),
+        Line("Busiest peer, received", 1, rounds, most_down),
+        Line("Mean over peers, received", 2, rounds, mean),
+    ]
+    caption = (
+        "What the peer with the most to send sends in a round, over all its links together, and what the one with the "
+        "most to receive receives: as really encoded. 1 MB is a million bytes."
+    )
+    svg = line_plot(lines, ROUND, "Megabytes a round", from_zero=True)
+    return [Figure("The busiest peer", caption, svg, [key(line.label, line.style) for line in lines])]

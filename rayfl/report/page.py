@@ -1,0 +1,239 @@
+"""Run directories -> one self-contained HTML page: what was run, what came out, and what it cost.
+
+The page loads nothing: plots are inline SVG, there is no script and no outside style or font.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypedDict
+
+import jinja2
+
+from rayfl.experiment.report_options import Reading, reading_of
+from rayfl.report import wording
+from rayfl.report.ablations import switches
+from rayfl.report.client_status import fates
+from rayfl.report.figures import accuracy_names, sections
+from rayfl.report.ranking import described, differences, ranking
+from rayfl.report.scores import rank_value, smoothed
+from rayfl.report.series import (
+    MEGABYTE_BITS,
+    Group,
+    groups,
+    is_accuracy,
+    metric_names,
+    run_label,
+    run_name,
+    series,
+)
+from rayfl.report.targets import targets
+from rayfl.report.tuning import choose, require_settings, tuning
+from rayfl.run_directory.atomic_files import write_text
+from rayfl.run_directory.record import Run, read_run
+from rayfl.settings import SettingsError, nearest
+
+_MOST_COLUMNS = 24
+"""Of a table that can be sorted, but for the run's name."""
+
+
+class Best(TypedDict):
+    """The largest value of a metric and the first round that had it."""
+
+    value: float
+    round: int
+
+
+class Summary(TypedDict):
+    """Plain values, by name, for a table or for JSON.
+
+    `final` and `best` are keyed by the name of the accuracy. Megabytes are totals over clients and rounds, kilobytes
+    means over the clients and rounds that sent (received) anything; 1 MB = 1e6 B.
+    """
+
+    name: str
+    directory: str
+    finished: bool
+    rounds: int
+    final: dict[str, float]
+    best: dict[str, Best]
+    uplink_megabytes: float
+    downlink_megabytes: float
+    uplink_kilobytes_per_client_round: float
+    downlink_kilobytes_per_client_round: float
+    selected: int
+    delivered: int
+    simulated_s: float
+    wall_s: float
+
+
+def report(directories: Sequence[Path], output: Path, reading: Reading | None = None) -> Path:
+    """Write the page about one run or several to `output`; `reading` None: as the runs' `[report]` tables agree.
+
+    SettingsError if a directory is no run, or none is given. What `reading` names and no run has is passed over, since
+    the runs that have it may have failed, and the page says so; `require` refuses it.
+    """
+    if not directories:
+        raise SettingsError("a report needs at least one run directory: name one")
+    runs = [read_run(directory) for directory in directories]
+    shown = page(groups(runs), reading or reading_of([run.experiment for run in runs]))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, environment.get_template("page.html.j2").render(shown))
+    return output
+
+
+def require(directories: Sequence[Path], reading: Reading) -> None:
+    """SettingsError if `reading` names a setting or an accuracy that no run has."""
+    runs = [read_run(directory) for directory in directories]
+    require_settings([run.experiment for run in runs], reading.best_over)
+    known = accuracy_names(groups(runs))
+    if reading.metric is not None and reading.metric not in known:
+        raise SettingsError(f"no run has recorded the accuracy {reading.metric!r}: {nearest(reading.metric, known)}")
+
+
+def summary(run: Run) -> Summary:
+    """A run in numbers."""
+    accuracies = {name: found for name in metric_names(run) if is_accuracy(name) and (found := series(run, name))}
+    return {
+        "name": run_name(run),
+        "directory": str(run.directory),
+        "finished": run.finished,
+        "rounds": len(run.rounds),
+        "final": {name: found.final for name, found in accuracies.items()},
+        "best": {name: {"value": found.best[0], "round": found.best[1]} for name, found in accuracies.items()},
+        "uplink_megabytes": _total(run, "uplink_bits") / MEGABYTE_BITS,
+        "downlink_megabytes": _total(run, "downlink_bits") / MEGABYTE_BITS,
+        "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),
+        "downlink_kilobytes_per_client_round": _mean_kilobytes(run, "downlink_bits"),
+        "selected": int(_total(run, "selected")),
+        "delivered": int(_total(run, "delivered")),
+        "simulated_s": _total(run, "simulated_s"),
+        "wall_s": _total(run, "wall_s"),
+    }
+
+
+def _total(run: Run, column: str) -> float:
+    return float(run.rounds[column].to_numpy().sum())
+
+
+def _mean_kilobytes(run: Run, column: str) -> float:
+    bits = run.clients[column].to_numpy()
+    return float(bits[bits > 0].mean()) / 8e3 if (bits > 0).any() else 0.0
+
+
+def page(found: Sequence[Group], reading: Reading) -> dict[str, object]:
+    """All that the template shows."""
+    runs = [run for group in found for run in group.runs]
+    several = len(runs) > 1
+    found = [_measured(group) for group in found]
+    names = sorted(accuracy_names(found), key=lambda name: name != reading.metric)
+    lede, choices = _lede(found), []
+    if several and names:
+        if reading.best_over:
+            choices = choose(found, reading.best_over, names[0], reading.last)
+            found = [choice.winner for choice in choices]
+        found = sorted(found, key=lambda group: -rank_value(smoothed(group, names[0], reading.last)))
+    return {
+        "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
+        "lede": lede,
+        "unfinished": [run_label(run) for run in runs if not run.finished],
+        "unmeasured": [_which(run) for run in runs if several and not run.metrics.num_rows],
+        "uneven": [group.label for group in found if len({len(run.rounds) for run in group.runs}) > 1],
+        "unknown_metric": reading.metric if several and reading.metric not in (None, *names) else None,
+        "empty": not any(len(run.rounds) for run in runs),
+        "cards": [] if several else _cards(found[0].runs[0]),
+        "targets": targets(found, names[0], reading.target, reading.last) if several and names else None,
+        "tuning": tuning(choices, reading.best_over, names[0], reading.last, found) if choices else None,
+        "ranking": ranking(found, names, reading.last) if several else None,
+        "most_columns": _MOST_COLUMNS,
+        "switches": switches(found, names, reading.last, reading.best_over) if several and names else [],
+        "fates": fates(found),
+        "settings": _settings([run for group in found for run in group.runs]),
+        "differences": differences(found) if len(found) > 1 else None,
+        "sections": sections(found, names),
+    }
+
+
+def _which(run: Run) -> str:
+    return f"{run_label(run)}, seed {run.experiment.get('seed')}"
+
+
+def _measured(group: Group) -> Group:
+    """The group without seeds that have not come to their first evaluation, unless none of them has."""
+    return replace(group, runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)
+
+
+def _lede(found: Sequence[Group]) -> str:
+    runs = [run for group in found for run in group.runs]
+    if len(found) > 1:
+        seeds = ", runs that differ only in their seed taken together" if len(runs) > len(found) else ""
+        return f"{len(runs)} federated runs side by side{seeds}."
+    clients = max(len(run.clients["client"].unique()) for run in runs)
+    rounds = max(len(run.rounds) for run in runs)
+    seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+    parts = [_name(runs[0], key) for key in ("method", "data")]
+    method, data = (f" {word} {name}" if name else "" for word, name in zip(("with", "on"), parts, strict=True))
+    return (
+        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}. "
+        "Their data stayed with them; what travelled are the messages counted here."
+    )
+
+
+def _title(group: Group) -> str:
+    """ "name: label" of a run that has a label, the group's label else."""
+    run = group.runs[0]
+    return f"{run_name(run)}: {group.label}" if run.experiment.get("label") else group.label
+
+
+def _name(run: Run, table: str) -> str:
+    """ "fedpse" for {"method": {"name": "fedpse", ...}} and for {"method": "fedpse"}."""
+    value = run.experiment.get(table, "")
+    return str(value.get("name", "") if isinstance(value, Mapping) else value)
+
+
+def _cards(run: Run) -> list[tuple[str, str, str]]:
+    """Headline numbers: what, value, and a remark."""
+    numbers = summary(run)
+    cards = []
+    for name in accuracy_names(groups([run])):
+        found = series(run, name)
+        assert found is not None, f"{name} is listed but has no values"
+        best, at = found.best
+        cards.append(
+            (wording.title(name), wording.percent(found.final), f"final; best {wording.percent(best)} in round {at}")
+        )
+    up, down = numbers["uplink_kilobytes_per_client_round"], numbers["downlink_kilobytes_per_client_round"]
+    cards.append(
+        ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client and round")
+    )
+    cards.append(
+        ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client and round")
+    )
+    if numbers["simulated_s"]:
+        cards.append(
+            ("Simulated time", wording.seconds(numbers["simulated_s"]), "on the modelled clients and networks")
+        )
+    cards.append(
+        ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {numbers['rounds']} rounds on this machine")
+    )
+    return cards
+
+
+def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What all runs share, a row a table of the experiment: [(table, [(key, value), ...]), ...]."""
+    flat = [described(run) for run in runs]
+    shared = {key: value for key, value in flat[0].items() if all(key in one and one[key] == value for one in flat)}
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for dotted, value in shared.items():
+        table, dot, rest = dotted.partition(".")
+        if table == "report":
+            continue
+        rows.setdefault(table if dot else "experiment", []).append((rest or table, wording.value(value)))
+    return list(rows.items())

@@ -1,0 +1,62 @@
+"""One number a run, and what it is over the seeds of a group."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfl.report import wording
+from rayfl.report.series import Group, series
+from rayfl.run_directory.record import Run
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and sample standard deviation (0 for one value) of `count` values; NaN of none."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    def words(self, scale: float = 1.0, decimals: int = 1, unit: str = "", counted: bool = True) -> str:
+        """ "50.0 +- 2.8 % (2)": mean, deviation, count; one value has no deviation, and (1) only if `counted`."""
+        if not self.count:
+            return wording.NONE
+        mean = f"{scale * self.mean:,.{decimals}f}"
+        if self.count == 1:
+            return f"{mean}{unit}{' (1)' * counted}"
+        return f"{mean} {wording.PLUS_MINUS} {scale * self.deviation:,.{decimals}f}{unit} ({self.count})"
+
+
+def over(values: Iterable[float]) -> Score:
+    """The score of all values that are numbers; NaN is none."""
+    found = np.array([value for value in values if not np.isnan(value)])
+    if not len(found):
+        return Score(np.nan, 0.0, 0)
+    return Score(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0, len(found))
+
+
+def percent(score: Score, counted: bool = True) -> str:
+    """An accuracy's score: "50.0 +- 2.8 % (2)"."""
+    return score.words(100, 1, " %", counted)
+
+
+def last_mean(run: Run, name: str, last: int) -> float:
+    """The mean of the run's last `last` evaluations of `name`, of all where it has fewer; NaN without any."""
+    found = series(run, name)
+    return float(found.values[-last:].mean()) if found is not None else np.nan
+
+
+def smoothed(group: Group, name: str, last: int) -> Score:
+    """The mean of the last evaluations over the group's seeds: a run's final accuracy without most of its noise."""
+    return over(last_mean(run, name, last) for run in group.runs)
+
+
+def final(group: Group, name: str) -> Score:
+    """The last evaluation over the group's seeds."""
+    return smoothed(group, name, 1)
+
+
+def rank_value(score: Score) -> float:
+    """To sort by, largest first: a group without a value comes last."""
+    return score.mean if score.count else -np.inf

@@ -1,0 +1,142 @@
+"""Rounds, bytes and simulated time to a target accuracy: what a method's quality costs, whatever its final value."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayfl.report import wording
+from rayfl.report.plots.lines import key
+from rayfl.report.scores import Score, over, percent, rank_value, smoothed
+from rayfl.report.series import Group, reached, series
+from rayfl.report.sortable_table import Column, sortable
+
+_SHARE = 0.95
+_DECIDES = "Up and down"
+"""The column that orders the table at first."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the seeds of a group that reached the target had spent when an evaluation first showed it.
+
+    `reached` of `count` seeds did; `rounds` are those played, so reaching it in round 0 takes 1; `best` is the largest
+    accuracy of any seed, NaN where nothing was measured.
+    """
+
+    reached: int
+    count: int
+    rounds: Score
+    uplink_megabytes: Score
+    megabytes: Score
+    simulated_s: Score
+    best: float
+
+
+def default_target(found: Sequence[Group], name: str, last: int) -> float | None:
+    """95 % of the median group's smoothed final accuracy, rounded down to a whole percent; None without any value.
+
+    Of an even number of groups the lower of the two in the middle: half of the groups end above the target for sure,
+    and a few that learned nothing do not pull it down.
+    """
+    finals = sorted((score.mean for group in found if (score := smoothed(group, name, last)).count), reverse=True)
+    if not finals:
+        return None
+    exact = _SHARE * finals[len(finals) // 2]
+    # What is a whole percent but for rounding stays one; what is below a percent is left as it is.
+    return math.floor(100 * exact + 1e-9) / 100 or exact
+
+
+def price(group: Group, name: str, target: float) -> Price:
+    """What the group paid for the target accuracy."""
+    there, played = [], []
+    for run in group.runs:
+        if (one := reached(run, name, target)) is not None:
+            there.append(one)
+            played.append(int((run.rounds["round"].to_numpy() <= one.round).sum()))
+    measured = [found for run in group.runs if (found := series(run, name)) is not None]
+    return Price(
+        len(there),
+        len(group.runs),
+        over(played),
+        over(one.uplink_megabytes for one in there),
+        over(one.megabytes for one in there),
+        over(one.simulated_s for one in there),
+        max((found.best[0] for found in measured), default=math.nan),
+    )
+
+
+def targets(found: Sequence[Group], name: str, target: float | None, last: int) -> dict[str, object] | None:
+    """The table of prices, cheapest in megabytes first; None where nothing was measured."""
+    wanted = default_target(found, name, last) if target is None else target
+    if wanted is None:
+        return None
+    prices = [price(group, name, wanted) for group in found]
+    order = sorted(range(len(found)), key=lambda place: (*_dearness(prices[place]), place))
+    with_seeds = any(len(group.runs) > 1 for group in found)
+    return sortable(
+        "targets",
+        [key(found[place].label, place) for place in order],
+        _columns(
+            [prices[place] for place in order], [smoothed(found[place], name, last) for place in order], with_seeds
+        ),
+        _DECIDES,
+        metric=wording.title(name),
+        target=wording.short_percent(wanted),
+        default=target is None,
+        last=last,
+        with_seeds=with_seeds,
+    )
+
+
+def _columns(prices: Sequence[Price], finals: Sequence[Score], counted: bool) -> list[Column]:
+    """Whichever column orders them, groups of which more seeds reached the target come first."""
+    reached = [(-one.reached / one.count,) for one in prices]
+    costs = {
+        "Rounds": ([one.rounds for one in prices], _rounds),
+        "Up": ([one.uplink_megabytes for one in prices], _megabytes),
+        _DECIDES: ([one.megabytes for one in prices], _megabytes),
+        "Simulated time": ([one.simulated_s for one in prices], _seconds),
+    }
+    columns = [
+        Column(
+            head,
+            [words(score, counted) for score in scores],
+            [(*share, score.mean) for share, score in zip(reached, scores, strict=True)],
+        )
+        for head, (scores, words) in costs.items()
+    ]
+    last = [percent(score, counted) for score in finals]
+    return [
+        Column("Reached", [_reached(one) for one in prices], reached),
+        *columns,
+        Column("Final, smoothed", last, [(-rank_value(score),) for score in finals]),
+    ]
+
+
+def _dearness(one: Price) -> tuple[float, float, float]:
+    """First those that all seeds reached, by megabytes and rounds; last those that none did, by how near they came."""
+    if one.reached:
+        return (-one.reached / one.count, one.megabytes.mean, one.rounds.mean)
+    return (0.0, -one.best if not math.isnan(one.best) else math.inf, 0.0)
+
+
+def _reached(one: Price) -> str:
+    if not one.reached:
+        return wording.NONE if math.isnan(one.best) else f"not reached (best {wording.percent(one.best)})"
+    if one.count == 1:
+        return "yes"
+    return f"{one.reached} of {one.count} seeds"
+
+
+def _rounds(score: Score, counted: bool) -> str:
+    whole = score.count and score.mean == round(score.mean) and score.deviation == 0
+    return score.words(decimals=0 if whole else 1, counted=counted)
+
+
+def _megabytes(score: Score, counted: bool) -> str:
+    # Also of no seed, whose mean is NaN.
+    return score.words(decimals=wording.megabyte_decimals(score.mean), unit=" MB", counted=counted)
+
+
+def _seconds(score: Score, counted: bool) -> str:
+    return score.words(unit=" s", counted=counted)

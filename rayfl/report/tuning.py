@@ -1,0 +1,99 @@
+"""Each method at its best: of the groups that differ in nothing but a tuned setting, the one that ends highest."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rayfl.report import wording
+from rayfl.report.plots.lines import key
+from rayfl.report.scores import percent, rank_value, smoothed
+from rayfl.report.series import Group, science
+from rayfl.settings import SettingsError, nearest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The `winner` among `grid`, the groups that agree in all but the tuned settings, in the order of their values."""
+
+    winner: Group
+    grid: tuple[Group, ...]
+
+
+def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:
+    """SettingsError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
+    known = {setting for one in experiments for setting in science(one)}
+    for name in tuned:
+        if not any(is_of(setting, name) for setting in known):
+            raise SettingsError(f"the best over {name!r} is asked for, which no run sets: {nearest(name, known)}")
+
+
+def is_of(setting: str, name: str) -> bool:
+    """Whether the dotted key `setting` is `name` or lies in the table `name`."""
+    return setting == name or setting.startswith(f"{name}.")
+
+
+def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[Choice]:
+    """For the groups that agree in all but `tuned`, which has the highest mean of its last evaluations of `name`.
+
+    Where groups tie, and where none has a value, the one of the smallest value, or the first given, wins.
+    """
+    families: dict[str, list[Group]] = {}
+    for group in found:
+        rest = {key: value for key, value in _settings(group).items() if not any(is_of(key, one) for one in tuned)}
+        families.setdefault(repr(sorted(rest.items())), []).append(group)
+    choices = []
+    for family in families.values():
+        grid = sorted(family, key=lambda group: _order(group, tuned))
+        choices.append(Choice(max(grid, key=lambda group: rank_value(smoothed(group, name, last))), tuple(grid)))
+    return choices
+
+
+def _settings(group: Group) -> dict[str, object]:
+    return science(group.runs[0].experiment)
+
+
+def _value(group: Group, name: str) -> object:
+    """The value of one setting; of a table, its settings in words."""
+    found = {key: value for key, value in _settings(group).items() if is_of(key, name)}
+    if set(found) == {name}:
+        return found[name]
+    words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in found.items()]
+    return ", ".join(words) or wording.NONE
+
+
+def _order(group: Group, tuned: Sequence[str]) -> list[float]:
+    """Numbers by size; the rest keeps its order."""
+    return [float(value) if isinstance(value := _value(group, name), int | float) else 0.0 for name in tuned]
+
+
+def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
+    """The table of what was tried and what won; `styles` are the groups as the page numbers them."""
+    place = {id(group): number for number, group in enumerate(styles)}
+    rows = []
+    for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):
+        tried = [
+            f"{_words(group, tuned)}: {percent(smoothed(group, name, last))}{' *' * (group is choice.winner)}"
+            for group in choice.grid
+        ]
+        cells = [*(_cell(choice, one) for one in tuned), "\n".join(tried)]
+        rows.append((key(choice.winner.label, place[id(choice.winner)]), cells))
+    head = ["Run", *(f"Best {one}" for one in tuned), "All that were tried (* the best)"]
+    return {"head": head, "rows": rows, "settings": tuned, "metric": wording.title(name), "last": last}
+
+
+def _words(group: Group, tuned: Sequence[str]) -> str:
+    return ", ".join(_shown(_value(group, one)) for one in tuned)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else wording.value(value)
+
+
+def _cell(choice: Choice, name: str) -> str:
+    """The winning value, and whether the best may lie beyond the values that were tried."""
+    value, tried = _value(choice.winner, name), [_value(group, name) for group in choice.grid]
+    words = _shown(value)
+    numbers = [one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)]
+    if not isinstance(value, int | float) or len(set(numbers)) < 2:
+        return words
+    edge = "smallest" if value == min(numbers) else "largest" if value == max(numbers) else ""
+    return f"{words}, the {edge} tried" if edge else words

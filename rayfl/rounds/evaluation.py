@@ -1,0 +1,100 @@
+"""Judging models: on the pooled test set and on each client's own split, after the exchange and after local training.
+
+Metric names are `<where>/<what>`: `pooled/accuracy` (the global model on the pooled test set), `own/accuracy` (each
+client's model on its own test split, after the exchange), `own_after_training/accuracy` (the same after local
+training, over those that trained in the round), `personal_pooled/accuracy` and
+`personal_pooled_after_training/accuracy` (personal models on the pooled set).
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from rayfl.data.batches import Batch
+from rayfl.data.datasets import Samples
+from rayfl.methods.base import Carry, Context
+from rayfl.rounds.engines import Start, run_loop
+from rayfl.rounds.setup import Setup
+from rayfl.tree import State, Tree
+
+BATCH = 1000
+"""Examples judged at once."""
+
+
+def judge_client(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> dict[str, float]:
+    """The metrics of one client's model; `carry` is given after local training."""
+    suffix = "" if carry is None else "_after_training"
+    params = _adapted(setup, state, model, carry, ctx)
+    test = setup.dataset.test
+    metrics: dict[str, float] = {}
+    own = setup.partition.test[ctx.traits.id]
+    if setup.evaluation.own and len(own):
+        metrics |= _named(f"own{suffix}", means(setup, params, test, own))
+    if setup.evaluation.personal_on_pooled and setup.method.personalized:
+        metrics |= _named(f"personal_pooled{suffix}", means(setup, params, test, np.arange(len(test))))
+    return metrics
+
+
+def means(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> dict[str, float]:
+    """Every metric's mean over the given examples."""
+    return {name: float(values.mean()) for name, values in per_example(setup, params, samples, indices).items()}
+
+
+def per_example(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> dict[str, np.ndarray]:
+    """Every metric's value for each of the given examples, float64 [len(indices)]."""
+    params = {name: tensor.to(setup.device) for name, tensor in params.items()}
+    parts: dict[str, list[np.ndarray]] = {}
+    for start in range(0, len(indices), BATCH):
+        rows = indices[start : start + BATCH]
+        batch = Batch(
+            setup.dataset.prepare(samples.inputs[rows]).to(setup.device),
+            torch.from_numpy(samples.labels[rows]).to(setup.device),
+        )
+        for name, values in setup.method.task.metrics(params, batch).items():
+            parts.setdefault(name, []).append(values.double().cpu().numpy())
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def own_splits(setup: Setup, values: Mapping[str, np.ndarray]) -> dict[int, dict[str, float]]:
+    """One model's metrics on every client's own test split, from its values on the pooled test set."""
+    clients = range(setup.num_clients)
+    splits = {client: setup.partition.test[client] for client in clients}
+    return {
+        client: _named("own", {name: float(value[rows].mean()) for name, value in values.items()})
+        for client, rows in splits.items()
+        if len(rows)
+    }
+
+
+def mean_over_clients(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Each metric's unweighted mean over the clients that have it."""
+    values: dict[str, list[float]] = {}
+    for row in metrics:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(value)) for name, value in values.items()}
+
+
+def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:
+    """The parameters to judge: what `eval_begin` says, after the method's evaluation stages (thrown away later)."""
+    method, stages = setup.method, setup.method.eval_stages(ctx.round)
+    begun = method.eval_begin(state, model, carry, ctx)
+    if not stages:
+        return begun["params"]
+    start = Start(
+        client=ctx.traits.id,
+        round=ctx.round,
+        seed=setup.seed,
+        begin=lambda: begun,
+        data=setup.data(ctx.traits.id),
+        stages=stages,
+        device=setup.device,
+        purpose="judge" if carry is None else "judge after training",
+    )
+    ((adapted, _),) = run_loop(method, [start])
+    return adapted["params"]
+
+
+def _named(where: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{where}/{name}": value for name, value in values.items()}

@@ -1,0 +1,98 @@
+"""What the receivers of an exchange gather: weighted sums over the messages that they hear.
+
+Messages are gone through a piece at a time: it is decoded once, and added for all who hear its sender while it lies in
+the processor's cache. Of the sums only the results are kept. Additions follow the senders' order and are made entry by
+entry, so that neither the pieces nor who is served by the same call can change a bit.
+"""
+
+import math
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rayfl.compress.base import LARGE, Divisible, Message, Packet, Shapes, cuts
+from rayfl.gather import Aggregate, Gather
+from rayfl.rounds.calls import MixJob
+from rayfl.tree import Tree
+
+Row = Mapping[int, float]
+"""A receiver's weights by sender."""
+
+
+def gather_rows(
+    rules: Mapping[str, Gather], job: MixJob, messages: Mapping[int, Message]
+) -> dict[int, dict[str, Aggregate]]:
+    """Per receiver what it gathered by message name, {} for an empty row. Receivers with equal rows share one."""
+    keys = {client: tuple(sorted(row.items())) for client, row in job.rows.items()}
+    rows = {key: dict(key) for key in keys.values() if key}
+    shares: dict[tuple[tuple[int, float], ...], dict[str, Aggregate]] = {key: {} for key in keys.values()}
+    for name, rule in rules.items():
+        packets = {sender: messages[sender][name] for sender in sorted(job.senders) if name in messages[sender]}
+        for key, total in zip(rows, gathered(rule, packets, list(rows.values())), strict=True):
+            shares[key][name] = total
+    return {client: shares[key] for client, key in keys.items()}
+
+
+def gathered(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> list[Aggregate]:
+    """What each row gathers of the packets, whose order is that of the additions; of an entrywise rule the result."""
+    shapes = common_shapes(list(packets.values())) if rule.entrywise else None
+    if shapes is None:
+        totals = added(rule, packets, rows)
+        if rule.entrywise:
+            for index, total in enumerate(totals):
+                totals[index] = settled(total, total.result)
+        return totals
+    totals = [rule.empty() for _ in rows]
+    results: list[Tree] = [{name: blank(shape) for name, shape in shapes} for _ in rows]
+    for (name, first, last), pieces in zip(cuts(shapes), in_pieces(packets), strict=True):
+        totals = added(rule, pieces, rows)
+        for total, result in zip(totals, results, strict=True):
+            if total.count:
+                result[name].view(-1)[first:last] = total.result[name]
+    return [settled(total, result if total.count else {}) for total, result in zip(totals, results, strict=True)]
+
+
+def added(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> list[Aggregate]:
+    """The sum of each row; every packet is decoded once."""
+    totals = [rule.empty() for _ in rows]
+    for sender, packet in packets.items():
+        packet = packet.opened()
+        for index, row in enumerate(rows):
+            weight = row.get(sender)
+            if weight is not None:
+                totals[index] = rule.add(totals[index], packet, weight, sender)
+    return totals
+
+
+def common_shapes(packets: Sequence[Packet]) -> Shapes | None:
+    """The shapes of packets that can be read in pieces; None if some cannot, or differ."""
+    codecs = [packet.codec for packet in packets]
+    shapes = {codec.shapes if isinstance(codec, Divisible) else None for codec in codecs}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def in_pieces(packets: Mapping[int, Packet]) -> Iterator[dict[int, Packet]]:
+    """By sender the first piece of every packet, then the second, and so on."""
+    pieces = [packet.pieces() for packet in packets.values()]
+    for each in zip(*pieces, strict=True):
+        yield dict(zip(packets, each, strict=True))
+
+
+def settled(total: Aggregate, result: Tree) -> Aggregate:
+    """An aggregate that keeps its result, and not the sums that it was made of."""
+    return replace(total, sum={}, weights={}, known=result)
+
+
+def blank(shape: tuple[int, ...]) -> Tensor:
+    """A float32 tensor to be filled. A large one has pages of its own, which are free again as soon as it is.
+
+    The allocator would keep them (see `process.settle`), beside what becomes of the results in the object store.
+    """
+    size = math.prod(shape)
+    if size < LARGE:
+        return torch.empty(shape)
+    pages = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.float32).view(shape)

@@ -1,0 +1,194 @@
+"""Setup: everything of an experiment that stays the same through all rounds, shared with every worker."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.compress.base import Compressor
+from rayfl.data.batches import ClientData
+from rayfl.data.datasets import Dataset
+from rayfl.data.partition import Partition
+from rayfl.determinism import seeding
+from rayfl.gather import Relay
+from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
+from rayfl.population.sampling import Clients, Population
+from rayfl.rounds import engines
+from rayfl.settings import Settings, SettingsError
+from rayfl.topology.graphs import Topology, mixing_weights
+from rayfl.tree import Arrays, State, Tree
+
+MOST_CHUNKS = 16
+"""Chunks a round by default, and so the most actors that have work."""
+
+
+class Evaluation(Settings):
+    """The `[evaluation]` table: how often models are judged, and on what."""
+
+    every: int = Field(default=1, ge=0, description="judge every so many rounds and after the last; 0: only then")
+    pooled: bool = Field(default=True, description="judge the global model on the pooled test set")
+    own: bool = Field(default=True, description="judge each client's model on its own test split")
+    personal_on_pooled: bool = Field(default=False, description="judge each personal model on the pooled test set too")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to do any client's work. Pickles with its large arrays out of band."""
+
+    seed: int
+    rounds: int
+    method: Method
+    dataset: Dataset
+    partition: Partition
+    population: Population
+    initial_arrays: Arrays
+    uplink: Compressor
+    downlink: Compressor
+    topology: Topology | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    chunk_size: int | None = None
+    engine_name: str = "auto"
+    device_name: str = "cpu"
+    threads: int = 1
+
+    @cached_property
+    def initial(self) -> Tree:
+        """The parameters of round 0."""
+        return tree.to_tensors(self.initial_arrays)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, N."""
+        return len(self.population)
+
+    @property
+    def device(self) -> torch.device:
+        """Where local work runs."""
+        return torch.device(self.device_name)
+
+    @property
+    def server_half(self) -> ServerHalf:
+        """The method as a server method."""
+        assert isinstance(self.method, ServerHalf)
+        return self.method
+
+    @property
+    def peer_half(self) -> PeerHalf:
+        """The method as a peer method."""
+        assert isinstance(self.method, PeerHalf)
+        return self.method
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether clients talk to each other and there is no server."""
+        return isinstance(self.method, PeerHalf)
+
+    @cached_property
+    def stateful(self) -> bool:
+        """Whether clients remember anything between rounds (their compressor's memory included)."""
+        return bool(self.first_state(0)) or bool(self.uplink.init(self.initial))
+
+    @cached_property
+    def linked(self) -> bool:
+        """Whether the server remembers anything of single clients."""
+        return not self.is_peer and bool(self.first_link(0))
+
+    @cached_property
+    def relayed(self) -> tuple[str, ...]:
+        """The names of messages that the server sends on unopened."""
+        return () if self.is_peer else tuple(n for n, rule in self.method.gather.items() if isinstance(rule, Relay))
+
+    @property
+    def keeps_messages(self) -> bool:
+        """Whether messages are kept until it is known who needs them (peers, `take_first`)."""
+        return self.is_peer or self.population.settings.take_first is not None
+
+    @property
+    def num_outputs(self) -> int:
+        """Objects that a training client leaves behind: its state, its link, its message, its relayed packets."""
+        return self.stateful + self.linked + self.keeps_messages + len(self.relayed)
+
+    @cached_property
+    def engine(self) -> engines.Engine:
+        """The engine that runs local work."""
+        return engines.choose(self.engine_name, self.method, self.device)
+
+    def num_chunks(self, num_participants: int) -> int:
+        """Chunks of a round: as few as the experiment's chunk size allows, or 16 (one a participant if fewer)."""
+        if self.chunk_size:
+            return -(-num_participants // self.chunk_size)
+        return min(num_participants, MOST_CHUNKS)
+
+    def first_state(self, client: int) -> State:
+        """What a client remembers before its first round."""
+        generator = seeding.generator(self.seed, client=client, purpose="first state")
+        return self.method.init_client(self.population.traits(client), self.initial, generator)
+
+    def first_link(self, client: int) -> State:
+        """What the server remembers of a client before the client's first round."""
+        return self.server_half.init_link(self.population.traits(client), self.initial)
+
+    def data(self, client: int) -> ClientData:
+        """The client's examples."""
+        return ClientData(self.dataset, self.partition, client)
+
+    def context(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
+        """What a method may know in this round about this client (`seeding.NOBODY`: the server)."""
+        traits: Traits | None = None if client == seeding.NOBODY else self.population.traits(client)
+        return Context(
+            round=round,
+            plan=plan,
+            client=traits,
+            num_clients=self.num_clients,
+            num_rounds=self.rounds,
+            initial=self.initial,
+            uplink=self.uplink,
+            downlink=self.downlink,
+            draws=seeding.Draws(self.seed, round, client, purpose),
+        )
+
+    def plan(self, round: int) -> Plan:
+        """The method's plan of a round, with the round's shared coin."""
+        return self.method.plan(round, seeding.coin(self.seed, round))
+
+    def judged(self, round: int) -> bool:
+        """Whether models are evaluated at the end of this round."""
+        every = self.evaluation.every
+        return round == self.rounds - 1 or (every > 0 and (round + 1) % every == 0)
+
+    def check(self) -> None:
+        """SettingsError where the method and the rest of the experiment do not go together."""
+        check_splits(self.method, self.partition)
+        self.population.check()
+        if self.is_peer:
+            check_peers(self.method, self.population.settings)
+        if self.is_peer and self.method.gather and self.topology is None:
+            raise SettingsError(f"{type(self.method).__name__} exchanges among peers; add a [topology] table")
+        if self.topology is None:
+            return
+        if not self.is_peer:
+            raise SettingsError(f"{type(self.method).__name__} has a server; remove the [topology] table")
+        # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
+        mixing_weights(self.topology.receives(self.num_clients, self.seed, 0), self.topology.weights)
+
+
+def check_peers(method: Method, clients: Clients) -> None:
+    """SettingsError for what only a server can do, or what only happens to its clients."""
+    for name in ("dropout_after_download", "upload_loss", "deadline_s", "take_first"):
+        if getattr(clients, name):
+            raise SettingsError(
+                f"={getattr(clients, name)} needs a server, and {type(method).__name__} has none; remove it, or use "
+                "dropout_before_download and dropout_after_training",
+                ("clients", name),
+            )
+
+
+def check_splits(method: Method, partition: Partition) -> None:
+    """SettingsError if the method needs a split that the partition left empty."""
+    for split, share in method.splits.items():
+        if not len(partition.split(split).indices):
+            raise SettingsError(
+                f"{type(method).__name__} needs {split} examples; set splits.{split}_ratio (for example {share})"
+            )

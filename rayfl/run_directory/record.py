@@ -1,0 +1,359 @@
+"""The run directory: what an experiment was, what happened in every round, and the models it ended with.
+
+    experiment.json, experiment.toml   the resolved experiment, and the same as the user would write it
+    platform.json                      the machine and the builds, on which bit-identity depends
+    records/{rounds,clients,metrics}   Arrow IPC streams (.arrows) while running, Parquet (.parquet) once finished
+    tensorboard/                       TensorBoard events
+    models/<name>.safetensors          final models
+    checkpoints/<rounds>/              what the run goes on from (rayfl/checkpoint.py)
+    files/                             the trace, the graph that the experiment names (rayfl/kept_files.py)
+    lock                               held by the process that writes here
+
+Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams and Parquet relate: rayfl/tables.py.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pyarrow as pa
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rayfl.run_directory.atomic_files import (
+    Taken,
+    lock,
+    safetensors_errors,
+    sync_directory,
+    write_json,
+    write_text,
+    write_whole,
+    writing,
+)
+from rayfl.run_directory.tables import SCHEMAS, Stream, read_table, table_path, tidy, up_to, write_table
+from rayfl.run_directory.tensorboard_events import EventWriter
+from rayfl.settings import SettingsError
+
+# What a run may leave at the top of its directory; only this is ever deleted.
+_ENTRIES = {
+    "experiment.json",
+    "experiment.toml",
+    "platform.json",
+    "records",
+    "tensorboard",
+    "checkpoints",
+    "models",
+    "files",
+    "report.html",
+    "lock",
+}
+
+
+class RoundRow(NamedTuple):
+    """Totals over the clients of one round; `simulated_s` is this round's duration on the simulated clock."""
+
+    round: int
+    selected: int
+    delivered: int
+    uplink_bits: int
+    downlink_bits: int
+    simulated_s: float
+    wall_s: float
+
+
+class ClientRow(NamedTuple):
+    """One client in the round that it is recorded with; `status` is "delivered", "dropped_before_download", ..."""
+
+    client: int
+    status: str
+    uplink_bits: int
+    downlink_bits: int
+    num_samples: int
+    num_steps: int
+    simulated_s: float
+
+
+class MetricRow(NamedTuple):
+    """One value of the round; `client` None: of the server or a mean over clients."""
+
+    client: int | None
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory says. Tables have the columns of `SCHEMAS`, rows in the order they were recorded."""
+
+    directory: Path
+    experiment: Mapping[str, object]
+    platform: Mapping[str, object]
+    rounds: pa.Table
+    clients: pa.Table
+    metrics: pa.Table
+    finished: bool
+
+
+class Recorder:
+    """Writes the records of one run; the only writer of its directory's records and TensorBoard events.
+
+    Leaving the `with` block finishes the run (Parquet); leaving it by an exception keeps the streams, to be resumed.
+    Every method raises DiskError where the disk refuses; what it has got is never more than a last round that is cut,
+    which `resume` drops.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Start new records in `directory`. SettingsError if it holds records already."""
+        records = directory / "records"
+
+        def tables() -> Mapping[str, pa.Table]:
+            if records.exists() and any(records.iterdir()):
+                raise SettingsError(f"{records} holds the records of an earlier run: resume that run or name another")
+            return {name: schema.empty_table() for name, schema in SCHEMAS.items()}
+
+        self._open(directory, tables)
+
+    @classmethod
+    def resume(cls, directory: Path, after_round: int) -> Self:
+        """Go on after `after_round` (-1: from the start): what was recorded of later rounds is removed.
+
+        SettingsError if `directory` is no run, or if its records end before `after_round`.
+        """
+
+        def tables() -> Mapping[str, pa.Table]:
+            run = read_run(directory)
+            last = _last_round(run.rounds)
+            if last < after_round:
+                raise SettingsError(
+                    f"the records of {directory} end at round {last}, so it cannot resume after {after_round}"
+                )
+            return {name: tidy(up_to(getattr(run, name), after_round)) for name in SCHEMAS}
+
+        recorder = cls.__new__(cls)
+        recorder._open(directory, tables, resumed=True)
+        return recorder
+
+    def _open(self, directory: Path, begin: Callable[[], Mapping[str, pa.Table]], resumed: bool = False) -> None:
+        """`begin` gives the tables to begin with, once nobody else writes here."""
+        self._directory = directory
+        with self._writing(), ExitStack() as held, ExitStack() as opened:
+            held.enter_context(locked(directory))
+            tables = begin()
+            rounds = tables["rounds"]
+            self._last = _last_round(rounds)
+            self._total_bits = sum(int(rounds[name].to_numpy().sum()) for name in ("uplink_bits", "downlink_bits"))
+            (directory / "records").mkdir(exist_ok=True)
+            self._streams: dict[str, Stream] = {}
+            for name, table in tables.items():
+                self._streams[name] = self._stream(name, table)
+                opened.callback(self._streams[name].close)
+            sync_directory(directory / "records")
+            self._events = EventWriter(directory / "tensorboard", purge_from=self._last + 1 if resumed else None)
+            opened.callback(self._events.close)
+            self._opened, self._held = opened.pop_all(), held.pop_all()
+
+    def _stream(self, name: str, table: pa.Table) -> Stream:
+        """A stream that begins with `table`, in the place of whatever records there are."""
+        path = table_path(self._directory, name, "arrows")
+        partial = path.with_name(path.name + ".partial")
+        try:
+            stream = Stream(partial, table)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        table_path(self._directory, name, "parquet").unlink(missing_ok=True)
+        return stream
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._directory, f"go on with: rayfl resume {self._directory}")
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Rows of each table so far."""
+        return {name: stream.num_rows for name, stream in self._streams.items()}
+
+    def round(self, row: RoundRow, clients: Sequence[ClientRow], metrics: Sequence[MetricRow]) -> None:
+        """Record one round. A kill afterwards loses nothing of it; a loss of power may, see `sync`."""
+        assert row.round > self._last, f"round {row.round} recorded after round {self._last}"
+        self._last = row.round
+        self._total_bits += row.uplink_bits + row.downlink_bits
+        scalars = {metric.name: metric.value for metric in metrics if metric.client is None}
+        with self._writing():
+            # The rounds table comes last: a round that stands there has its other rows on record too.
+            self._streams["metrics"].append(row.round, metrics)
+            self._streams["clients"].append(row.round, clients)
+            self._streams["rounds"].append(row.round, [row[1:]])
+            self._events.scalars(row.round, scalars | self._communication(row))
+
+    def _communication(self, row: RoundRow) -> dict[str, float]:
+        return {
+            "communication/uplink_bits": row.uplink_bits,
+            "communication/downlink_bits": row.downlink_bits,
+            "communication/total_megabytes": self._total_bits / 8e6,
+            "clients/selected": row.selected,
+            "clients/delivered": row.delivered,
+            "time/simulated_s": row.simulated_s,
+        }
+
+    def sync(self) -> None:
+        """Make all rounds so far survive a loss of power: to be called before a checkpoint that relies on them."""
+        with self._writing():
+            for stream in self._streams.values():
+                stream.sync()
+
+    def close(self) -> None:
+        """Finish: compact the streams to Parquet and remove them."""
+        with self._writing(), self._held:
+            self._opened.close()
+            for name in SCHEMAS:
+                table = read_table(self._directory, name)
+                # Default argument: the lambda is called at once, but linters cannot know.
+                write_whole(
+                    table_path(self._directory, name, "parquet"), lambda path, table=table: write_table(path, table)
+                )
+            for name in SCHEMAS:
+                table_path(self._directory, name, "arrows").unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End without finishing: the streams stay as they are, to be resumed."""
+        with self._writing(), self._held:
+            self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # What ended the run is told, and not that its last words found no room.
+        with suppress(OSError):
+            self.stop()
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Nobody else writes into a run directory. SettingsError where a run goes on there."""
+    try:
+        held = lock(directory / "lock")
+    except Taken:
+        raise SettingsError(f"{directory} is being written by a run that goes on; wait for it or end it") from None
+    with held:
+        yield
+
+
+def _last_round(rounds: pa.Table) -> int:
+    return rounds["round"][-1].as_py() if len(rounds) else -1
+
+
+def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
+    """How many rows each table of a run has on its first so many rounds."""
+    tables = {name: read_table(directory, name) for name in SCHEMAS}
+    return lambda rounds: {name: len(up_to(table, rounds - 1)) for name, table in tables.items()}
+
+
+def create_run_directory(path: Path, overwrite: bool = False) -> Path:
+    """An empty directory for a run.
+
+    SettingsError if `path` holds anything, unless `overwrite` is given and all that it holds is an earlier run that is
+    over; its lock stays. OSError where the disk refuses, and where another run takes `path` at the same moment.
+    """
+    if path.exists() and not path.is_dir():
+        raise SettingsError(f"{path} is a file: name a directory for the run")
+    there = path.exists()
+    # A lock that nobody holds is nothing.
+    found = sorted(entry.name for entry in path.iterdir() if entry.name != "lock") if there else []
+    if found and not overwrite:
+        raise SettingsError(
+            f"{path} is not empty and is not written over unasked: name another directory or give --overwrite"
+        )
+    if found and "experiment.json" not in found:
+        raise SettingsError(
+            f"{path} holds something else than a run, so --overwrite does not apply: name another directory"
+        )
+    strange = [name for name in found if name.removesuffix(".partial") not in _ENTRIES]
+    if strange:
+        raise SettingsError(f"{path} holds {strange[0]!r}, which no run wrote: move it away, or name another directory")
+    path.mkdir(parents=True, exist_ok=there)
+    if not found:
+        return path
+    with locked(path):
+        for entry in (path / name for name in found):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    return path
+
+
+def describe_run(directory: Path, experiment: Mapping[str, object], platform: Mapping[str, object], toml: str) -> None:
+    """Write what the run is (the resolved experiment, as JSON and as the TOML text that gives it) and where it runs.
+
+    OSError where the disk refuses.
+    """
+    write_text(directory / "experiment.toml", toml)
+    write_json(directory / "platform.json", platform)
+    write_json(directory / "experiment.json", experiment)
+
+
+def read_run(directory: Path) -> Run:
+    """Read a run that is finished, running or was cut (then what is readable). SettingsError if it is no run."""
+    if not (directory / "experiment.json").is_file():
+        raise SettingsError(
+            f"{directory} is no run directory (it has no experiment.json): name the directory that a run made"
+        )
+    tables = {name: read_table(directory, name) for name in SCHEMAS}
+    return Run(
+        directory=directory,
+        experiment=_read_json(directory / "experiment.json"),
+        platform=_read_json(directory / "platform.json"),
+        finished=all(table_path(directory, name, "parquet").exists() for name in SCHEMAS),
+        **tables,
+    )
+
+
+def run_directories(directory: Path) -> list[Path]:
+    """The runs inside a sweep's directory, by name; of any other directory, itself."""
+    if (directory / "experiment.json").is_file() or not directory.is_dir():
+        return [directory]
+    return sorted(path.parent for path in directory.glob("*/experiment.json")) or [directory]
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, Mapping):
+            raise ValueError("it holds no table")
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
+    return found
+
+
+def save_model(directory: Path, name: str, tree: Mapping[str, Tensor]) -> Path:
+    """Write a tree of tensors to models/<name>.safetensors; returns the path. DiskError where the disk refuses."""
+    path = directory / "models" / f"{name}.safetensors"
+    # Clones, because safetensors refuses tensors that share memory.
+    tensors = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tree.items()}
+    with writing(directory, f"go on with: rayfl resume {directory}"), safetensors_errors():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda partial: save_file(tensors, partial))
+    return path
+
+
+def load_model(directory: Path, name: str) -> dict[str, Tensor]:
+    """The tree that `save_model` wrote under `name`. SettingsError if there is none."""
+    path = directory / "models" / f"{name}.safetensors"
+    if not path.is_file():
+        raise SettingsError(f"{path} does not exist: the run has saved no model of that name")
+    return load_file(path)

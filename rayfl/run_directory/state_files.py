@@ -1,0 +1,124 @@
+"""States as safetensors files, and back. Opening one runs no code, so that a stranger's run directory is safe to open.
+
+A file holds several states by name. Its tensors are the arrays of all of them; its metadata says in JSON how these are
+nested: {"array": key}, {"bits": key, "shape": [...]}, {"packet": codec, "parts": {name: key}} or
+{"tree": {name: ...}}; a codec is {"codec": its class below rayfl.compress, "settings": its fields}.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from rayfl.compress.base import Packet
+from rayfl.run_directory.atomic_files import safetensors_errors
+from rayfl.tree import Arrays, PackedBits
+
+_LAYOUT = "layout"
+_CODECS = "rayfl.compress."
+"""Where the classes lie that a file may name."""
+
+
+class DamagedFile(ValueError):
+    """A file that is no whole state file."""
+
+
+# Any: a state's leaf, or the value of a JSON object.
+class _Writer:
+    """Arrays by key, and the description of what refers to them."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def describe(self, leaf: Any, path: str) -> dict[str, Any]:
+        if isinstance(leaf, Mapping):
+            return {"tree": {name: self.describe(inner, f"{path}/{name}") for name, inner in leaf.items()}}
+        if isinstance(leaf, PackedBits):
+            return {"bits": self._key(leaf.bits, path), "shape": list(leaf.shape)}
+        if isinstance(leaf, np.ndarray):
+            return {"array": self._key(leaf, path)}
+        packet = leaf if isinstance(leaf, Packet) else leaf.open()
+        parts = {name: self._key(part, f"{path}/{name}") for name, part in packet.parts.items()}
+        return {"packet": _described(packet.codec), "parts": parts}
+
+    def _key(self, array: np.ndarray, path: str) -> str:
+        key = path if path not in self.arrays else f"{path} {len(self.arrays)}"
+        # Numpy's contiguous copy of a single number has shape [1].
+        self.arrays[key] = np.ascontiguousarray(array).reshape(array.shape)
+        return key
+
+
+def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
+    """Write states by name; handles of packets are opened. OSError where the disk refuses."""
+    writer = _Writer()
+    layout = {name: writer.describe(state, name) for name, state in states.items()}
+    with safetensors_errors():
+        save_file(writer.arrays, path, {_LAYOUT: json.dumps(layout)})
+
+
+def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
+    """The states in a file, one after another, each read when it is asked for; packets are `Packet`s.
+
+    DamagedFile where the file is not what `save_states` writes.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            layout = json.loads((file.metadata() or {})[_LAYOUT])
+            for name, description in layout.items():
+                yield name, _read(file, description)
+    except (SafetensorError, OSError, ImportError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedFile(f"{path} is no state file ({type(error).__name__}: {error})") from error
+
+
+# Any: safetensors' reader has no public type, and JSON is anything.
+def _read(file: Any, description: Mapping[str, Any]) -> Any:
+    if "tree" in description:
+        return {name: _read(file, inner) for name, inner in description["tree"].items()}
+    if "array" in description:
+        return file.get_tensor(description["array"])
+    if "bits" in description:
+        return PackedBits(file.get_tensor(description["bits"]), tuple(description["shape"]))
+    parts = {name: file.get_tensor(key) for name, key in description["parts"].items()}
+    return Packet(parts, _restored(description["packet"]))
+
+
+# Any: a codec, or a setting of one; the result is what JSON writes.
+def _described(value: Any) -> Any:
+    if not dataclasses.is_dataclass(value):
+        return value
+    kind = type(value)
+    assert kind.__module__.startswith(_CODECS), f"{kind} is no codec of rayfl, so it cannot go to a file"
+    settings = {field.name: _described(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {"codec": f"{kind.__module__.removeprefix(_CODECS)}.{kind.__name__}", "settings": settings}
+
+
+# Any: the inverse of `_described`, from JSON.
+def _restored(value: Any) -> Any:
+    """A codec of ours, or a part of one, by its name below rayfl.compress; nothing else is ever made."""
+    if isinstance(value, list):
+        return tuple(_restored(item) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    module, _, name = value["codec"].rpartition(".")
+    kind = getattr(import_module(_CODECS + module), name) if module.isidentifier() else None
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == _CODECS + module):
+        raise ValueError(f"{value['codec']!r} is no codec")
+    return kind(**{key: _restored(setting) for key, setting in value["settings"].items()})
+
+
+def open_handles(arrays: Mapping[str, Any], wrap: Any) -> Arrays:
+    """The same state with every packet replaced by `wrap(packet)`."""
+    return {
+        name: open_handles(leaf, wrap)
+        if isinstance(leaf, Mapping)
+        else wrap(leaf)
+        if isinstance(leaf, Packet)
+        else leaf
+        for name, leaf in arrays.items()
+    }

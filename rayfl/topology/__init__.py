@@ -1,0 +1,1 @@
+"""Who talks to whom among peers: graphs, graph files, statistics."""

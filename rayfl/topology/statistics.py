@@ -1,0 +1,113 @@
+"""What a graph over peers is like: degrees, connectedness, and the spectral gap of its mixing matrix.
+
+The spectral gap of W is 1 - |l|, with l its eigenvalue of second largest magnitude. Averaging with a symmetric W takes
+a disagreement between peers to at most |l| of it in every round, and no faster in the worst case; a gap of 0 means
+that some never agree, a gap of 1 that all agree at once. For directed graphs it is the rate in the long run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from rayfl.topology.graphs import Topology, connected, mixing_weights
+
+MOST_ROUNDS = 64
+"""Rounds of a time-varying graph that are looked at."""
+
+MOST_PEERS = 1000
+"""Peers beyond which no round's own spectral gap is recorded: it takes seconds."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A topology in numbers, over `num_rounds` graphs: 1 of a fixed one, the first ones of one that varies.
+
+    `degrees`: smallest, mean and largest number of peers that a peer receives from in a round; `most_listeners`: the
+    largest number that receive from one; `connected`: of the union of the graphs; `every_round`: of each of them;
+    `spectral_gap`: of the mean of their mixing matrices.
+    """
+
+    num_peers: int
+    num_rounds: int
+    degrees: tuple[int, float, int]
+    most_listeners: int
+    connected: bool
+    every_round: bool
+    spectral_gap: float
+
+    @property
+    def sentence(self) -> str:
+        """All of it in words."""
+        low, mean, high = self.degrees
+        others = "other" if high == 1 else "others"
+        heard = f"{low} {others}" if low == high else f"{low} to {high} {others} (mean {mean:.3g})"
+        start = f"Each of the {self.num_peers} peers receives from {heard} and sends to at most {self.most_listeners}"
+        joined = "connected" if self.connected else "not connected: some never hear of others"
+        if self.num_rounds == 1:
+            return f"{start}. The graph is {joined}; the spectral gap of its mixing matrix is {self.spectral_gap:.4g}."
+        single = "each of them is" if self.every_round else "not each of them is"
+        return (
+            f"{start} in a round. The graphs of the first {self.num_rounds} rounds, taken together, are {joined}; "
+            f"{single} connected by itself. The spectral gap of the mean of their mixing matrices is "
+            f"{self.spectral_gap:.4g}."
+        )
+
+
+def facts(topology: Topology, num_peers: int, seed: int, rounds: int) -> Facts:
+    """A topology in numbers, everybody present. ValueError where the graph cannot be."""
+    looked_at = min(rounds, MOST_ROUNDS) if topology.varying else 1
+    graphs = [topology.receives(num_peers, seed, round) for round in range(looked_at)]
+    degrees = np.stack([graph.sum(axis=1) for graph in graphs])
+    mean = np.mean([mixing_weights(graph, topology.weights) for graph in graphs], axis=0)
+    return Facts(
+        num_peers=num_peers,
+        num_rounds=looked_at,
+        degrees=(int(degrees.min()), float(degrees.mean()), int(degrees.max())),
+        most_listeners=max(int(graph.sum(axis=0).max()) for graph in graphs),
+        connected=connected(np.any(graphs, axis=0)),
+        every_round=all(connected(graph) for graph in graphs),
+        spectral_gap=spectral_gap(mean),
+    )
+
+
+def spectral_gap(weights: np.ndarray) -> float:
+    """1 - |l| with l the eigenvalue of second largest magnitude of a mixing matrix [n, n] whose rows sum to 1.
+
+    In [0, 1]; 1 for a single peer.
+    """
+    symmetric = np.array_equal(weights, weights.T)
+    values = np.abs(np.linalg.eigvalsh(weights) if symmetric else np.linalg.eigvals(weights))
+    second = np.sort(values)[-2] if len(values) > 1 else 0.0
+    return float(np.clip(1.0 - second, 0.0, 1.0))
+
+
+def round_metrics(graph: np.ndarray, weights: np.ndarray, present: np.ndarray) -> dict[str, float]:
+    """What is recorded of a round's exchange among the peers that are present (boolean [n]); {} for fewer than two.
+
+    `graph/mean_degree`, `graph/max_degree` (peers that one receives from), `graph/connected` (1 or 0), and
+    `graph/spectral_gap` of the mixing matrix that was used.
+    """
+    among = np.ix_(present, present)
+    graph, weights = graph[among], weights[among]
+    if len(graph) < 2:
+        return {}
+    return dict(_metrics(len(graph), graph.tobytes(), weights.tobytes()))
+
+
+# Bytes, because arrays are no keys: a graph that stays the same is measured once.
+@lru_cache(maxsize=4)
+def _metrics(size: int, links: bytes, numbers: bytes) -> Mapping[str, float]:
+    graph = np.frombuffer(links, bool).reshape(size, size)
+    degrees = graph.sum(axis=1)
+    found = {
+        "graph/mean_degree": float(degrees.mean()),
+        "graph/max_degree": float(degrees.max()),
+        "graph/connected": float(connected(graph)),
+    }
+    if size <= MOST_PEERS:
+        # The last digits depend on how many threads the eigenvalues are computed with.
+        gap = spectral_gap(np.frombuffer(numbers, np.float64).reshape(size, size))
+        found["graph/spectral_gap"] = round(gap, 9)
+    return found

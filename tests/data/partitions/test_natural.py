@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.partitions.natural import Natural
+from rayfl.determinism.seeding import generator
+from tests.data.toys import balanced
+
+
+def written_by(train_groups: list[int], test_groups: list[int]) -> Dataset:
+    def samples(groups: list[int]) -> Samples:
+        return Samples(np.zeros((len(groups), 1), np.float32), np.zeros(len(groups), np.int64), np.array(groups))
+
+    return Dataset("letters", samples(train_groups), samples(test_groups), 2, "vector")
+
+
+def test_each_writer_is_a_client_in_the_order_of_their_numbers():
+    partition = Natural().split(written_by([7, 3, 7, 3, 3], [3, 7, 7]), 2, generator(0))
+    assert [partition.train[client].tolist() for client in range(2)] == [[1, 3, 4], [0, 2]]
+    assert [partition.test[client].tolist() for client in range(2)] == [[0], [1, 2]]
+
+
+def test_writers_with_fewer_than_two_samples_are_dropped():
+    # Writer 1 has one sample, writer 4 has one of each, writer 9 only a test sample.
+    letters = written_by([1, 4, 5, 5], [4, 9])
+    partition = Natural().split(letters, 2, generator(0))
+    assert [partition.train[client].tolist() for client in range(2)] == [[1], [2, 3]]
+    assert [partition.test[client].tolist() for client in range(2)] == [[0], []]
+    with pytest.raises(ValueError, match="has 2 groups with at least min_samples=2 samples"):
+        Natural().split(letters, 3, generator(0))
+    assert len(Natural(min_samples=1).split(letters, 3, generator(0)).train) == 3
+
+
+def test_fewer_clients_are_a_random_choice_of_writers():
+    dataset = written_by(np.repeat(np.arange(20), 3).tolist(), [])
+    chosen = [tuple(Natural().split(dataset, 5, generator(seed)).train.indices[::3] // 3) for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0])) == 5
+
+
+def test_more_clients_than_writers_are_refused():
+    with pytest.raises(ValueError, match=r"clients\.count=3, but dataset 'letters' has 2 groups .* give at most"):
+        Natural().split(written_by([0, 0, 1, 1], []), 3, generator(0))
+
+
+def test_data_without_writers_is_refused():
+    with pytest.raises(ValueError, match="'natural' needs samples that know their client"):
+        Natural().split(balanced(2, 5, 5), 2, generator(0))

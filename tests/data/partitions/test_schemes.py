@@ -1,0 +1,79 @@
+"""What holds for every scheme that the registry finds."""
+
+import numpy as np
+import pytest
+
+from rayfl.data.partition import Partition, Scheme
+from rayfl.data.partitions.dirichlet import DirichletClass
+from rayfl.data.partitions.even import LambdaRatio
+from rayfl.data.partitions.labels import LabelsPerClient
+from rayfl.data.sources.synthetic import Synthetic
+from rayfl.determinism.seeding import generator
+from rayfl.experiment.methods_registry import named
+
+OPTIONS = {LambdaRatio: {"ratio": 0.5}, LabelsPerClient: {"labels_per_client": 3}, DirichletClass: {"min_samples": 1}}
+SCHEMES = [scheme for scheme in named(Scheme).values() if issubclass(scheme, Scheme)]
+USE_EVERYTHING = ("iid", "lambda-ratio", "dirichlet-client", "dirichlet-class", "dirichlet-sizes", "shared-groups")
+DATASET = Synthetic(num_groups=8, samples_per_group=50, num_classes=4, dim=5).load()
+
+
+def dealt(scheme: type[Scheme], seed: int = 0, num_clients: int = 8) -> Partition:
+    return scheme(**OPTIONS.get(scheme, {})).split(DATASET, num_clients, generator(seed, purpose="partition"))
+
+
+def test_all_schemes_of_the_specification_are_found():
+    assert set(named(Scheme)) >= {*USE_EVERYTHING, "pathological", "labels-per-client", "natural"}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_train_samples_belong_to_one_client_and_exist(scheme):
+    partition = dealt(scheme)
+    indices = partition.train.indices
+    assert indices.dtype == np.int64
+    assert len(np.unique(indices)) == len(indices)
+    assert indices.min() >= 0
+    assert indices.max() < len(DATASET.train)
+    assert len(partition.train) == len(partition.validation) == len(partition.heldout) == len(partition.test) == 8
+    assert partition.validation.sizes.sum() == partition.heldout.sizes.sum() == 0
+    assert partition.train.sizes.min() >= 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_every_client_has_its_own_test_samples_each_once(scheme):
+    partition = dealt(scheme)
+    for client in range(8):
+        indices = partition.test[client]
+        assert len(np.unique(indices)) == len(indices)
+        assert np.all((indices >= 0) & (indices < len(DATASET.test)))
+    # Synthetic holds back one sample in ten of 8 groups of 50: 40 test samples for 8 clients.
+    assert partition.test.sizes.sum() >= 8
+
+
+@pytest.mark.parametrize("name", USE_EVERYTHING)
+def test_schemes_that_use_every_train_sample(name):
+    (scheme,) = (scheme for scheme in SCHEMES if scheme.name == name)
+    assert np.array_equal(np.sort(dealt(scheme).train.indices), np.arange(len(DATASET.train)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_the_generator_decides(scheme):
+    first, again, other = dealt(scheme), dealt(scheme), dealt(scheme, seed=1)
+    for split in ("train", "test"):
+        assert np.array_equal(first.split(split).indices, again.split(split).indices)
+        assert np.array_equal(first.split(split).offsets, again.split(split).offsets)
+    is_drawn = scheme.name != "natural"  # with as many clients as groups nothing is left to chance
+    assert is_drawn != np.array_equal(first.train.indices, other.train.indices)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_more_clients_than_samples_are_refused_with_one_sentence(scheme):
+    with pytest.raises(ValueError, match=r"client") as error:
+        dealt(scheme, num_clients=1000)
+    assert "\n" not in str(error.value)
+    assert "1000" in str(error.value) or "leaves client" in str(error.value)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_no_clients_are_refused(scheme):
+    with pytest.raises(ValueError, match="num_clients=0 is below 1"):
+        dealt(scheme, num_clients=0)

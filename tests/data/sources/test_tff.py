@@ -1,0 +1,94 @@
+"""Federated EMNIST and Shakespeare from the HDF5 files of TensorFlow Federated."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from rayfl.data.partitions.natural import Natural
+from rayfl.data.sources.femnist import FederatedEMNIST
+from rayfl.data.sources.shakespeare import BEGIN, END, PAD, Shakespeare, tokens, windows
+from rayfl.data.sources.tff import clients
+from rayfl.determinism.seeding import generator
+from rayfl.settings import SettingsError
+
+
+def write(path, examples):
+    h5py = pytest.importorskip("h5py", reason="needs the extra: pip install 'rayfl[tff]'")
+    with h5py.File(path, "w") as file:
+        group = file.create_group("examples")
+        for name, features in examples.items():
+            client = group.create_group(name)
+            for feature, values in features.items():
+                client.create_dataset(feature, data=values)
+
+
+def images(*greys: int) -> np.ndarray:
+    return np.array(greys, np.float32)[:, None, None].repeat(28, 1).repeat(28, 2) / np.float32(255)
+
+
+def test_clients_come_in_the_order_of_their_names_with_the_features_asked_for():
+    examples = {"b": {"x": np.array([1]), "y": np.array([2]), "id": "?"}, "a": {"x": np.array([3]), "y": np.array([4])}}
+    for group in examples.values():
+        group["x"], group["y"] = ({(): value} for value in (group["x"], group["y"]))
+    found = [(name, [values.tolist() for values in arrays]) for name, arrays in clients(examples, "y", "x")]
+    assert found == [("a", [[4], [3]]), ("b", [[2], [1]])]
+
+
+def test_each_writer_is_a_client(tmp_path):
+    train = {"f1": {"pixels": images(51, 102), "label": np.array([0, 61], np.int32)}}
+    train["f0"] = {"pixels": images(255), "label": np.array([9], np.int32)}
+    test = {name: {"pixels": images(7), "label": np.array([10], np.int32)} for name in ("f0", "f1")}
+    write(tmp_path / "fed_emnist_train.h5", train)
+    write(tmp_path / "fed_emnist_test.h5", test)
+    dataset = FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
+    partition = Natural(min_samples=1).split(dataset, 2, generator(0))
+    assert dataset.train.labels[partition.train[1]].tolist() == [0, 61]
+    assert dataset.train.inputs[partition.train[1], 0, 3, 3].tolist() == [51, 102]
+    assert dataset.test.inputs[:, 0, 0, 0].tolist() == [7, 7]
+
+
+def test_each_role_is_a_client(tmp_path):
+    write(
+        tmp_path / "shakespeare_train.h5",
+        {"ROMEO": {"snippets": [b"But soft!", b"Ay\nme"]}, "NURSE": {"snippets": [b"I"]}},
+    )
+    write(tmp_path / "shakespeare_test.h5", {"ROMEO": {"snippets": [b"O"]}, "NURSE": {"snippets": [b"He"]}})
+    dataset = Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
+    partition = Natural().split(dataset, 2, generator(0))
+    # One label a character and one for the end of each snippet.
+    assert partition.train.sizes.tolist() == [2, 10 + 6]
+    assert dataset.train.labels[partition.train[1]].tolist() == [*tokens("But soft!"), END, *tokens("Ay\nme"), END]
+    assert partition.test.sizes.tolist() == [3, 2]
+
+
+def test_a_file_without_the_features_is_named(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / f"shakespeare_{split}.h5", {"ROMEO": {"lines": [b"O"]}})
+    with pytest.raises(SettingsError, match=r"shakespeare_train\.h5 is not an HDF5 file with examples/CLIENT/snippets"):
+        Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
+    (tmp_path / "shakespeare_train.h5").write_bytes(b"not HDF5")
+    with pytest.raises(SettingsError, match=r"shakespeare_train\.h5 is not an HDF5 file"):
+        Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
+
+
+def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    for split in ("train", "test"):
+        (tmp_path / f"fed_emnist_{split}.h5").touch()
+    with pytest.raises(
+        SettingsError, match=r"is read by h5py, which is not installed: run `pip install 'rayfl\[tff\]'`"
+    ):
+        FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
+
+
+def test_windows_end_before_their_label():
+    inputs, labels = windows("ab")
+    a, b = tokens("ab")
+    assert inputs.shape == (3, 80) and (inputs[:, :77] == PAD).all()
+    assert inputs[:, 77:].tolist() == [[PAD, PAD, BEGIN], [PAD, BEGIN, a], [BEGIN, a, b]]
+    assert labels.tolist() == [a, b, END]
+    text = "x" * 79 + "yz"
+    inputs, labels = windows(text)
+    # The last label is the end, after the last 80 characters.
+    assert inputs[-1].tolist() == tokens(text[1:]).tolist() and inputs[80].tolist() == tokens(text[:80]).tolist()

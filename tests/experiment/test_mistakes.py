@@ -1,0 +1,99 @@
+"""Every mistake in an experiment is one plain sentence with the full path of the key."""
+
+from typing import Any
+
+import pytest
+
+from rayfl.settings import SettingsError
+from tests.experiment.test_experiment import experiment_of
+
+FEDAVG = {"method": "fedavg"}
+INNER = {"name": "topk", "keep_ratio": 2.0}
+UNION = (
+    "a number, a list of numbers, a table with median and sigma, a table with low and high or a table with groups and "
+    "order"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"ronds": 3}, "unknown key 'ronds': did you mean 'rounds'?"),
+        ({"method": {"name": "fedpse", "keep_rato": 1}}, "unknown key 'method.keep_rato': did you mean 'keep_ratio'?"),
+        ({"runtime": {"actrs": 3}}, "unknown key 'runtime.actrs': did you mean 'actors'?"),
+        ({"data": {"name": "synthetic", "dims": 3}}, "unknown key 'data.dims': did you mean 'dim'?"),
+        ({"method": "fedspe"}, "unknown method 'fedspe': did you mean 'fedpse'?"),
+        ({"data": "digit"}, "unknown dataset 'digit': did you mean 'digits'?"),
+        ({"model": "convnet"}, "unknown model 'convnet': did you mean 'convnet2'?"),
+        ({"partition": "dirichlett"}, "unknown partition 'dirichlett': did you mean 'dirichlet"),
+        (FEDAVG | {"uplink": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'?"),
+        (FEDAVG | {"uplink": {"name": "feedback", "inner": {"name": "top"}}}, "unknown compressor 'top': did you mean"),
+        ({"topology": "rnig"}, "unknown topology 'rnig': did you mean 'ring'?"),
+        ({"method": {"name": ["x"]}}, "unknown method ['x']: known are: "),
+        ({"method": {"lr": 0.1}}, "method.name is missing; a method is one of "),
+        ({"model": {}}, "model.name is missing; a model is one of alexnet-mcepl, "),
+        ({"method": 5}, "method=5 is not allowed; it must be a name, or a table with a name"),
+        ({"uplink": [1]}, "uplink=[1] is not allowed; it must be a name, or a table with a name"),
+        ({"rounds": "5"}, "rounds='5' is not allowed; it must be a whole number of at least 1"),
+        ({"rounds": 0}, "rounds=0 is not allowed; it must be a whole number of at least 1"),
+        ({"seed": -1}, "seed=-1 is not allowed; it must be a whole number of at least 0"),
+        ({"clients": 3}, "clients=3 is not allowed; it must be a table"),
+        ({"clients": {}}, "clients.count is missing"),
+        ({"name": "a/b"}, "name='a/b' is not allowed; use letters, digits, '.', '_' and '-', and begin with a letter"),
+        ({"name": ""}, "name='' is not allowed; use letters"),
+        ({"method": {"name": "fedpse", "keep_ratio": 2.0}},
+         "method.keep_ratio=2.0 is not allowed; it must be a number in (0, 1]"),
+        ({"method": {"name": "fedpse", "keep_ratio": 0}},
+         "method.keep_ratio=0 is not allowed; it must be a number in (0, 1]"),
+        ({"method": {"name": "fedpse", "lr": float("nan")}},
+         "method.lr=nan is not allowed; it must be a number greater than 0"),
+        ({"method": {"name": "fedpse", "downstream": "topk"}},
+         "method.downstream='topk' is not allowed; it must be 'dps' or 'broadcast_topk'"),
+        ({"method": {"name": "fedavg", "epochs": 1, "steps": 2}},
+         "method.epochs=1 and steps=2 are both given; give one of them"),
+        ({"method": {"name": "fedavg", "optimizer": "adam", "momentum": 0.9}},
+         "method.momentum=0.9 belongs to optimizer='sgd', not 'adam'"),
+        ({"partition": {"name": "lambda-ratio", "ratio": 1.5}},
+         "partition.ratio=1.5 is not allowed; it must be a number in [0, 1]"),
+        (FEDAVG | {"uplink": {"name": "topk", "keep_ratio": 0.0}}, "uplink.keep_ratio=0.0 is outside (0, 1]"),
+        (FEDAVG | {"uplink": {"name": "feedback", "inner": INNER}}, "uplink.inner.keep_ratio=2.0 is outside (0, 1]"),
+        (FEDAVG | {"downlink": "feedback"}, "downlink 'feedback' has no memory to feed back; give its inner"),
+        ({"uplink": "topk"}, "fedpse fixes what it sends; remove the [uplink] table"),
+        ({"clients": {"count": 20, "per_round": 30}},
+         "clients.per_round=30 is more than the 20 clients there are; lower per_round or raise count"),
+        ({"clients": {"count": 20, "per_round": 2.5}},
+         "clients.per_round=2.5 is not allowed; it must be a whole number of at least 1, or be left out"),
+        ({"clients": {"count": 20, "per_round": 3, "fraction": 0.1}},
+         "clients.per_round=3 and fraction=0.1 are both given; give one"),
+        ({"clients": {"count": 20, "fraction": 1.5}},
+         "clients.fraction=1.5 is not allowed; it must be a number in (0, 1], or be left out"),
+        ({"clients": {"count": 20, "retention_ratio": "x"}},
+         f"clients.retention_ratio='x' is not allowed; it must be {UNION}, or be left out"),
+        ({"clients": {"count": 20, "retention_ratio": {"groups": [0.5, 1.5]}}},
+         "clients.retention_ratio=1.5 is not allowed; it must be in (0, 1]"),
+        ({"clients": {"count": 20, "retention_ratio": {"groups": []}}},
+         "clients.retention_ratio.groups=[] is not allowed; it must be a list of numbers"),
+        ({"clients": {"count": 20, "retention_ratio": 1.5}},
+         "clients.retention_ratio=1.5 is not allowed; it must be in (0, 1]"),
+        ({"clients": {"count": 20, "retention_ratio": {"low": 0.5, "high": 1.5}}},
+         "clients.retention_ratio has low=0.5 and high=1.5; low must be below high, both in (0, 1]"),
+        ({"clients": {"count": 20, "retention_ratio": {"median": 0.5, "sigma": 1.5}}},
+         "clients.retention_ratio must be in (0, 1], which a log-normal draw need not be; give low and high instead"),
+        ({"clients": {"count": 20, "uplink_mbps": [1, -2]}},
+         "clients.uplink_mbps=-2.0 is not allowed; it must be in [1e-09, 1e+12]"),
+        ({"clients": {"count": 20, "uplink_mbps": []}}, "clients.uplink_mbps=[] has no values; give at least one"),
+        ({"model": {"name": "mlp", "hidden": [10, 0]}},
+         "model.hidden=[10, 0] is not allowed; it must be a list of whole numbers of at least 1"),
+        ({"evaluation": {"every": -1}}, "evaluation.every=-1 is not allowed; it must be a whole number of at least 0"),
+        ({"splits": {"heldout_ratio": 1.0}},
+         "splits.heldout_ratio=1.0 is not allowed; it must be a number in [0, 1), or be left out"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(given: dict[str, Any], sentence: str):
+    with pytest.raises(SettingsError) as error:
+        experiment_of(given)
+    text = str(error.value)
+    assert text.startswith(sentence)
+    assert "\n" not in text
+    assert not any(word in text.lower() for word in ("pydantic", "input should", "valid", "validation"))

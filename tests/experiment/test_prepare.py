@@ -1,0 +1,140 @@
+"""From an experiment to its setup, and what is refused before anything starts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.models import Architecture
+from rayfl.rounds.setup import Setup
+
+BASE: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "synthetic", "samples_per_group": 20, "num_groups": 10, "num_classes": 4, "dim": 8},
+    "partition": "iid",
+    "clients": {"count": 5},
+    "model": "logistic",
+    "method": "fedavg",
+}
+
+
+def prepared(given: dict[str, Any]) -> Setup:
+    values: dict[str, Any] = {**BASE, **given}
+    return prepare(Experiment(**values))
+
+
+def test_everything_is_in_its_place():
+    runtime = {"chunk_size": 3, "threads": 2, "engine": "loop"}
+    setup = prepared({"seed": 7, "runtime": runtime, "uplink": {"name": "topk", "keep_ratio": 0.5}})
+    assert (setup.seed, setup.rounds, setup.num_clients) == (7, 2, 5)
+    assert (setup.num_chunks(4), setup.threads, setup.engine_name, setup.device_name) == (2, 2, "loop", "cpu")
+    assert setup.uplink.name == "topk"
+    # 10 groups of 20 samples, 2 of each for the test: 180 over 5 clients.
+    assert setup.population.num_examples.tolist() == [36] * 5
+    assert {name: tensor.shape for name, tensor in setup.initial.items()} == {"1.weight": (4, 8), "1.bias": (4,)}
+
+
+def test_the_seed_decides_partition_and_parameters():
+    first, again, other = (prepared({"seed": seed}) for seed in (1, 1, 2))
+    for name in first.initial:
+        assert torch.equal(first.initial[name], again.initial[name])
+        assert not torch.equal(first.initial[name], other.initial[name])
+    assert np.array_equal(first.partition.train.indices, again.partition.train.indices)
+    assert not np.array_equal(first.partition.train.indices, other.partition.train.indices)
+
+
+def test_splits_are_set_aside():
+    setup = prepared({"splits": {"validation_ratio": 0.25, "heldout_ratio": 0.1}})
+    # Of 36: 9 and round(3.6) = 4.
+    assert setup.partition.validation.sizes.tolist() == [9] * 5
+    assert setup.partition.heldout.sizes.tolist() == [4] * 5
+    assert setup.population.num_examples.tolist() == [23] * 5
+
+
+IMAGES = {"name": "synthetic", "shape": [1, 16, 16], "samples_per_group": 10}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"data": "digits", "model": "convnet2"},
+         "convnet2 needs images [channels, height, width] of at least 16x16, and the data's inputs are [1, 8, 8]"),
+        ({"model": "convnet2"},
+         "convnet2 needs images [channels, height, width] of at least 16x16, and the data's inputs are [8]; choose"),
+        ({"clients": {"count": 200}}, "partition 'iid' leaves client 180 (20 of 200 clients) without train data: there "
+                                      "are 180 train samples, so lower clients.count"),
+        ({"partition": "natural", "clients": {"count": 11}}, "clients.count=11, but dataset 'synthetic' has 10 groups"),
+        ({"partition": {"name": "lambda-ratio", "ratio": 0.5}, "clients": {"count": 400}},
+         "partition 'lambda-ratio' leaves client"),
+        ({"clients": {"count": 90}, "splits": {"validation_ratio": 0.9}},
+         "client 0 has 2 train samples and would keep none after validation_ratio=0.9 and heldout_ratio=0.0"),
+        ({"topology": "ring"}, "FedAvg has a server; remove the [topology] table"),
+        ({"data": {"name": "fashion-mnist", "root": "/nowhere"}}, "/nowhere has no train-images-idx3-ubyte"),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit(given: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError) as error:
+        prepared(given)
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+
+
+def test_convnet2_fits_images_of_16_by_16():
+    assert prepared({"data": IMAGES, "model": "convnet2"}).initial["0.weight"].shape == (6, 1, 5, 5)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"^runtime\.device='cuda' needs a GPU, and this machine has none; use"):
+        prepared({"runtime": {"executor": "inline", "device": "cuda"}})
+    assert prepared({"runtime": {"device": "cuda"}}).device_name == "cuda", "Ray may have GPUs elsewhere"
+    assert prepared({"runtime": {"num_gpus": 0.5}}).device_name == "cuda"
+
+
+class Extra(Architecture):
+    """A linear model with one more layer."""
+
+    name = "extra-of-this-test"
+    layer: str
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        extra = nn.Dropout(0.5) if self.layer == "dropout" else nn.BatchNorm1d(8)
+        return nn.Sequential(extra, nn.Linear(8, num_classes))
+
+
+def test_models_that_cannot_be_trained_so():
+    assert prepared({"model": Extra(layer="dropout")}).method.task.stochastic
+    with pytest.raises(ValueError, match=r"^engine='vmap' cannot run a model with dropout or recurrent layers; use "):
+        prepared({"model": Extra(layer="dropout"), "runtime": {"engine": "vmap"}})
+    with pytest.raises(ValueError, match=r"^layer '0' is BatchNorm1d, which federated averaging breaks; use GroupNorm"):
+        prepared({"model": Extra(layer="norm")})
+
+
+@pytest.mark.parametrize(
+    ("method", "topology", "words"),
+    [
+        ("local", {"name": "random", "degree": 10}, "degree=10 is too many neighbours for 3 peers; at most 2 fit"),
+        (
+            "local",
+            {"name": "random", "degree": 1, "weights": "metropolis"},
+            "metropolis weights need a symmetric graph",
+        ),
+        ("fedavg", "ring", r"FedAvg has a server; remove the \[topology\] table"),
+    ],
+)
+def test_a_graph_that_cannot_be_is_refused_before_anything_starts(method, topology, words):
+    table: dict[str, Any] = {
+        "rounds": 1,
+        "data": "digits",
+        "partition": "iid",
+        "clients": {"count": 3},
+        "model": "logistic",
+        "method": method,
+        "topology": topology,
+    }
+    with pytest.raises(ValueError, match=words):
+        prepare(Experiment(**table))

@@ -1,0 +1,101 @@
+"""What decides on a page: the `[report]` table, the options of `rayfl report` and `rayfl sweep`, and their mistakes."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from jobs.cli import main
+from rayfl.experiment.experiment import Experiment, read, to_toml
+from rayfl.experiment.report_options import Reading, reading_of
+from rayfl.report.series import science
+from rayfl.settings import SettingsError
+from tests.hand_written import run_of
+
+SWEEP = """
+rounds = 1
+data = "digits"
+partition = "iid"
+model = "logistic"
+clients = {count = 2}
+method = {name = "fedavg"}
+runtime = {executor = "inline"}
+output = {report = false, save_models = false}
+
+[report]
+target = 0.05
+
+[sweep]
+method.lr = [0.1, 0.2]
+"""
+
+
+def rayfl(*arguments: object):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_options_go_before_what_the_runs_agree_on_and_that_before_the_defaults():
+    one = {"report": {"target": 0.5, "last": 5, "best_over": ["lr"], "metric": None, "of a later version": 1}}
+    other = {"report": {"target": 0.6, "last": 5, "best_over": ["lr"], "metric": None}}
+    assert reading_of([one, other]) == Reading(last=5, best_over=("lr",))
+    assert reading_of([one, other], {"last": 1}) == Reading(last=1, best_over=("lr",))
+    assert reading_of([one, {}]) == reading_of([one, {"report": "?"}]) == reading_of([]) == Reading()
+
+
+@pytest.mark.parametrize("values", [{"target": 80.0}, {"target": 0.0}, {"last": 0}, {"best_over": "method.lr"}])
+def test_what_makes_no_sense_is_refused(values):
+    with pytest.raises(SettingsError, match=f"{next(iter(values))}=.* is not allowed; it must be"):
+        Reading(**values)
+
+
+def test_the_table_is_part_of_the_experiment_and_parts_no_runs(tmp_path):
+    file = tmp_path / "one.toml"
+    file.write_text(SWEEP)
+    plain, said = read(file, ["report.target=0.8"]), read(file, ['report.best_over=["method.lr"]'])
+    assert (plain.report.target, said.report.best_over) == (0.8, ("method.lr",))
+    assert science(plain.as_dict()) == science(said.as_dict())
+    assert Experiment(**said.as_dict()) == said
+    file.write_text(to_toml(said))
+    assert read(file) == said
+
+
+def test_a_sweep_shows_the_best_and_its_report_can_be_read_otherwise(tmp_path):
+    file, page = tmp_path / "small.toml", tmp_path / "all" / "comparison.html"
+    file.write_text(SWEEP)
+    result = rayfl("sweep", file, "--dir", page.parent, "--best-over", "method.lr")
+    assert result.exit_code == 0, result.output
+    html = page.read_text(encoding="utf-8")
+    assert "What it took to reach 5 %" in html and "Best over method.lr" in html
+    # What the finished runs wrote down does not bind the sweep's next page.
+    assert rayfl("sweep", file, "--dir", page.parent, "--target", "0.06").exit_code == 0
+    html = page.read_text(encoding="utf-8")
+    assert "What it took to reach 6 %" in html and "Best over" not in html
+    assert rayfl("report", page.parent, "--target", "0.07", "--last", "2", "--metric", "own/accuracy").exit_code == 0
+    html = page.read_text(encoding="utf-8")
+    assert "What it took to reach 7 %" in html and "Best over method.lr" in html
+    assert "the mean of the last 2 evaluations" in html
+    assert re.search(r"In the order of smoothed final accuracy \(Own test data, after the exchange\)", html)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--best-over", "method.lrr"], "the best over 'method.lrr' is asked for, which no run sets: did you mean"),
+        (["--metric", "pooled/acc"], "no run has recorded the accuracy 'pooled/acc': did you mean 'pooled/accuracy'?"),
+        (["--target", "80"], "target=80.0 is not allowed; it must be a number in (0, 1], or be left out"),
+        (["--last", "0"], "last=0 is not allowed; it must be a whole number of at least 1"),
+    ],
+)
+def test_mistakes_get_a_sentence(tmp_path, options, sentence):
+    run = run_of(tmp_path / "run", {0: 0.5}, method={"lr": 1})
+    result = rayfl("report", run.directory, *options)
+    assert result.exit_code == 2 and result.stderr.startswith(f"rayfl: {sentence}")
+    assert not (run.directory / "report.html").exists()
+
+
+def test_a_sweep_refuses_what_cannot_be_tuned_before_it_runs(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text(SWEEP)
+    result = rayfl("sweep", file, "--dir", tmp_path / "all", "--best-over", "lr")
+    assert result.exit_code == 2 and "the best over 'lr' is asked for" in result.stderr
+    assert not (tmp_path / "all").exists()

@@ -1,0 +1,185 @@
+"""Models: parameter counts from their layers, and what they refuse."""
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rayfl.experiment.methods_registry import make, named
+from rayfl.models import (
+    EMNISTCNN,
+    MLP,
+    VGG11,
+    AlexNetMCEPL,
+    Architecture,
+    CharLSTM,
+    ConvNet2,
+    Logistic,
+    MeanEmbedding,
+    ResNet18,
+    ResNet20,
+)
+from rayfl.settings import SettingsError
+from rayfl.task import Classification
+from tests.models.examples import EXAMPLES, IMAGE
+
+COLOUR = (3, 32, 32)
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "expected"),
+    [
+        # 784 * 10 + 10
+        (Logistic(), IMAGE, 10, 7_850),
+        (Logistic(), (60,), 5, 305),
+        # conv 6*25+6 = 156, conv 16*(6*25)+16 = 2416, on 16*4*4 = 256: 256*120+120 = 30840, 120*84+84 = 10164, 850
+        (ConvNet2(), IMAGE, 10, 44_426),
+        # 16*25+16 = 416, 32*400+32 = 12832, 512*512+512 = 262656, 5130: the CNN of `rayfl bench`
+        (ConvNet2(channels=(16, 32), hidden=(512,)), IMAGE, 10, 281_034),
+        # 3*6*25+6 = 456, 2416, on 16*5*5 = 400: 400*120+120 = 48120, 10164, 84*100+100 = 8500
+        (ConvNet2(), (3, 32, 32), 100, 69_656),
+        # 784*200+200 = 157000, 2010
+        (MLP(), IMAGE, 10, 159_010),
+        (MLP(hidden=(4, 3)), (5,), 2, 24 + 15 + 8),
+        (MLP(hidden=()), IMAGE, 10, 7_850),
+        # W3 of `rayfl bench`, about 11 million: 784*3000+3000, 3000*2800+2800, 2800*10+10
+        (MLP(hidden=(3000, 2800)), IMAGE, 10, 2_355_000 + 8_402_800 + 28_010),
+        # Dis-PFL's sizes; 512 more weights and a bias for every class.
+        (ResNet18(), COLOUR, 10, 11_173_962),
+        (ResNet18(groups=8), COLOUR, 100, 11_173_962 + 90 * 513),
+        (ResNet18(), (3, 64, 64), 200, 11_271_432),
+        (VGG11(), COLOUR, 10, 9_231_114),
+        (VGG11(), (3, 64, 64), 200, 9_231_114 + 190 * 513),
+        # stem 3*16*9 = 432, convolutions 6*16*16*9 = 13824, (16+32*5)*32*9 = 50688, (32+64*5)*64*9 = 202752, norms
+        # 2*(7*16+6*32+6*64) = 1376, linear 64*10+10 = 650.
+        (ResNet20(), COLOUR, 10, 432 + 13_824 + 50_688 + 202_752 + 1_376 + 650),
+        (ResNet20(), COLOUR, 10, 269_722),
+        # 9*32+32 = 320, 32*64*9+64 = 18496, on 64*12*12 = 9216: 9216*128+128 = 1179776, 128*62+62 = 7998
+        (EMNISTCNN(), IMAGE, 62, 1_206_590),
+        # 1,227,328 weights and 192 + 10 biases.
+        (AlexNetMCEPL(), COLOUR, 10, 1_227_328 + 202),
+    ],
+    ids=str,
+)
+def test_parameters_are_counted(model: Architecture, shape: tuple[int, ...], classes: int, expected: int):
+    with torch.device("meta"):
+        network = model.build(shape, classes)
+        logits = network(torch.empty(2, *shape))
+    assert num_parameters(network) == expected
+    assert logits.shape == (2, classes)
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "classes", "expected"),
+    [
+        # 90*8 = 720; layers 4*256*(8+256) + 2*1024 and 4*256*(256+256) + 2*1024; linear 256*90+90 = 23130
+        (CharLSTM(), 80, 90, 720 + 272_384 + 526_336 + 23_130),
+        (CharLSTM(), 80, 90, 822_570),
+        (CharLSTM(vocabulary=5, embedding=2, hidden=3, layers=1), 7, 4, 10 + 4 * 3 * (2 + 3) + 24 + 16),
+        # 10000*16, and one output of 16 weights and a bias.
+        (MeanEmbedding(), 256, 2, 160_017),
+        (MeanEmbedding(vocabulary=7, embedding=3), 5, 4, 21 + 16),
+    ],
+    ids=str,
+)
+def test_parameters_of_text_models_are_counted(model: Architecture, length: int, classes: int, expected: int):
+    with torch.device("meta"):
+        network = model.build((length,), classes)
+        logits = network(torch.zeros(2, length, dtype=torch.int64))
+    assert num_parameters(network) == expected
+    assert logits.shape == (2, classes)
+
+
+def test_the_weights_that_mce_pl_masks():
+    with torch.device("meta"):
+        network = AlexNetMCEPL().build(COLOUR, 10)
+    assert sum(weight.numel() for weight in network.parameters() if weight.dim() > 1) == 1_227_328
+    assert [weight.numel() for weight in network.parameters() if weight.dim() == 1] == [192, 10]
+
+
+@pytest.mark.parametrize("name", sorted(named(Architecture)))
+def test_every_model_goes_through_its_table_and_pickles(name: str):
+    shape, num_classes = EXAMPLES[name][1:]
+    model = make(Architecture, {"name": name})
+    build = pickle.loads(pickle.dumps(model.builder(shape, num_classes)))  # noqa: S301
+    task = Classification(build)
+    first, again, other = task.init(3), task.init(3), task.init(4)
+    assert all(bool((first[key] == again[key]).all()) for key in first)
+    assert any(bool((first[key] != other[key]).any()) for key in first)
+    assert {key: value.shape for key, value in first.items()} == {
+        key: value.shape for key, value in task.module.named_parameters()
+    }
+    assert type(model)(**model.model_dump()) == model
+
+
+def test_relu_between_layers_and_none_after_the_last():
+    kinds = [type(layer).__name__ for layer in MLP(hidden=(3, 2)).build((4,), 2).children()]
+    assert kinds == ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    kinds = [type(layer).__name__ for layer in ConvNet2(hidden=(8,)).build(IMAGE, 2).children()]
+    assert kinds == ["Conv2d", "ReLU", "MaxPool2d"] * 2 + ["Flatten", "Linear", "ReLU", "Linear"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("convnet2", 16), ("emnist-cnn", 6), ("vgg11", 32), ("alexnet-mcepl", 21), ("resnet18", 8), ("resnet20", 8)],
+)
+def test_the_smallest_image_of_a_model(name: str, least: int):
+    model = make(Architecture, {"name": name})
+    with torch.device("meta"):
+        assert model.build((2, least, least + 3), 5)(torch.empty(2, 2, least, least + 3)).shape == (2, 5)
+    wanted = f"{name} needs images .channels, height, width. of at least {least}x{least}, and the data's inputs are "
+    for shape in ((2, least, least - 1), (2, least - 1, least), (60,)):
+        with pytest.raises(ValueError, match=wanted):
+            model.build(shape, 5)
+
+
+@pytest.mark.parametrize("name", ["char-lstm", "mean-embedding"])
+def test_text_models_need_sequences(name: str):
+    with pytest.raises(ValueError) as error:
+        make(Architecture, {"name": name}).build((3, 32, 32), 10)
+    assert str(error.value) == (
+        f"{name} needs tokens [length], and the data's inputs are [3, 32, 32]; choose a model for images, for example "
+        "convnet2"
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (60,), (1, 28, 15), (80, 80)], ids=str)
+def test_convnet2_needs_images_that_survive_its_pooling(shape: tuple[int, ...]):
+    with pytest.raises(ValueError) as error:
+        ConvNet2().build(shape, 10)
+    assert str(error.value) == (
+        "convnet2 needs images [channels, height, width] of at least 16x16, and the data's inputs are "
+        f"{list(shape)}; choose model mlp or logistic"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mlp", {"hidden": [0]}),
+        ("mlp", {"hidden": 5}),
+        ("convnet2", {"channels": [6]}),
+        ("logistic", {"bias": False}),
+        ("resnet18", {"groups": 24}),
+        ("vgg11", {"groups": 0}),
+        ("resnet20", {"groups": 32}),
+        ("emnist-cnn", {"dropout": [0.5, 1.0]}),
+        ("char-lstm", {"layers": 0}),
+        ("mean-embedding", {"vocabulary": 0}),
+    ],
+)
+def test_options_out_of_range(name: str, options: dict[str, Any]):
+    with pytest.raises(SettingsError, match=f"{next(iter(options))}"):
+        make(Architecture, {"name": name, **options})
+
+
+def test_groups_that_do_not_divide_the_channels_get_a_sentence():
+    with pytest.raises(SettingsError) as error:
+        make(Architecture, {"name": "resnet20", "groups": 32})
+    assert str(error.value) == "groups=32 does not divide 16 channels; choose a divisor of 16"

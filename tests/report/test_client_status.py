@@ -1,0 +1,76 @@
+"""Who took part: statuses counted over rounds, in the order and the words of the page."""
+
+from pathlib import Path
+from typing import get_args
+
+from rayfl.population.sampling import Status
+from rayfl.report.client_status import counts, fate_plot, fates
+from rayfl.report.page import report
+from rayfl.report.series import Group
+from rayfl.run_directory.record import ClientRow, Recorder, RoundRow, create_run_directory, describe_run, read_run
+
+EVERY = ("delivered", "silent", "not_selected", "dropped_before_download", "dropped_after_download",
+         "dropped_after_training", "upload_lost", "late", "surplus")  # fmt: skip
+
+
+def group(directory: Path, *rounds: tuple[str, ...]) -> Group:
+    create_run_directory(directory)
+    describe_run(directory, {"name": directory.name, "seed": 1}, {"torch": "2.13.0"}, "")
+    with Recorder(directory) as recorder:
+        for round, statuses in enumerate(rounds):
+            rows = [ClientRow(client, status, 0, 0, 0, 0, 1.0) for client, status in enumerate(statuses)]
+            delivered = statuses.count("delivered")
+            recorder.round(RoundRow(round, len(rows), delivered, 0, 0, 1.0, 0.1), rows, [])
+    return Group(directory.name, (read_run(directory),))
+
+
+def test_every_status_is_known():
+    assert set(EVERY) == {*get_args(Status), "not_selected"}
+
+
+def test_one_run_has_a_row_a_status(tmp_path: Path):
+    one = group(tmp_path / "one", ("delivered", "late", "late"), ("delivered", "upload_lost"), ("delivered",) * 3)
+    assert counts(one.runs[0]) == {"delivered": 5, "late": 2, "upload_lost": 1}
+    assert fates([one]) == {
+        "head": ["What became of a client", "Times", "Share", "Why"],
+        "rows": [
+            ("delivered", ["5", "62.5 %", "its update arrived"]),
+            ("upload lost", ["1", "12.5 %", "its update was sent and never arrived"]),
+            ("late", ["2", "25.0 %", "it was not back by the deadline"]),
+        ],
+    }
+
+
+def test_several_runs_have_a_row_each(tmp_path: Path):
+    calm = group(tmp_path / "calm", ("delivered", "delivered"))
+    assert fates([calm]) is None
+    wild = group(tmp_path / "wild", ("surplus", "delivered"), ("delivered", "delivered"))
+    twice = Group("both", (calm.runs[0], wild.runs[0]))
+    table = fates([calm, wild, twice])
+    assert table is not None
+    assert table["head"] == ["Run", "delivered", "surplus"]
+    # Means over seeds: (2 + 3) / 2 and (0 + 1) / 2.
+    assert [(swatch.label, cells) for swatch, cells in table["rows"]] == [  # type: ignore[attr-defined]
+        ("calm", ["2 (100.0 %)", "0 (0.0 %)"]),
+        ("wild", ["3 (75.0 %)", "1 (25.0 %)"]),
+        ("both", ["2.5 (83.3 %)", "0.5 (16.7 %)"]),
+    ]
+
+
+def test_the_rarest_share_a_colour_where_there_are_more_than_colours(tmp_path: Path):
+    some = fate_plot(group(tmp_path / "some", EVERY[:7]))
+    assert [entry.label for entry in some.legend] == ["delivered", *sorted(s.replace("_", " ") for s in EVERY[1:7])]
+    # Six by name, and the three last counted together: nobody is left out.
+    every = fate_plot(group(tmp_path / "every", EVERY, EVERY[:6]))
+    assert [entry.label for entry in every.legend][-1] == "others"
+    assert len(every.legend) == 7
+    assert len({entry.color for entry in every.legend}) == 7
+
+
+def test_the_page_says_who_took_part(tmp_path: Path):
+    one = group(tmp_path / "one", ("delivered", "late"))
+    html = report([one.runs[0].directory], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Who took part" in html
+    assert "it was not back by the deadline" in html
+    calm = group(tmp_path / "calm", ("delivered", "delivered"))
+    assert "Who took part" not in report([calm.runs[0].directory], tmp_path / "calm.html").read_text(encoding="utf-8")

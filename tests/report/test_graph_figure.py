@@ -1,0 +1,79 @@
+"""A run's graph on its page, and the busiest peer's traffic by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.run import run
+from rayfl.experiment.experiment import Experiment
+from rayfl.report.graph_figure import busiest, graph_section
+from rayfl.report.series import groups
+from rayfl.run_directory.record import read_run
+
+# A logistic model on digits: 64 x 10 weights and 10 biases of 4 bytes.
+LINK_MB = 650 * 4 / 1e6
+
+
+def played(folder: Path, topology: Any, method: str = "dpsgd", **clients: Any):
+    tables: dict[str, Any] = {
+        "name": "peers",
+        "rounds": 3,
+        "data": "digits",
+        "partition": "iid",
+        "model": "logistic",
+        "method": method,
+        "clients": {"count": 4, **clients},
+        "topology": topology,
+        "evaluation": {"every": 0},
+        "runtime": {"executor": "inline"},
+        "output": {"report": False, "save_models": False},
+    }
+    return read_run(run(Experiment(**tables), folder / "run"))
+
+
+def test_the_busiest_peer_by_hand(tmp_path: Path):
+    # A star: 0 hears 1, 2 and 3, and they hear 0. So peer 0 sends and receives three models, the others one.
+    (tmp_path / "star.txt").write_text("0 1\n0 2\n0 3\n")
+    found = busiest(played(tmp_path, {"name": "file", "path": str(tmp_path / "star.txt")}))
+    np.testing.assert_allclose(found[1], [3 * LINK_MB] * 3)
+    np.testing.assert_allclose(found[2], [3 * LINK_MB] * 3)
+    np.testing.assert_allclose(found[3], [6 / 4 * LINK_MB] * 3)
+
+
+def test_who_sends_most_need_not_receive_most(tmp_path: Path):
+    # One way: 1, 2 and 3 hear 0, and 1 hears 2 too.
+    (tmp_path / "tree.txt").write_text("1 0\n2 0\n3 0\n1 2\n")
+    one_way = {"name": "file", "path": str(tmp_path / "tree.txt"), "directed": True}
+    found = busiest(played(tmp_path, one_way))
+    np.testing.assert_allclose(found[1], [3 * LINK_MB] * 3)
+    np.testing.assert_allclose(found[2], [2 * LINK_MB] * 3)
+
+
+def test_the_page_has_the_graph_its_facts_and_the_traffic(tmp_path: Path):
+    record = played(tmp_path, {"name": "random", "degree": 2})
+    section = graph_section(groups([record]))
+    assert [figure.title for figure in section.figures] == ["Peers and links", "The busiest peer"]
+    assert section.intro.startswith("Each of the 4 peers receives from 2 others and sends to at most ")
+    assert "Every round has another graph" in section.figures[0].caption
+    names = {name for name in record.metrics["name"].to_pylist() if name.startswith("graph/")}
+    assert names == {"graph/mean_degree", "graph/max_degree", "graph/connected", "graph/spectral_gap"}
+
+
+@pytest.mark.parametrize("graph", ["torus", "exponential", "fully-connected"])
+def test_other_graphs_are_drawn_too(tmp_path: Path, graph: str):
+    section = graph_section(groups([played(tmp_path, graph)]))
+    assert "<svg" in section.figures[0].svg
+
+
+def test_a_graph_whose_file_is_gone_is_not_drawn(tmp_path: Path):
+    path = tmp_path / "star.txt"
+    path.write_text("0 1\n0 2\n0 3\n")
+    record = played(tmp_path, {"name": "file", "path": str(path)})
+    path.unlink()
+    assert [figure.title for figure in graph_section(groups([record])).figures] == ["The busiest peer"]
+
+
+def test_runs_without_peers_have_no_graph(tmp_path: Path):
+    assert not graph_section(groups([played(tmp_path, None, "fedavg")])).figures

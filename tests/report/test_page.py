@@ -1,0 +1,308 @@
+import math
+import os
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rayfl.report.page import report, summary
+from rayfl.run_directory.record import (
+    ClientRow,
+    MetricRow,
+    Recorder,
+    RoundRow,
+    create_run_directory,
+    describe_run,
+    read_run,
+)
+from rayfl.settings import SettingsError
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements, attributes, and the text of table rows, cards and headings."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text: list[str] = []
+        self.rows: list[list[str]] = []
+        self.in_cell = False
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.in_cell = True
+
+    def handle_endtag(self, tag):
+        self.in_cell = self.in_cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.in_cell:
+            self.rows[-1][-1] += data
+
+    def row(self, head: str) -> list[str]:
+        return next(row[1:] for row in self.rows if row and row[0] == head)
+
+
+def record(
+    directory: Path,
+    accuracy: Sequence[float],
+    *,
+    seed: int = 1,
+    drop: bool = False,
+    finish: bool = True,
+    **more: object,
+) -> Path:
+    """Two clients, own accuracy 0.05 above and below `accuracy`; each sends 0.5 MB up and 0.25 MB down a round.
+
+    With `drop`, client 1 drops out of round 0 before the download. A round takes 4 simulated and 0.5 real seconds.
+    """
+    create_run_directory(directory)
+    experiment = {
+        "name": directory.name,
+        "seed": seed,
+        "method": {"name": "fedpse"},
+        "data": {"name": "digits"},
+        **more,
+    }
+    describe_run(directory, experiment, {"torch": "2.13.0"}, "")
+    recorder = Recorder(directory)
+    for round, value in enumerate(accuracy):
+        clients = [ClientRow(0, "delivered", 4_000_000, 2_000_000, 10, 2, 4.0)]
+        if drop and round == 0:
+            clients.append(ClientRow(1, "dropped_before_download", 0, 0, 0, 0, 0.0))
+        else:
+            clients.append(clients[0]._replace(client=1))
+        up, down = sum(row.uplink_bits for row in clients), sum(row.downlink_bits for row in clients)
+        delivered = sum(row.status == "delivered" for row in clients)
+        metrics = [
+            MetricRow(None, "pooled/accuracy", value),
+            MetricRow(0, "own/accuracy", value + 0.05),
+            MetricRow(1, "own/accuracy", value - 0.05),
+            MetricRow(0, "train/loss", 2.0 / (round + 1)),
+            MetricRow(0, "correlation_distance", 0.5),
+        ]
+        recorder.round(RoundRow(round, 2, delivered, up, down, 4.0, 0.5), clients, metrics)
+    recorder.close() if finish else recorder.stop()
+    return directory
+
+
+def rendered(directories: Sequence[Path], tmp_path: Path) -> tuple[str, Page]:
+    html = report(directories, tmp_path / "pages" / "report.html").read_text(encoding="utf-8")
+    return html, Page(html)
+
+
+def test_summary_gives_the_numbers_of_the_run(tmp_path):
+    run = read_run(record(tmp_path / "run", [0.2, 0.8, 0.6], drop=True))
+    found = summary(run)
+    # Six client rounds, one of them dropped: 5 x 0.5 MB up, 5 x 0.25 MB down.
+    assert found == {
+        "name": "run",
+        "directory": str(tmp_path / "run"),
+        "finished": True,
+        "rounds": 3,
+        "final": {"pooled/accuracy": 0.6, "own/accuracy": pytest.approx(0.6)},
+        "best": {
+            "pooled/accuracy": {"value": 0.8, "round": 1},
+            "own/accuracy": {"value": pytest.approx(0.8), "round": 1},
+        },
+        "uplink_megabytes": 2.5,
+        "downlink_megabytes": 1.25,
+        "uplink_kilobytes_per_client_round": 500.0,
+        "downlink_kilobytes_per_client_round": 250.0,
+        "selected": 6,
+        "delivered": 5,
+        "simulated_s": 12.0,
+        "wall_s": 1.5,
+    }
+
+
+def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
+    run = record(
+        tmp_path / "run", [0.2, 0.8, 0.6], drop=True, training={"lr": 0.05, "sizes": [32, 16], "nesterov": False}
+    )
+    _, page = rendered([run], tmp_path)
+    text = " ".join(page.text)
+    for expected in (
+        "2 clients trained with fedpse on digits for 3 rounds.",
+        "60.0 %",
+        "final; best 80.0 % in round 1",
+        "2.50 MB",
+        "500.0 kB per client and round",
+        "1.25 MB",
+        "12.0 s",
+        "Delivered and dropped",
+        "dropped before download",
+        "Training loss",
+        "correlation_distance",
+        "Own test data, after the exchange",
+    ):
+        assert expected in text
+    assert page.row("training") == ["lr 0.05sizes 32, 16nesterov no"]
+    assert page.row("experiment") == ["name runseed 1"]
+    assert page.row("platform") == ["torch 2.13.0"]
+    assert "Not finished" not in text
+    # Three accuracy plots, spread and end of own accuracy, bytes, participation, two other metrics.
+    assert page.tags.count("svg") == page.tags.count("figcaption") == 9
+
+
+def test_what_did_not_happen_is_not_plotted(tmp_path):
+    _, page = rendered([record(tmp_path / "run", [0.2, 0.8])], tmp_path)
+    assert "Delivered and dropped" not in page.text
+    assert page.tags.count("svg") == 8
+
+
+def test_a_run_that_sends_nothing_has_no_plot_against_bytes(tmp_path):
+    directory = create_run_directory(tmp_path / "local")
+    describe_run(directory, {"method": "local", "seed": 1}, {}, "")
+    with Recorder(directory) as recorder:
+        recorder.round(RoundRow(0, 1, 1, 0, 0, 0.0, 0.1), [], [MetricRow(None, "own/accuracy", 0.5)])
+    _, page = rendered([directory], tmp_path)
+    assert "Against rounds" in page.text
+    assert "Against bytes" not in page.text
+    assert "Against time" not in page.text
+    assert "0 MB" in page.text
+
+
+def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_path):
+    slow = record(tmp_path / "slow", [0.1, 0.2, 0.45], training={"lr": 0.01})
+    fast = [
+        record(tmp_path / f"fast-seed{seed}", values, seed=seed, training={"lr": 0.1})
+        for seed, values in ((1, [0.3, 0.46, 0.48]), (2, [0.3, 0.44, 0.52]))
+    ]
+    _, page = rendered([slow, *fast], tmp_path)
+    prices, ranking = ([row for row in page.rows if row and row[0] in ("fast", "slow")][at : at + 2] for at in (0, 2))
+    # The means of the last three: 1.24 / 3 and 1.26 / 3, whose deviation is 0.02 / 3 / sqrt(2) = 0.0047; 0.75 / 3.
+    # Mean of 0.48 and 0.52, deviation 0.04 / sqrt(2) = 0.028; 3 rounds x 2 clients x 0.5 (0.25) MB.
+    spent = ["3.00 MB", "1.50 MB", "12.0 s", "1.5 s"]
+    smoothed, last = "41.7 \u00b1 0.5 % (2)", "50.0 \u00b1 2.8 % (2)"
+    assert ranking[0] == ["fast", "1, 2", "3", smoothed, last, last, *spent]
+    assert ranking[1] == ["slow", "1", "3", "25.0 % (1)", "45.0 % (1)", "45.0 % (1)", *spent]
+    # The target: 95 % of the lower of two, 0.25, is 0.2375, and 23 % in whole percent. Both seeds of fast pass it in
+    # round 0, slow in round 2; a round costs 1.5 MB, 1 MB of it up, and 4 s.
+    assert "What it took to reach 23 %" in page.text
+    assert prices[0] == [
+        "fast",
+        "2 of 2 seeds",
+        "1 \u00b1 0 (2)",
+        "1.00 \u00b1 0.00 MB (2)",
+        "1.50 \u00b1 0.00 MB (2)",
+        "4.0 \u00b1 0.0 s (2)",
+        smoothed,
+    ]
+    assert prices[1] == ["slow", "yes", "3 (1)", "3.00 MB (1)", "4.50 MB (1)", "12.0 s (1)", "25.0 % (1)"]
+    assert "Lines are means over seeds (n = 1 to 2), bands one standard deviation up and down; none where n = 1." in (
+        " ".join(page.text)
+    )
+    assert page.row("training.lr") == ["0.1", "0.01"]
+    # One legend a section, as all its figures have the same lines: two accuracies, clients, messages, others.
+    assert page.tags.count("ul") == 5
+    # Final accuracy over bytes; against four costs for each of two accuracies, the clients' end, up, down, loss,
+    # correlation distance.
+    assert page.tags.count("svg") == 14
+
+
+def test_a_target_that_one_seed_missed_says_so(tmp_path):
+    runs = [record(tmp_path / f"run{seed}", [last], seed=seed) for seed, last in ((1, 0.9), (2, 0.1))]
+    _, page = rendered(runs, tmp_path)
+    # Neither seed nor name is what the runs share.
+    assert "experiment" not in [row[0] for row in page.rows]
+    # The mean is 0.5, so the target is 0.47, which only seed 1 reached.
+    assert ["1 of 2 seeds", "1 (1)", "1.00 MB (1)"] in [row[1:4] for row in page.rows if row[0] == "run"]
+
+
+def test_seeds_of_different_length_and_those_without_a_measurement_are_told(tmp_path):
+    runs = [
+        record(tmp_path / f"run{seed}", values, seed=seed)
+        for seed, values in ((1, [0.2, 0.6, 0.8]), (2, [0.4, 0.5]), (3, []))
+    ]
+    _, page = rendered(runs, tmp_path)
+    text = " ".join(page.text)
+    assert "Nothing measured yet: run3, seed 3. Means leave out such seeds." in text
+    assert "Seeds of different length: run. " in text and "(n = 2)" in text
+    # Last values 0.8 and 0.5: a deviation of 0.3 / sqrt(2).
+    assert "65.0 \u00b1 21.2 % (2)" in [cell for row in page.rows for cell in row]
+
+
+def test_a_table_is_sorted_by_a_click_without_a_script(tmp_path):
+    runs = [record(tmp_path / name, [last], lr=last) for name, last in (("low", 0.3), ("high", 0.9))]
+    html, _ = rendered(runs, tmp_path)
+    radios = re.findall(r'type="radio" name="(\w+)"', html)
+    # Six columns of prices; rounds, smoothed final, two finals, up, down, two times of the ranking.
+    assert radios == ["targets"] * 6 + ["ranking"] * 8 and html.count(" checked>") == 2
+    # The target is 95 % of 0.3: both reach it at once, and the final accuracy, column 7, puts high first.
+    assert re.findall(r"--by7:(\d);[^>]*><th[^>]*><span[^>]*></span>(\w+)<", html)[:2] == [("0", "high"), ("1", "low")]
+    assert html.count(".sortable:has(th:nth-child(7) :checked) tbody tr { order: var(--by7); }") == 1
+
+
+def test_the_page_loads_nothing(tmp_path):
+    runs = [record(tmp_path / "one", [0.2, 0.8], drop=True), record(tmp_path / "two", [0.3, 0.7], training={"lr": 1})]
+    for directories in (runs[:1], runs):
+        html, page = rendered(directories, tmp_path)
+        assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
+        references = [value for name, value in page.attributes if name in ("href", "xlink:href", "src", "srcset")]
+        references += re.findall(r"url\(([^)]*)\)", html)
+        ids = [value for name, value in page.attributes if name == "id"]
+        assert references
+        assert all(reference.startswith("#") and reference[1:] in ids for reference in references)
+        assert len(ids) == len(set(ids))
+        assert not re.search(r"https?:|@import|//[a-z]", html)
+        assert len(html) < 250_000
+
+
+def test_hostile_words_are_shown_as_words(tmp_path):
+    evil = '<img src=x onerror="alert(1)">$\\frac{$'
+    directory = create_run_directory(tmp_path / "run")
+    describe_run(directory, {"name": evil, "seed": 1, evil: {evil: evil}, "method": evil}, {evil: evil}, "")
+    other = create_run_directory(tmp_path / "other")
+    describe_run(other, {"name": f"_{evil}", "seed": 1}, {}, "")
+    for path in (directory, other):
+        with Recorder(path) as recorder:
+            clients = [ClientRow(0, evil, 8, 8, 1, 1, 1.0)]
+            metrics = [MetricRow(client, name, 0.5) for client in (None, 0) for name in (evil, f"{evil}/accuracy")]
+            recorder.round(RoundRow(0, 1, 0, 8, 8, 1.0, 1.0), clients, metrics)
+    for directories in ([directory], [directory, other]):
+        html, page = rendered(directories, tmp_path)
+        assert "img" not in page.tags
+        assert not any(name.startswith("on") for name, _ in page.attributes)
+        assert "<img" not in html
+        assert evil in " ".join(page.text)
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_can_be_read(tmp_path):
+    cut = record(tmp_path / "cut", [0.2, 0.8, 0.6], finish=False)
+    for name in ("rounds", "metrics"):
+        stream = cut / "records" / f"{name}.arrows"
+        os.truncate(stream, stream.stat().st_size - 40)
+    _, page = rendered([cut], tmp_path)
+    text = " ".join(page.text)
+    assert "Not finished, shown as far as recorded: cut." in text
+    # A stream ends in a mark of 8 bytes, so the third round's batches were cut, and the second is the last.
+    assert "80.0 %" in text
+    assert "60.0 %" not in text
+    assert summary(read_run(cut))["rounds"] == 2
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [math.nan, 0.5]])
+def test_a_page_can_be_made_of_little(tmp_path, values):
+    _, page = rendered([record(tmp_path / "run", values), record(tmp_path / "two", values, more=1)], tmp_path)
+    assert ("No round has been recorded yet." in page.text) == (not values)
+    _, page = rendered([tmp_path / "run"], tmp_path)
+    assert ("final; best 50.0 % in round 1" in page.text) == (len(values) == 2)
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(SettingsError, match="a report needs at least one run directory: name one"):
+        report([], tmp_path / "report.html")
+    with pytest.raises(SettingsError, match="is no run directory"):
+        report([tmp_path], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,80 @@
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.partition import Partition, Shards
+from rayfl.determinism.seeding import generator
+from rayfl.report.partition_picture import distances, holdings, picture, table
+from tests.data.toys import balanced, numbered_images
+
+LABELS = np.array([0, 0, 0, 1, 1, 2])
+
+
+def small_partition() -> tuple[Dataset, Partition]:
+    """Client 0 holds labels 0 0 1, client 1 holds 0 1 2; one sample of client 1 is for validation: label 1."""
+    dataset = numbered_images(LABELS, np.array([0, 1]))
+    empty = Shards.empty(2)
+    train = Shards.of([np.array([0, 1, 3]), np.array([2, 5])])
+    validation = Shards.of([np.array([], np.int64), np.array([4])])
+    return dataset, Partition(train, validation, empty, Shards.of([np.array([0]), np.array([1])]))
+
+
+def test_holdings_count_the_train_labels():
+    assert holdings(*small_partition()).tolist() == [[2, 1, 0], [1, 0, 1]]
+
+
+def test_distances_are_total_variation_to_the_pooled_labels():
+    # Pooled: (2, 2) / 4. Client 0 holds one class only: (|1 - .5| + |0 - .5|) / 2. Client 2 is like the pool.
+    assert distances(np.array([[1, 0], [0, 1], [1, 1]])).tolist() == [0.5, 0.5, 0.0]
+    # Five clients with a class each are 0.8 away: (|1 - .2| + 4 * .2) / 2.
+    np.testing.assert_allclose(distances(3 * np.eye(5)), 0.8)
+
+
+def printed(max_rows: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(table(*small_partition(), max_rows=max_rows))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_has_a_row_a_client():
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed().splitlines() if "│" in line]
+    # Pooled (3, 1, 1) / 5. Client 0: |2/3 - .6| + |1/3 - .2| + .2, halved; client 1: .1 + .2 + .3, halved.
+    assert rows == [
+        ["0", "3", "0", "1", "2", "0:2 1:1", "0.20"],
+        ["1", "2", "1", "1", "2", "0:1 2:1", "0.30"],
+        ["all", "5", "1", "2", "3", "0:3 1:1 2:1", "mean 0.25"],
+    ]
+
+
+def test_the_table_leaves_out_empty_splits_and_says_what_it_does_not_show():
+    text = printed(max_rows=1)
+    assert "2 clients, 1 of them not shown" in text
+    assert "validation" in text
+    assert "heldout" not in text
+
+
+@pytest.mark.parametrize(("image_format", "signature"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml")])
+@pytest.mark.parametrize("num_clients", [1, 5, 400])
+def test_the_picture_is_the_same_bytes_each_time(image_format, signature, num_clients):
+    dataset = balanced(num_classes=10, train_per_class=80, test_per_class=2)
+    owners = generator(0).permutation(np.arange(800) % num_clients)
+    empty = Shards.empty(num_clients)
+    train = Shards.owned(np.arange(800), owners, num_clients)
+    first, again = (picture(dataset, Partition(train, empty, empty, empty), image_format) for _ in range(2))
+    assert first.startswith(signature)
+    assert first == again
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="image_format='gif' is not known"):
+        picture(*small_partition(), image_format="gif")
+
+
+def test_regression_has_nothing_to_count():
+    samples = Samples(np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match="dataset 'heights' has no classes to count"):
+        holdings(Dataset("heights", samples, samples, 1, "vector"), small_partition()[1])

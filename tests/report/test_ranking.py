@@ -1,0 +1,136 @@
+"""Runs side by side: who is held against which dense run, what labels say, and where labels of dots lie."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfl.report import wording
+from rayfl.report.page import report
+from rayfl.report.plots import scatter
+from rayfl.report.plots.lines import COLORS, Line, key, line_plot
+from rayfl.report.plots.scatter import Dot, dot_plot
+from rayfl.report.ranking import differences, ranking
+from rayfl.report.series import Group, groups
+from rayfl.run_directory.record import MetricRow, Recorder, RoundRow, create_run_directory, describe_run, read_run
+
+
+def recorded(directory: Path, uplink: dict, bits: int, *, seed: int = 1, accuracy: float = 0.5, **more: object) -> Path:
+    """Two rounds of `bits` up and 8 Mbit down."""
+    experiment = {"name": "same", "seed": seed, "uplink": uplink, **more}
+    describe_run(create_run_directory(directory), experiment, {}, "")
+    with Recorder(directory) as recorder:
+        for round in range(2):
+            metrics = [MetricRow(None, "pooled/accuracy", accuracy)]
+            recorder.round(RoundRow(round, 1, 1, bits, 8_000_000, 1.0, 1.0), [], metrics)
+    return directory
+
+
+X = np.arange(2.0)
+DENSE = {"name": "dense", "dtype": "fp32"}
+HALF = {"name": "dense", "dtype": "fp16"}
+
+
+def against_dense(found: list[Group]) -> dict[str, str]:
+    table = ranking(found, ["pooled/accuracy"])
+    heads, rows = table["heads"], table["rows"]
+    assert isinstance(heads, list) and isinstance(rows, list)
+    column = [head for head, _, _ in heads].index("Up, against dense")
+    return {row.label: cells[column] for row, cells, _ in rows}
+
+
+def test_each_run_is_held_against_the_dense_run_of_its_own_settings(tmp_path):
+    # Of learning rate 1 the dense run sends 64 Mbit a round, of learning rate 2 half as much, of 3 there is none.
+    runs = [
+        recorded(tmp_path / "a", DENSE, 64_000_000, lr=1, label="dense 1"),
+        recorded(tmp_path / "b", HALF, 32_000_000, lr=1, label="half 1"),
+        recorded(tmp_path / "c", DENSE, 32_000_000, lr=2, label="dense 2"),
+        recorded(tmp_path / "d", {"name": "topk"}, 250_000, lr=2, label="topk 2"),
+        recorded(tmp_path / "e", {"name": "topk"}, 250_000, lr=3, label="topk 3"),
+    ]
+    assert against_dense(groups([read_run(path) for path in runs])) == {
+        "dense 1": "as much",
+        "half 1": "2.00\u00d7 less",
+        "dense 2": "as much",
+        "topk 2": "128\u00d7 less",
+        "topk 3": wording.NONE,
+    }
+
+
+def test_without_a_dense_run_nothing_is_held_against_it(tmp_path):
+    found = groups([read_run(recorded(tmp_path / "b", HALF, 32, label="half"))])
+    assert "Up, against dense" not in str(ranking(found, ["pooled/accuracy"])["heads"])
+
+
+def test_a_line_that_spent_nothing_is_named_instead_of_drawn(tmp_path):
+    runs = [recorded(tmp_path / f"{n}", DENSE, bits, lr=n, label=f"run {n}") for n, bits in enumerate((0, 8, 80))]
+    page = report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("Not drawn, as they spend none: run 0.") == 1
+    assert "Not drawn, as they sent nothing: run 0." in page
+    # Without it, the others' bytes are far enough apart for a logarithmic axis.
+    assert "MB sent up so far (logarithmic)" in page
+
+
+def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_path):
+    runs = [
+        recorded(tmp_path / f"{seed}", HALF, 8, seed=seed, label="half", runtime={"actors": seed, "threads": 1})
+        for seed in (1, 2)
+    ]
+    other = recorded(tmp_path / "other", HALF, 8, label="half, 2 threads", runtime={"actors": 1, "threads": 2})
+    found = groups([read_run(path) for path in (*runs, other)])
+    assert [(group.label, group.seeds) for group in found] == [("half", [1, 2]), ("half, 2 threads", [1])]
+    page = report([*runs, other], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Bytes up and final accuracy" in page and "Against bytes up" in page
+
+
+def test_many_runs_get_a_row_each(tmp_path):
+    runs = [recorded(tmp_path / f"{lr}", DENSE, 8, label=f"lr={lr}", lr=lr) for lr in range(5)]
+    found = groups([read_run(path) for path in runs])
+    few, many = differences(found[:4]), differences(found)
+    assert few == {"head": ["Setting", "lr=0", "lr=1", "lr=2", "lr=3"], "rows": [("lr", ["0", "1", "2", "3"])]}
+    assert many == {"head": ["Run", "lr"], "rows": [(key(f"lr={lr}", lr), [str(lr)]) for lr in range(5)]}
+
+
+def test_no_two_of_28_runs_look_the_same():
+    assert len({(key("", style).color, key("", style).dash) for style in range(4 * len(COLORS))}) == 28
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (1.0, "as much"),
+        (31.44, "31.4\u00d7 less"),
+        (2.0, "2.00\u00d7 less"),
+        (0.5, "2.00\u00d7 more"),
+        (99.6, "100\u00d7 less"),
+    ],
+)
+def test_times_less(ratio, words):
+    assert wording.times_less(ratio) == words
+
+
+def test_lines_that_begin_at_zero_and_lie_far_apart_are_drawn_on_a_logarithmic_axis():
+    def plot(low: float) -> str:
+        return str(
+            line_plot([Line("a", 0, X, np.ones(2)), Line("b", 1, X, np.full(2, low))], "Round", "MB", from_zero=True)
+        )
+
+    assert "MB (logarithmic)" in plot(0.1) and "logarithmic" not in plot(0.11) and "logarithmic" not in plot(0.0)
+
+
+def test_labels_of_dots_do_not_lie_on_each_other():
+    # Fifteen dots in three heaps.
+    found = [Dot(f"run number {n}", n, 10.0 ** (n % 3), 0.5 + 0.001 * n) for n in range(15)]
+    svg = str(dot_plot(found, "MB", "Accuracy", percent=True))
+    assert "MB (logarithmic)" in svg
+    texts = re.findall(r'<text [^>]*?x="([\d.-]+)" y="([\d.-]+)"[^>]*>(run number \d+)<', svg)
+    places = {label: (float(x), float(y)) for x, y, label in texts}
+    assert len(places) == 15
+    for one, (x, y) in places.items():
+        for other, (x2, y2) in places.items():
+            apart = (
+                abs(y - y2) >= scatter._LINE - 0.2
+                or abs(x - x2) >= scatter._LETTER * len(min(one, other, key=len)) - 0.2
+            )
+            assert one == other or apart, (one, other)

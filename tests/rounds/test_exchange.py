@@ -1,0 +1,199 @@
+"""An exchange among peers: bills by hand, how much a call takes on, and how often a message is opened."""
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.compress.base import PIECE, Divisible, Packet
+from rayfl.compress.dense import Dense
+from rayfl.compress.mask import mask_packet
+from rayfl.compress.random import RandK
+from rayfl.compress.sparse import TopK, sparse_packet
+from rayfl.experiment.prepare import prepare
+from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
+from rayfl.population.sampling import Participation
+from rayfl.rounds.calls import Report
+from rayfl.rounds.exchange import CALL_BYTES, bill, in_calls, mix_job
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import Ledger
+from rayfl.rounds.mix import gather_rows, gathered
+from rayfl.topology.graphs import FullyConnected, Ring, mixing_weights
+from rayfl.tree import Tree
+from tests.contracts.every_method import assert_same_bits, contents, experiment
+from tests.contracts.executors import play
+
+
+def test_links_are_billed_on_both_ends():
+    # 0 hears 1 and 2; 1 hears 0; 2 hears 0. Messages of 100, 30 and 7 bits; 5, 4 and 3 numbers.
+    graph = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], bool)
+    ledger = Ledger(Participation((0, 1, 2), {}))
+    for client, bits, values in ((0, 100, 5), (1, 30, 4), (2, 7, 3)):
+        ledger.add(Report(client, sent=True, uplink_bits=bits, num_values=values))
+    bill(graph, [0, 1, 2], ledger)
+    # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
+    assert [ledger.reports[i].uplink_bits for i in range(3)] == [200, 30, 7]
+    assert [ledger.reports[i].downlink_bits for i in range(3)] == [37, 100, 100]
+    # The paper's figure is of numbers received: 4 + 3 by peer 0, 5 by each of the others.
+    assert ledger.metrics == {
+        "comm/busiest_megabytes": pytest.approx(7 * 4e-6),
+        "comm/mean_megabytes": pytest.approx(17 / 3 * 4e-6),
+    }
+
+
+def test_a_call_a_worker_while_there_is_room():
+    ring = mixing_weights(Ring().receives(8, 0, 0), "uniform")
+    assert in_calls(range(8), ring, 2, model_bytes=4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert in_calls(range(2), ring, 5, model_bytes=4) == [(0,), (1,)]
+    assert in_calls([], ring, 2, model_bytes=4) == []
+
+
+def test_large_models_make_more_calls_and_equal_rows_fewer():
+    # A call with d distinct rows holds d results and a state in the making; four models fit.
+    ring, full = (mixing_weights(t.receives(8, 0, 0), "uniform") for t in (Ring(), FullyConnected()))
+    assert [len(call) for call in in_calls(range(8), ring, 1, CALL_BYTES // 4)] == [2, 3, 3]
+    assert [len(call) for call in in_calls(range(8), full, 1, CALL_BYTES // 4)] == [8]
+    assert [len(call) for call in in_calls(range(8), ring, 2, CALL_BYTES // 4)] == [2, 2, 2, 2]
+    # What does not fit at all goes one by one.
+    assert in_calls(range(3), ring, 1, 2 * CALL_BYTES) == [(0,), (1,), (2,)]
+
+
+class Counting:
+    """A codec that counts how often it is asked to decode."""
+
+    def __init__(self, packet: Packet) -> None:
+        self.inner, self.decoded = packet.codec, 0
+
+    def decode(self, parts):
+        self.decoded += 1
+        return self.inner.decode(parts)
+
+    def support(self, parts):
+        return self.inner.support(parts)
+
+    def add_to(self, parts, total, weight):
+        self.decoded += 1
+        self.inner.add_to(parts, total, weight)
+
+
+@pytest.mark.parametrize("rule", [WeightedMean(), ElementwiseMean()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("topology", [FullyConnected(), Ring()], ids=lambda graph: graph.name)
+def test_every_message_is_opened_once_a_call(topology, rule):
+    size, draw = 100, np.random.default_rng(0)
+    values = draw.standard_normal((size, 6)).astype(np.float32)
+    masks = draw.random((size, 6)) < 0.5
+    packets = [
+        sparse_packet({"x": torch.from_numpy(v)}, {"x": torch.from_numpy(m)})
+        for v, m in zip(values, masks, strict=True)
+    ]
+    codecs = [Counting(packet) for packet in packets]
+    messages = {i: {"m": Packet(packets[i].parts, codecs[i])} for i in range(size)}
+    weights = mixing_weights(topology.receives(size, 0, 0), "uniform")
+    job = mix_job(range(size), weights, np.full(size, True))
+    found = gather_rows({"m": rule}, job, messages)
+    assert [codec.decoded for codec in codecs] == [1] * size
+    shared = {id(sums) for sums in found.values()}
+    assert len(shared) == (1 if topology.name == "fully-connected" else size)
+    sums = weights @ np.where(masks, values, 0)
+    counts = weights @ masks if isinstance(rule, ElementwiseMean) else np.ones((size, 6))
+    expected = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    for i in range(size):
+        np.testing.assert_allclose(found[i]["m"].result["x"], expected[i], rtol=1e-5, atol=1e-6)
+
+
+def test_an_opened_packet_adds_what_the_packet_adds():
+    draw = np.random.default_rng(1)
+    x = {"a": torch.from_numpy(draw.standard_normal((5, 40)).astype(np.float32)), "b": torch.tensor([0.0, -3.0])}
+    kept = {name: tensor.abs() > 0.5 for name, tensor in x.items()}
+    for packet in (
+        Dense(dtype="bf16").encode(x, {}, draw)[0],
+        TopK(keep_ratio=0.1).encode(x, {}, draw)[0],
+        sparse_packet(x, kept),
+        mask_packet(kept),
+    ):
+        one, other = ({name: torch.full(t.shape, 0.25) for name, t in x.items()} for _ in range(2))
+        packet.add_to(one, 0.5)
+        packet.opened().add_to(other, 0.5)
+        support, presence = packet.support(), packet.opened().presence()
+        for name in x:
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-6)
+            assert presence[name].dtype == torch.float32
+            assert np.array_equal(presence[name] == 1, support[name]) and set(presence[name].unique().tolist()) <= {
+                0,
+                1,
+            }
+
+
+def packets_of_two_pieces() -> dict[str, Packet]:
+    """Packets of one model, in every code that can be read in pieces; the last piece of "a" is no whole vector."""
+    draw = np.random.default_rng(2)
+    shapes = {"a": (PIECE + 77, 2), "b": (3,), "c": ()}
+    x = {name: torch.from_numpy(np.asarray(draw.standard_normal(shape), np.float32)) for name, shape in shapes.items()}
+    some = {name: tensor > 0.2 for name, tensor in x.items()}
+    return {
+        "fp32": Dense().encode(x, {}, draw)[0],
+        "bf16": Dense(dtype="bf16").encode(x, {}, draw)[0],
+        "bitmap": sparse_packet(x, some),
+        "fp16": sparse_packet(x, some, "fp16"),
+        "gaps": TopK(keep_ratio=0.05).encode(x, {}, draw)[0],
+        "int32": TopK(keep_ratio=1e-4).encode(x, {}, draw)[0],
+        "seed": RandK(keep_ratio=0.3).encode(x, {}, draw)[0],
+        "all": sparse_packet(x, {name: torch.ones_like(mask) for name, mask in some.items()}),
+        "none": sparse_packet(x, {name: torch.zeros_like(mask) for name, mask in some.items()}),
+        "mask": mask_packet(some),
+    }
+
+
+def numbers(x: Tree) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in x.items()}
+
+
+@pytest.mark.parametrize("code", packets_of_two_pieces())
+def test_the_pieces_of_a_packet_are_the_packet(code: str):
+    packet = packets_of_two_pieces()[code]
+    decoded, present = packet.decode(), packet.presence()
+    pieces = list(packet.pieces())
+    assert [piece.decode()[name].numel() for piece in pieces for name in piece.decode()] == [PIECE, PIECE, 154, 3, 1]
+    for whole, part in ((decoded, Packet.decode), (present, Packet.presence)):
+        joined = {
+            name: torch.cat([part(p)[name] for p in pieces if name in part(p)]).view_as(whole[name]) for name in whole
+        }
+        assert_same_bits(numbers(joined), numbers(whole))
+
+
+@pytest.mark.parametrize(
+    "rule", [WeightedMean(), Sum(), ElementwiseMean(), ElementwiseMean("nonzero")], ids=lambda rule: str(rule)
+)
+def test_pieces_add_up_to_the_bits_of_whole_messages(rule):
+    packets = dict(enumerate(packets_of_two_pieces().values()))
+    # The last row hears nobody who sent.
+    rows = [dict.fromkeys(packets, 0.1), {1: 0.3, 2: 0.7, 9: 1 / 3}, {99: 1.0}]
+    for row, found in zip(rows, gathered(rule, packets, rows), strict=True):
+        total: Aggregate = rule.empty()
+        for sender, packet in packets.items():
+            if sender in row:
+                total = rule.add(total, packet.opened(), row[sender], sender)
+        assert_same_bits(numbers(found.result), numbers(total.result))
+        assert (found.weight, found.count) == (total.weight, total.count)
+
+
+def test_what_cannot_be_cut_is_added_as_a_whole():
+    packets = {
+        0: mask_packet({"x": torch.tensor([True, False])}),
+        1: sparse_packet({"x": torch.ones(2)}, {"x": torch.tensor([True, True])}),
+    }
+    packets[0] = Packet(packets[0].parts, Counting(packets[0]))
+    assert not isinstance(packets[0].codec, Divisible)
+    (mean,) = gathered(WeightedMean(), packets, [{0: 0.5, 1: 0.5}])
+    assert mean.result["x"].tolist() == [1.0, 0.5]
+    with pytest.raises(TypeError, match="decodes only as a whole"):
+        packets[0].pieces()
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "dispfl"])
+def test_the_cut_into_calls_changes_no_bit(method: str, monkeypatch: pytest.MonkeyPatch):
+    worlds = []
+    for most in (CALL_BYTES, 1):
+        monkeypatch.setattr("rayfl.rounds.exchange.CALL_BYTES", most)
+        here = prepare(experiment(method, topology={"name": "erdos-renyi", "p": 0.6}))
+        worlds.append(contents(InlineExecutor(here), play(here)[1][-1]))
+    assert_same_bits(*worlds)

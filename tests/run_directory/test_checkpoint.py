@@ -1,0 +1,205 @@
+"""Checkpoints: whole or not there, the one before a damaged one, and runs that go on as if undisturbed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import World
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory import checkpoint
+from rayfl.run_directory.checkpoint import Checkpoints
+from rayfl.run_directory.play_run import Stopped, play
+from rayfl.settings import SettingsError
+from tests.actors.toys import assert_same_bits, assert_same_run, experiment, played, write_experiment
+
+
+def ignore(record: RoundRecord) -> None:
+    """A listener that does not care."""
+
+
+def begun(directory: Path) -> Path:
+    """The directory of a run as jobs make it."""
+    directory.mkdir()
+    return write_experiment(directory)
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return prepare(experiment("fedpse", rounds=8))
+
+
+def saved(setup: Setup, directory: Path) -> InlineExecutor:
+    """Checkpoints after 6 and 8 rounds."""
+    executor = InlineExecutor(setup)
+    play(setup, executor, directory, ignore, checkpoints=Checkpoints(every=2))
+    return executor
+
+
+def test_the_newest_two_are_kept_and_hold_the_world(setup: Setup, tmp_path: Path):
+    executor = saved(setup, tmp_path)
+    assert checkpoint.rounds_saved(tmp_path) == [8, 6]
+    _, world = played(setup, executor)
+    read = checkpoint.load(tmp_path, executor, pytest.fail)
+    assert read is not None
+    assert_same_bits(world, read)
+
+
+def test_states_are_cut_into_files_of_bounded_size(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 1)
+    executor = saved(setup, tmp_path)
+    states = list((tmp_path / "checkpoints" / "00000008").glob("states-*.safetensors"))
+    read = checkpoint.load(tmp_path, executor, pytest.fail)
+    assert read is not None and len(states) == len(read.states) > 5
+
+
+def truncate(place: Path) -> None:
+    path = place / "states-0000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(place: Path) -> None:
+    path = place / "server.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def lose(place: Path) -> None:
+    (place / "links-0000.safetensors").unlink()
+
+
+def blank(place: Path) -> None:
+    (place / "manifest.json").write_text("{", encoding="utf-8")
+
+
+def point_elsewhere(place: Path) -> None:
+    about = json.loads((place / "manifest.json").read_text())
+    about["files"]["../../experiment.json"] = about["files"].pop("server.safetensors")
+    (place / "manifest.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, lose, blank, point_elsewhere])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
+    damage: Callable[[Path], None], setup: Setup, tmp_path: Path
+):
+    executor = saved(setup, tmp_path)
+    damage(tmp_path / "checkpoints" / "00000008")
+    said: list[str] = []
+    world = checkpoint.load(tmp_path, executor, said.append)
+    assert world is not None and world.round == 6
+    assert len(said) == 1 and said[0].startswith("checkpoint 00000008 is damaged")
+
+
+def test_what_was_cut_while_it_was_written_is_not_looked_at(setup: Setup, tmp_path: Path):
+    executor = saved(setup, tmp_path)
+    home = tmp_path / "checkpoints"
+    (home / "00000008").rename(home / "00000008.partial")
+    world = checkpoint.load(tmp_path, executor, pytest.fail)
+    assert world is not None and world.round == 6
+
+
+def test_later_ones_that_were_passed_over_make_way_for_new_ones(setup: Setup, tmp_path: Path):
+    executor = saved(setup, tmp_path)
+    home = tmp_path / "checkpoints"
+    (home / "00000009.partial").mkdir()
+    # As after a run whose records ended before both that it had.
+    for round, kept in ((2, ["00000002"]), (3, ["00000002", "00000003"]), (4, ["00000003", "00000004"])):
+        checkpoint.save(tmp_path, World(round=round), executor)
+        assert sorted(path.name for path in home.iterdir()) == kept
+
+
+def test_nothing_is_left_where_the_disk_refuses(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(path: Path, states: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_states", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.save(tmp_path, World(round=3), InlineExecutor(setup))
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_another_format_says_so(setup: Setup, tmp_path: Path):
+    executor = saved(setup, tmp_path)
+    path = tmp_path / "checkpoints" / "00000008" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "rayfl": "7.0"}))
+    with pytest.raises(SettingsError, match=r"has format 99, written by rayfl 7.0; .* reads format 1"):
+        checkpoint.load(tmp_path, executor, pytest.fail)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpse", "local"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(method: str, every: int, tmp_path: Path):
+    setup = prepare(experiment(method, rounds=8))
+    play(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
+    directory, resumed, stops = begun(tmp_path / "resumed"), False, 0
+    while True:
+        rounds: list[int] = []
+
+        def stopping(rounds: list[int] = rounds) -> bool:
+            rounds.append(0)
+            return len(rounds) == 3
+
+        try:
+            play(
+                setup,
+                InlineExecutor(setup),
+                directory,
+                ignore,
+                checkpoints=Checkpoints(every=every),
+                resumed=resumed,
+                stopping=stopping,
+            )
+            break
+        except Stopped:
+            resumed, stops = True, stops + 1
+    assert stops == 2
+    assert_same_run(tmp_path / "undisturbed", directory)
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Path):
+    setup = prepare(experiment("fedpse", rounds=8))
+    play(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
+
+    def cut(record: RoundRecord) -> None:
+        if record.row.round == 4:
+            raise KeyboardInterrupt
+
+    directory, said = begun(tmp_path / "cut"), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        play(setup, InlineExecutor(setup), directory, cut, checkpoints=Checkpoints(every=every))
+    again: list[int] = []
+    play(
+        setup,
+        InlineExecutor(setup),
+        directory,
+        lambda record: again.append(record.row.round),
+        checkpoints=Checkpoints(every=every),
+        resumed=True,
+        notice=said.append,
+    )
+    assert again == list(range(every, 8))
+    assert (
+        said
+        == [["there is no checkpoint: starting from round 0"], ["going on from the checkpoint before round 3"]][
+            every > 0
+        ]
+    )
+    assert_same_run(tmp_path / "undisturbed", directory)
+
+
+def test_a_checkpoint_beyond_the_records_is_not_used(tmp_path: Path):
+    setup = prepare(experiment("fedavg", rounds=4))
+    play(setup, InlineExecutor(setup), tmp_path / "long", ignore, checkpoints=Checkpoints(every=2))
+    shorter = replace(setup, rounds=2)
+    play(shorter, InlineExecutor(setup), begun(tmp_path / "short"), ignore, checkpoints=Checkpoints(every=2))
+    shutil.copytree(tmp_path / "long" / "checkpoints" / "00000004", tmp_path / "short" / "checkpoints" / "00000004")
+    play(setup, InlineExecutor(setup), tmp_path / "short", ignore, resumed=True)
+    assert_same_run(tmp_path / "long", tmp_path / "short")

@@ -1,0 +1,95 @@
+"""Graphs from files: matrices, lists of edges, and what is said of files that are neither."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfl.experiment.methods_registry import make
+from rayfl.topology.graph_file import read_adjacency
+from rayfl.topology.graphs import FixedGraph, Topology
+
+DIRECTED = [[0, 1, 0], [0, 0, 1], [1, 1, 0]]
+
+
+def written(folder: Path, text: str, name: str = "graph.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_matrix_in_any_form(tmp_path: Path):
+    array = np.array(DIRECTED)
+    for dtype in (bool, np.int64, np.float32):
+        np.save(tmp_path / "graph.npy", array.astype(dtype))
+        assert read_adjacency(tmp_path / "graph.npy", 3).astype(int).tolist() == DIRECTED
+    for text in ("0,1,0\n0,0,1\n1,1,0\n", "# peers\n0 1 0\n\n0 0 1\n1 1 0", "0.0, 1.0, 0\n0;0;1\n1,1,0\n"):
+        assert read_adjacency(written(tmp_path, text), 3).astype(int).tolist() == DIRECTED
+
+
+def test_the_diagonal_says_nothing(tmp_path: Path):
+    assert read_adjacency(written(tmp_path, "1,1\n1,1\n"), 2).astype(int).tolist() == [[0, 1], [1, 0]]
+    assert not read_adjacency(written(tmp_path, "0 1\n2 2\n"), 3)[2].any()
+
+
+def test_edges_go_both_ways_unless_directed(tmp_path: Path):
+    path = written(tmp_path, "# i j\n0 1\n2,1\n", "edges.txt")
+    assert read_adjacency(path, 4).astype(int).tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    one_way = read_adjacency(path, 4, directed=True).astype(int).tolist()
+    assert one_way == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def test_a_file_that_changed_is_read_again_and_its_graph_is_the_callers(tmp_path: Path):
+    path = written(tmp_path, "0 1\n")
+    read_adjacency(path, 3)[:] = True
+    assert read_adjacency(path, 3).sum() == 2
+    path.write_text("0 1\n1 2\n")
+    assert read_adjacency(path, 3).sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0,1\n1,0,0\n1,1,0\n", "has 3 lines of 2 or 3 values; give 3 lines of 3 values"),
+        ("0 1 0\n1 0 0\n", "has 2 lines of 3 values; give 3 lines"),
+        ("", "has 0 lines of no values"),
+        ("0,1,0\n1,0,2\n0,1,0\n", "holds 2; a matrix has 1 for a link"),
+        ("from,to\n0,1\n", "line 1 of the graph .* has 'from,to'; give numbers only"),
+        ("0,1\n1,3\n", "line 2 of the graph .* names peer 3; peers are 0 to 2"),
+        ("0,1\n1,0.5\n", "line 2 of the graph .* names peer 0.5"),
+        ("0,-1\n", "names peer -1"),
+        ("0,nan\n", "names peer nan"),
+    ],
+)
+def test_text_that_is_no_graph(tmp_path: Path, text: str, words: str):
+    with pytest.raises(ValueError, match=words) as error:
+        read_adjacency(written(tmp_path, text), 3)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_no_graph(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"nowhere.csv cannot be read \(no such file or directory\)"):
+        read_adjacency(tmp_path / "nowhere.csv", 3)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_adjacency(tmp_path, 3)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is no UTF-8 text"):
+        read_adjacency(tmp_path / "binary.csv", 3)
+    with pytest.raises(ValueError, match=r"is no \.npy file of numbers"):
+        read_adjacency(written(tmp_path, "0 1", "text.npy"), 3)
+    np.save(tmp_path / "pickled.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"is no \.npy file of numbers"):
+        read_adjacency(tmp_path / "pickled.npy", 3)
+    np.save(tmp_path / "words.npy", np.array(["a"]))
+    with pytest.raises(ValueError, match="holds no numbers"):
+        read_adjacency(tmp_path / "words.npy", 3)
+    np.save(tmp_path / "long.npy", np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"is 2 x 3; clients\.count=3 needs a matrix 3 x 3"):
+        read_adjacency(tmp_path / "long.npy", 3)
+
+
+def test_a_topology_from_a_file(tmp_path: Path):
+    path = written(tmp_path, "0 1\n1 2\n", "edges.txt")
+    topology = make(Topology, {"name": "file", "path": str(path)})
+    assert isinstance(topology, FixedGraph) and not topology.varying
+    assert topology.receives(3, 0, 0).astype(int).tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
