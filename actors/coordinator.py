@@ -19,10 +19,9 @@ from rayfl.determinism.process import settle, trim
 
 if TYPE_CHECKING:
     from rayfl.rounds.executor import Executor
-    from rayfl.rounds.ledger import RoundRecord
+    from rayfl.rounds.ledger import RoundRecord, RoundRow
     from rayfl.rounds.setup import Setup
     from rayfl.run_directory.checkpoint import Checkpoints
-    from rayfl.run_directory.record import RoundRow
 
 _CONTROL = "control"
 """Calls of this group are answered while a run goes on."""

@@ -26,8 +26,8 @@ from actors.errors import DEATHS, ClusterError, Losses, last_word
 from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
 from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.record import RoundRow
 from rayfl.settings import SettingsError
 
 POLL_S = 1.0

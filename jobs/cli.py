@@ -11,11 +11,10 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
+from jobs.exit_codes import FAILED, INTERRUPTED, MISTAKE
 from rayfl import __version__
 
 EXISTING = click.Path(path_type=Path)
-INTERRUPTED = 130
-"""What shells give for a command that SIGINT ended."""
 
 
 @contextmanager
@@ -30,14 +29,14 @@ def sentences() -> Iterator[None]:
         yield
     except (ClientError, ClusterError, DiskError) as error:
         print(f"rayfl: the run failed: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(FAILED)
     except ValueError as error:
         print(f"rayfl: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(MISTAKE)
     except OSError as error:
         what = error.filename or "a file"
         print(f"rayfl: {what} cannot be written: {error.strerror or error}; name another place", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(MISTAKE)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -77,7 +76,7 @@ def run(
 
             sys.exit(run_all(combinations, output, overwrite=overwrite))
 
-        from jobs.run import run_file
+        from jobs.single import run_file
 
         if not run_file(file, settings, output, overwrite):
             sys.exit(INTERRUPTED)
@@ -98,8 +97,8 @@ def resume(
     KEY=VALUE may change what does not change the numbers, such as runtime.address.
     """
     with sentences():
-        from jobs.run import resume as go_on
-        from jobs.run import told
+        from jobs.single import resume as go_on
+        from jobs.single import told
 
         if not told(go_on(directory, [*overrides, *_settings(rounds, actors, inline)], anywhere)):
             sys.exit(INTERRUPTED)
@@ -248,13 +247,13 @@ def methods(name: str | None) -> None:
 def datasets() -> None:
     """List the datasets and partitions with their options."""
     with sentences():
+        from rayfl.choices import named
         from rayfl.data.datasets import Source
         from rayfl.data.partition import Scheme
-        from rayfl.experiment import methods_registry
 
         for title, kind in (("dataset", Source), ("partition", Scheme)):
             table = Table(title, "what it is", "options")
-            for name, each in methods_registry.named(kind).items():
+            for name, each in named(kind).items():
                 table.add_row(name, _first_sentence(each), "\n".join(_options(each)))
             Console(width=None if sys.stdout.isatty() else 120).print(table)
 

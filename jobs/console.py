@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfl.report.page import Summary
-from rayfl.run_directory.record import RoundRow
+from rayfl.rounds.ledger import RoundRow
 
 HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
 

@@ -21,23 +21,22 @@ from typing import Literal
 from actors import session
 from actors.errors import ClusterError
 from jobs import console
-from jobs.cli import INTERRUPTED
-from jobs.run import cut_run, describe_again, free_directory, go_on, is_of, run
+from jobs.exit_codes import FAILED, INTERRUPTED
+from jobs.single import cut_run, describe_again, free_directory, go_on, is_of, run
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.identity import require_settings
 from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import Reading
 from rayfl.experiment.sweep import Combination
 from rayfl.report.page import report, summary
-from rayfl.report.tuning import require_settings
 from rayfl.rounds.calls import ClientError
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
 
 Status = Literal["finished", "skipped", "stopped", "failed"]
-FAILED = 1
 
 
 @dataclass(frozen=True)

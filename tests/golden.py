@@ -113,7 +113,7 @@ def on_ray(made: Experiment) -> Hashes:
     import ray
     from safetensors.numpy import load_file
 
-    from jobs.run import run
+    from jobs.single import run
 
     if not ray.is_initialized():
         os.environ["RAY_AUTH_MODE"] = "disabled"

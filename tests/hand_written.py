@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rayfl.report.series import Group, groups
-from rayfl.run_directory.record import MetricRow, Recorder, RoundRow, Run, create_run_directory, describe_run, read_run
+from rayfl.rounds.ledger import MetricRow, RoundRow
+from rayfl.run_directory.record import Recorder, Run, create_run_directory, describe_run, read_run
 
 ACCURACY = "pooled/accuracy"
 

@@ -8,6 +8,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from jobs.cli import main
+from rayfl.choices import named
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
 from rayfl.experiment import methods_registry
@@ -41,7 +42,7 @@ def test_the_commented_settings_of_the_experiment_are_valid_too():
 
 
 def test_every_method_compressor_dataset_and_model_is_named():
-    for names in (methods_registry.methods(), *map(methods_registry.named, (Compressor, Source, Architecture))):
+    for names in (methods_registry.methods(), *map(named, (Compressor, Source, Architecture))):
         assert [name for name in names if f"`{name}`" not in README] == []
 
 

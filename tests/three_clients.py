@@ -11,10 +11,9 @@ import pytest
 
 from rayfl.population.sampling import Population, Status
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.ledger import ClientRow, RoundRecord
 from rayfl.rounds.rounds import World
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.record import ClientRow
 from tests.contracts.every_method import contents
 from tests.methods.reference import played, setup_of
 

@@ -28,7 +28,8 @@ from actors.faults import Cluster, add_node, kill_one, remove_node, small_cluste
 from rayfl.determinism.platform import describe
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.prepare import prepare
-from rayfl.run_directory.record import RoundRow, create_run_directory, describe_run, read_run
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.record import create_run_directory, describe_run, read_run
 
 METHODS = ("fedavg", "fedpse", "dispfl")
 KILLS_A_ROUND = 4

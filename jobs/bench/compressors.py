@@ -18,13 +18,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from rayfl import tree
+from rayfl import choices, tree
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.sparse import sparse_packet, top_k_support
 from rayfl.compress.votes import votes_packet
 from rayfl.determinism.process import settle
-from rayfl.experiment import methods_registry
 from rayfl.report.plots.scatter import Dot, dot_plot
 from rayfl.tree import Tree
 
@@ -163,10 +162,10 @@ def update(num_entries: int) -> Tree:
 
 def compressors() -> dict[str, Compressor]:
     """What is measured, by label: `SETTINGS`, and every other compressor of the registry by default."""
-    known = methods_registry.named(Compressor)
+    known = choices.named(Compressor)
     listed = {table["name"] for table in SETTINGS.values()}
     tables = {**SETTINGS, **{name: {"name": name} for name in known if name not in listed}}
-    return {label: methods_registry.compressor(table) for label, table in tables.items()}
+    return {label: choices.make(Compressor, table) for label, table in tables.items()}
 
 
 def measure_compressors(x: Tree) -> Iterator[Measured]:

@@ -18,7 +18,8 @@ from jobs.bench.memory import Resident, resident
 from rayfl.determinism.platform import describe
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.prepare import prepare
-from rayfl.run_directory.record import RoundRow, create_run_directory, describe_run
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.record import create_run_directory, describe_run
 
 LOOKS = 5
 """Memory at a round is the least of so many looks, one after each round before it: work under way comes and goes, and

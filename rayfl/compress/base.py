@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from rayfl.settings import Settings
+from rayfl.choices import Choice
 from rayfl.tree import ALIGNMENT_BYTES, Tree
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -186,10 +186,11 @@ def message_bits(message: Message) -> int:
     return sum(packet.num_bits for packet in message.values())
 
 
-class Compressor(Settings, ABC):
+class Compressor(Choice, ABC):
     """Turns a tree into a packet. Frozen: whatever it remembers between calls is the explicit `memory` tree."""
 
-    name: ClassVar[str]
+    label: ClassVar[str] = "compressor"
+    package: ClassVar[str] = "rayfl.compress"
 
     def init(self, like: Tree) -> Tree:
         """The memory before the first call; empty for compressors that remember nothing."""

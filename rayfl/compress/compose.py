@@ -9,8 +9,8 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from rayfl.choices import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Packet, Quantizer, Shapes, shapes_of, zeros_of
-from rayfl.compress.inner import TO_TABLE, from_table
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, sizes_of

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from pydantic import field_validator
 
+from rayfl.choices import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Packet
-from rayfl.compress.inner import TO_TABLE, from_table
 from rayfl.compress.sparse import TopK
 from rayfl.compress.values import entries
 from rayfl.tree import Tree

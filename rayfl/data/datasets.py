@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.settings import Settings
+from rayfl.choices import Choice
 
 PADDING = 4
 """Pixels of black on each side before the random crop of CIFAR-like augmentation."""
@@ -97,10 +97,11 @@ class Dataset:
         return pixels.add_(torch.tensor(shift, device=pixels.device).view(per_channel))
 
 
-class Source(Settings, ABC):
+class Source(Choice, ABC):
     """What an experiment's `[data]` table names: its fields are the options, `load` reads the arrays."""
 
-    name: ClassVar[str]
+    label: ClassVar[str] = "dataset"
+    package: ClassVar[str] = "rayfl.data.sources"
 
     @abstractmethod
     def load(self) -> Dataset:

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from rayfl.choices import Choice
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.settings import Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +114,11 @@ class Partition:
         return Shards.owned(self.train.indices[chosen], self.train.owners[chosen], len(self.train))
 
 
-class Scheme(Settings, ABC):
+class Scheme(Choice, ABC):
     """What an experiment's `[partition]` table names: its fields are the options, `split` deals the samples."""
 
-    name: ClassVar[str]
+    label: ClassVar[str] = "partition"
+    package: ClassVar[str] = "rayfl.data.partitions"
 
     @abstractmethod
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
+from rayfl.choices import Choice, make
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -92,9 +93,9 @@ def _named(value: Any) -> dict[str, Any]:
     return {"name": value.name, **fields, **inner}
 
 
-def _field(kind: type[Settings]) -> tuple[BeforeValidator, PlainSerializer]:
+def _field(kind: type[Choice]) -> tuple[BeforeValidator, PlainSerializer]:
     def made(value: Any, info: ValidationInfo) -> Any:
-        return value if isinstance(value, kind) else methods_registry.make(kind, _table(value, info))
+        return value if isinstance(value, kind) else make(kind, _table(value, info))
 
     return BeforeValidator(made), PlainSerializer(_named)
 

@@ -28,7 +28,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
 from rayfl.methods.shared.distributed_gradient import (
     DistributedGradient,
     GradientWork,
@@ -37,6 +37,7 @@ from rayfl.methods.shared.distributed_gradient import (
     soft_threshold,
     stated_omega,
 )
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

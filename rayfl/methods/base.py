@@ -16,6 +16,7 @@ import numpy as np
 from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.determinism.seeding import Draws
 from rayfl.gather import Aggregate, Gather
+from rayfl.population.client import Traits
 from rayfl.settings import Settings
 from rayfl.task import Task
 from rayfl.tree import State, Tree
@@ -52,24 +53,6 @@ class Plan:
     up: bool = True
     trainers: Literal["sampled", "all"] = "sampled"
     coin: float = 0.0
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What is fixed about a client: size of its train split, share of the model it can keep, and its speeds.
-
-    `work_share`: the share of a plan's steps that it does.
-    `retention_given`: whether the experiment says that share, so that a method's own default may take its place if not.
-    """
-
-    id: int
-    num_examples: int
-    retention_ratio: float = 1.0
-    examples_per_s: float = 1000.0
-    uplink_bps: float = 10e6
-    downlink_bps: float = 50e6
-    retention_given: bool = False
-    work_share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import (
     DistributedGradient,
     GradientStep,
@@ -32,6 +32,7 @@ from rayfl.methods.shared.distributed_gradient import (
     shifted,
     soft_threshold,
 )
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

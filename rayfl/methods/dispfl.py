@@ -29,11 +29,12 @@ from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Plan, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Plan, Stage
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.methods.shared.masks import Distribution, Prune
 from rayfl.models import flops
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 TRAIN, SEARCH = "train", "search"

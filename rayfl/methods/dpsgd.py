@@ -25,8 +25,9 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

@@ -30,8 +30,9 @@ from rayfl.compress.base import Message
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import Scope, TopK, sparse_packet, top_k_support
 from rayfl.gather import Aggregate, ElementwiseMean, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.population.client import Traits
 from rayfl.task import Task
 from rayfl.tree import State, Tree
 

@@ -28,9 +28,10 @@ from rayfl.compress.base import Message
 from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.structured import Scores, Structured
 from rayfl.gather import Aggregate, Collect
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.population.client import Traits
 from rayfl.task import Task
 from rayfl.tree import State, Tree
 

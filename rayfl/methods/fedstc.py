@@ -28,8 +28,9 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.population.client import Traits
 from rayfl.task import Task
 from rayfl.tree import State, Tree
 

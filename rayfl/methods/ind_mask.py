@@ -11,8 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.gather import Aggregate, Gather
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf
 from rayfl.methods.shared.learned_masks import HiddenMasks
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.gather import Aggregate, Gather, Sum
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

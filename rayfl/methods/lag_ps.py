@@ -19,8 +19,9 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.lag import LAG, LAGHyper
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

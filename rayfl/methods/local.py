@@ -7,8 +7,9 @@ import numpy as np
 
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

@@ -28,8 +28,9 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, stated_omega
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

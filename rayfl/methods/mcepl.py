@@ -38,9 +38,10 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.mask import mask_packet
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Traits
+from rayfl.methods.base import Carry, Context, Finished, PeerHalf
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, masked_part
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

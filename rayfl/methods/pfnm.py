@@ -24,9 +24,10 @@ from torch import nn
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.gather import Aggregate, Collect, Gather
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.methods.shared.neuron_matching import Layer, Prior, merge
+from rayfl.population.client import Traits
 from rayfl.task import Classification, Task
 from rayfl.tree import State, Tree
 

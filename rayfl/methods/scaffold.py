@@ -26,8 +26,9 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, Sum, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining, Weighting
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 CONTROL = "control"

@@ -23,8 +23,9 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.compress.votes import votes_packet
 from rayfl.gather import Aggregate, Gather, Sum
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

@@ -27,8 +27,9 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, ServerHalf, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, ServerHalf, Stage
 from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 START = "start"

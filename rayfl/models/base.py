@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import nn
 
-from rayfl.settings import Settings
+from rayfl.choices import Choice
 
 Width = Annotated[int, Field(ge=1)]
 """Number of units or channels of a layer."""
@@ -16,10 +16,11 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 """Share of the inputs that dropout sets to 0."""
 
 
-class Architecture(Settings):
+class Architecture(Choice):
     """A model with its options. Its parameters are counted in tests against ALGORITHMS' table of models."""
 
-    name: ClassVar[str]
+    label: ClassVar[str] = "model"
+    package: ClassVar[str] = "rayfl.models"
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

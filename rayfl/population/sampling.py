@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.determinism import seeding
-from rayfl.methods.base import Traits
 from rayfl.population.availability import Availability, Trace, available
+from rayfl.population.client import Traits
 from rayfl.population.distributions import Trait, check_trait, values
 from rayfl.settings import Settings
 

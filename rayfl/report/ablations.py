@@ -9,11 +9,11 @@ from itertools import takewhile
 
 import numpy as np
 
+from rayfl.experiment.identity import is_of, science
 from rayfl.report import wording
 from rayfl.report.plots.lines import key
 from rayfl.report.scores import Score, last_mean, over, percent
-from rayfl.report.series import Group, science
-from rayfl.report.tuning import is_of
+from rayfl.report.series import Group
 from rayfl.run_directory.record import Run
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.collections import LineCollection
 
-from rayfl.experiment.methods_registry import make
+from rayfl.choices import make
 from rayfl.report.panels import Figure, Section
 from rayfl.report.plots.lines import ROUND, Line, canvas, color, finish, key, line_plot
 from rayfl.report.series import MEGABYTE_BITS, Group

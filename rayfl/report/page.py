@@ -10,6 +10,7 @@ from typing import TypedDict
 
 import jinja2
 
+from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import Reading, reading_of
 from rayfl.report import wording
 from rayfl.report.ablations import switches
@@ -28,7 +29,7 @@ from rayfl.report.series import (
     series,
 )
 from rayfl.report.targets import targets
-from rayfl.report.tuning import choose, require_settings, tuning
+from rayfl.report.tuning import choose, tuning
 from rayfl.run_directory.atomic_files import write_text
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import SettingsError, nearest

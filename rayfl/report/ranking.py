@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rayfl.experiment.identity import NOT_SCIENCE, flatten, science
 from rayfl.report import wording
 from rayfl.report.plots.lines import key
 from rayfl.report.scores import percent, rank_value, smoothed
-from rayfl.report.series import MEGABYTE_BITS, NOT_SCIENCE, Group, flatten, science
+from rayfl.report.series import MEGABYTE_BITS, Group
 from rayfl.report.sortable_table import Column, sortable
 from rayfl.run_directory.record import Run
 

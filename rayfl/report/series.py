@@ -6,23 +6,11 @@ from itertools import takewhile
 
 import numpy as np
 
+from rayfl.experiment.identity import science
 from rayfl.run_directory.record import Run
 
 MEGABYTE_BITS = 8e6
 """1 MB = 1e6 bytes."""
-NOT_SCIENCE = ("seed", "name", "label", "checkpoint", "output", "report")
-"""Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
-_ONLY_TIME = (
-    "executor",
-    "actors",
-    "num_cpus",
-    "num_gpus",
-    "address",
-    "object_store_memory_mb",
-    "start_timeout_s",
-    "call_timeout_s",
-)
-"""Settings of `[runtime]` that change the time and nothing else."""
 _FEW = 3
 """As many settings as a legend has room for."""
 
@@ -137,13 +125,6 @@ def run_label(run: Run) -> str:
     return str(run.experiment.get("label") or run_name(run))
 
 
-def science(experiment: Mapping[str, object]) -> dict[str, object]:
-    """All that decides a run's numbers but for its seed, as dotted keys."""
-    kept = {key: value for key, value in experiment.items() if key not in NOT_SCIENCE}
-    only_time = {f"runtime.{key}" for key in _ONLY_TIME}
-    return {key: value for key, value in flatten(kept).items() if key not in only_time}
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs that share everything but the seed."""
@@ -247,11 +228,3 @@ def reached(run: Run, name: str, target: float) -> Reached | None:
     first = found.rounds[found.values >= target][:1]
     both, up, seconds = cost(run).at(first)
     return Reached(int(first[0]), float(both[0]), float(up[0]), float(seconds[0]))
-
-
-def flatten(tree: object, prefix: str = "") -> dict[str, object]:
-    """Nested tables as dotted keys: {"data": {"name": "digits"}} is {"data.name": "digits"}."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
-    return {key: value for part in parts for key, value in part.items()}

@@ -1,13 +1,13 @@
 """Each method at its best: of the groups that differ in nothing but a tuned setting, the one that ends highest."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rayfl.experiment.identity import is_of, science
 from rayfl.report import wording
 from rayfl.report.plots.lines import key
 from rayfl.report.scores import percent, rank_value, smoothed
-from rayfl.report.series import Group, science
-from rayfl.settings import SettingsError, nearest
+from rayfl.report.series import Group
 
 
 @dataclass(frozen=True)
@@ -16,19 +16,6 @@ class Choice:
 
     winner: Group
     grid: tuple[Group, ...]
-
-
-def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:
-    """SettingsError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
-    known = {setting for one in experiments for setting in science(one)}
-    for name in tuned:
-        if not any(is_of(setting, name) for setting in known):
-            raise SettingsError(f"the best over {name!r} is asked for, which no run sets: {nearest(name, known)}")
-
-
-def is_of(setting: str, name: str) -> bool:
-    """Whether the dotted key `setting` is `name` or lies in the table `name`."""
-    return setting == name or setting.startswith(f"{name}.")
 
 
 def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[Choice]:

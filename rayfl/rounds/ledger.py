@@ -1,14 +1,46 @@
 """The books of a round: what each client did and was billed, and the rows that go into the records."""
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from rayfl.methods.base import Traits
+from rayfl.population.client import Traits
 from rayfl.population.sampling import Participation, Status
 from rayfl.rounds import evaluation
 from rayfl.rounds.calls import Report
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, reply_s
-from rayfl.run_directory.record import ClientRow, MetricRow, RoundRow
+
+
+class RoundRow(NamedTuple):
+    """Totals over the clients of one round; `simulated_s` is this round's duration on the simulated clock."""
+
+    round: int
+    selected: int
+    delivered: int
+    uplink_bits: int
+    downlink_bits: int
+    simulated_s: float
+    wall_s: float
+
+
+class ClientRow(NamedTuple):
+    """One client in the round that it is recorded with; `status` is "delivered", "dropped_before_download", ..."""
+
+    client: int
+    status: str
+    uplink_bits: int
+    downlink_bits: int
+    num_samples: int
+    num_steps: int
+    simulated_s: float
+
+
+class MetricRow(NamedTuple):
+    """One value of the round; `client` None: of the server or a mean over clients."""
+
+    client: int | None
+    name: str
+    value: float
 
 
 @dataclass(frozen=True)

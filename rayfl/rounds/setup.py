@@ -13,7 +13,8 @@ from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding
 from rayfl.gather import Relay
-from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
+from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
+from rayfl.population.client import Traits
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds import engines
 from rayfl.settings import Settings, SettingsError

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Literal
 
 from rayfl.data.batches import steps_within
-from rayfl.methods.base import Plan, Traits, Work
+from rayfl.methods.base import Plan, Work
+from rayfl.population.client import Traits
 from rayfl.rounds.calls import Report
 from rayfl.rounds.setup import Setup
 

@@ -20,13 +20,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import pyarrow as pa
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.atomic_files import (
     Taken,
     lock,
@@ -54,38 +55,6 @@ _ENTRIES = {
     "report.html",
     "lock",
 }
-
-
-class RoundRow(NamedTuple):
-    """Totals over the clients of one round; `simulated_s` is this round's duration on the simulated clock."""
-
-    round: int
-    selected: int
-    delivered: int
-    uplink_bits: int
-    downlink_bits: int
-    simulated_s: float
-    wall_s: float
-
-
-class ClientRow(NamedTuple):
-    """One client in the round that it is recorded with; `status` is "delivered", "dropped_before_download", ..."""
-
-    client: int
-    status: str
-    uplink_bits: int
-    downlink_bits: int
-    num_samples: int
-    num_steps: int
-    simulated_s: float
-
-
-class MetricRow(NamedTuple):
-    """One value of the round; `client` None: of the server or a mean over clients."""
-
-    client: int | None
-    name: str
-    value: float
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,18 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from rayfl.choices import Choice
 from rayfl.determinism import seeding
-from rayfl.settings import Settings
 from rayfl.topology.graph_file import read_adjacency
 
 Weights = Literal["uniform", "metropolis"]
 
 
-class Topology(Settings):
+class Topology(Choice):
     """A graph over peers, drawn from (seed, round). `receives[i, j]` is True where i receives from j; no self-loops."""
 
-    name: ClassVar[str]
+    label: ClassVar[str] = "topology"
+    package: ClassVar[str] = "rayfl.topology"
     varying: ClassVar[bool] = False
     """Whether rounds have different graphs."""
     weights: Weights = Field(default="uniform", description="mixing weights: uniform or metropolis")

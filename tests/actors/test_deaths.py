@@ -18,7 +18,7 @@ from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.calls import ClientJob, Shared
 from rayfl.rounds.executor import Job
-from rayfl.run_directory.record import RoundRow
+from rayfl.rounds.ledger import RoundRow
 from tests.actors.toys import experiment
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.bench.chaos import METHODS, bits_different, experiment
-from jobs.run import run
+from jobs.single import run
 
 PROGRAM = """
 from rayfl.determinism.process import settle

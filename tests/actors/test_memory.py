@@ -15,8 +15,8 @@ from actors import pool
 from actors.errors import ClusterError, last_word
 from actors.placement import Placement
 from actors.pool import RayExecutor
-from jobs import run as running
-from jobs.run import resume, run
+from jobs import single as running
+from jobs.single import resume, run
 from rayfl.compress.base import Message
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Carry, Context

@@ -20,9 +20,10 @@ from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.calls import ClientError
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.rounds import simulate
 from rayfl.run_directory.play_run import play
-from rayfl.run_directory.record import RoundRow, read_run
+from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
 from tests.actors.toys import Failing, assert_same_run, experiment, with_method, write_experiment
 

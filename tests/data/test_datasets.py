@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from rayfl.choices import named
 from rayfl.data.datasets import Dataset, Samples, Source, crop_and_flip
 from rayfl.data.sources.digits import FOLDER, Digits
 from rayfl.data.sources.idx import read_idx
 from rayfl.determinism.seeding import generator
-from rayfl.experiment.methods_registry import named
 
 
 def dataset_of(inputs: np.ndarray, kind: str, **values) -> Dataset:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from rayfl.choices import Choice, named
 from rayfl.experiment import methods_registry
 from rayfl.experiment.experiment import Experiment, read, to_toml
 from rayfl.settings import KINDS, Settings, SettingsError, describe
@@ -75,7 +76,7 @@ def test_python_objects_and_tables_are_the_same():
 
 def every_kind() -> list[type[BaseModel]]:
     """All tables that an experiment can have."""
-    kinds = [kind for room in methods_registry.ROOMS for kind in methods_registry.named(room).values()]
+    kinds = [kind for room in Choice.__subclasses__() for kind in named(room).values()]
     kinds += [method.Hyper for method in methods_registry.methods().values()]
     tables = [field.annotation for field in Experiment.model_fields.values()]
     return [*kinds, *(table for table in tables if isinstance(table, type) and issubclass(table, Settings))]

@@ -7,12 +7,9 @@ from types import ModuleType
 import pytest
 
 import rayfl.methods
-from rayfl.compress.base import Compressor
-from rayfl.compress.sparse import TopK
 from rayfl.experiment import methods_registry
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
-from rayfl.settings import SettingsError
 
 NEW_METHOD = '''
 from rayfl.methods.fedavg import FedAvg
@@ -65,47 +62,6 @@ def test_one_method_a_file():
     for names in ([], ["One", "Two"]):
         with pytest.raises(AssertionError, match=f"must define exactly one method, and defines {len(names)}"):
             methods_registry.method_of(module_with(*names))
-
-
-@pytest.mark.parametrize("kind", list(methods_registry.ROOMS), ids=lambda kind: kind.__name__)
-def test_every_room_finds_its_classes_by_name(kind: type):
-    found = methods_registry.named(kind)
-    assert found
-    assert list(found) == sorted(found)
-    for name, each in found.items():
-        assert issubclass(each, kind)
-        assert each.name == name  # type: ignore[attr-defined]
-
-
-def test_classes_of_other_people_stay_outside():
-    class Foreign(TopK):
-        name = "foreign-of-this-test"
-
-    methods_registry.named.cache_clear()
-    assert Foreign.name not in methods_registry.named(Compressor)
-
-
-def test_a_table_makes_an_object():
-    assert methods_registry.compressor({"name": "topk", "keep_ratio": 0.25}) == TopK(keep_ratio=0.25)
-    table = {"name": "topk"}
-    assert methods_registry.compressor(table) == TopK()
-    assert table == {"name": "topk"}, "the caller's table stays as it was"
-
-
-@pytest.mark.parametrize(
-    ("table", "sentence"),
-    [
-        ({}, "name is missing; a compressor is one of "),
-        ({"name": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'?"),
-        ({"name": 3}, "unknown compressor 3: known are: bernoulli, "),
-        ({"name": ["topk"]}, "unknown compressor ['topk']: did you mean 'topk'?"),
-        ({"name": "topk", "keep": 3}, "unknown key 'keep': did you mean 'keep_ratio'?"),
-    ],
-)
-def test_what_is_not_there(table: dict[str, object], sentence: str):
-    with pytest.raises(SettingsError) as error:
-        methods_registry.compressor(table)
-    assert str(error.value).startswith(sentence)
 
 
 def test_every_method_says_where_it_comes_from():

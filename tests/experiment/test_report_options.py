@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from jobs.cli import main
 from rayfl.experiment.experiment import Experiment, read, to_toml
+from rayfl.experiment.identity import science
 from rayfl.experiment.report_options import Reading, reading_of
-from rayfl.report.series import science
 from rayfl.settings import SettingsError
 from tests.hand_written import run_of
 

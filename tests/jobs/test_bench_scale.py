@@ -15,7 +15,7 @@ from jobs.bench.chaos import bits_different
 from jobs.bench.memory import Resident
 from jobs.bench.played import Played
 from jobs.cli import main
-from jobs.run import run
+from jobs.single import run
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.record import read_run

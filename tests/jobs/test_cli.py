@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.errors import ClusterError
-from jobs.run import run
+from jobs.single import run
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.rounds.calls import ClientError
 from rayfl.run_directory.record import load_model, read_run
@@ -138,7 +138,7 @@ def test_a_failing_run_ends_with_its_error_and_exit_code_1(file, monkeypatch, er
     def fail(*arguments: object, **settings: object) -> None:
         raise error
 
-    monkeypatch.setattr("jobs.run.play", fail)
+    monkeypatch.setattr("jobs.single.play", fail)
     result = rayfl("run", file, "--inline")
     assert result.exit_code == 1 and str(error) in result.stderr and "Traceback" not in result.stderr
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from jobs.run import run
+from jobs.single import run
 from rayfl.experiment.sweep import read_sweep
 from rayfl.run_directory.play_run import Stopped
 from rayfl.run_directory.record import read_run

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobs.cli import main
-from jobs.run import run
+from jobs.single import run
 from rayfl.run_directory.record import locked, read_run
 from tests.actors.toys import assert_same_run, experiment
 

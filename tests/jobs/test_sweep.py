@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from jobs import run as running
+from jobs import single as running
 from jobs import sweep as sweeping
 from jobs.sweep import _end
 from rayfl.experiment.experiment import Experiment

@@ -13,9 +13,10 @@ from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.determinism import seeding
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Traits, Work
+from rayfl.methods.base import Work
 from rayfl.methods.dispfl import DisPFL
 from rayfl.models import MLP
+from rayfl.population.client import Traits
 from rayfl.rounds.calls import MixJob
 from rayfl.rounds.engines import Start
 from rayfl.rounds.setup import Setup

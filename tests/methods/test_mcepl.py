@@ -10,10 +10,11 @@ import torch
 from rayfl import tree
 from rayfl.data.batches import schedule
 from rayfl.determinism import seeding
-from rayfl.methods.base import Traits, Work
+from rayfl.methods.base import Work
 from rayfl.methods.mcepl import MCEPL, MCEPLHyper, aggregated
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks
 from rayfl.models import MLP, AlexNetMCEPL
+from rayfl.population.client import Traits
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology

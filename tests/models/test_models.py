@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.experiment.methods_registry import make, named
+from rayfl.choices import make, named
 from rayfl.models import (
     EMNISTCNN,
     MLP,

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from rayfl import tree
+from rayfl.choices import named
 from rayfl.data.batches import Batch, pad
-from rayfl.experiment.methods_registry import named
 from rayfl.models import EMNISTCNN, Architecture
 from rayfl.rounds.engines import choose, run_loop, run_vmap
 from rayfl.task import Classification, Task

@@ -7,7 +7,8 @@ from rayfl.population.sampling import Status
 from rayfl.report.client_status import counts, fate_plot, fates
 from rayfl.report.page import report
 from rayfl.report.series import Group
-from rayfl.run_directory.record import ClientRow, Recorder, RoundRow, create_run_directory, describe_run, read_run
+from rayfl.rounds.ledger import ClientRow, RoundRow
+from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
 
 EVERY = ("delivered", "silent", "not_selected", "dropped_before_download", "dropped_after_download",
          "dropped_after_training", "upload_lost", "late", "surplus")  # fmt: skip

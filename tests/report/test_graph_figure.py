@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.run import run
+from jobs.single import run
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.graph_figure import busiest, graph_section
 from rayfl.report.series import groups

@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from rayfl.report.page import report, summary
-from rayfl.run_directory.record import (
-    ClientRow,
-    MetricRow,
-    Recorder,
-    RoundRow,
-    create_run_directory,
-    describe_run,
-    read_run,
-)
+from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
+from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
 from rayfl.settings import SettingsError
 
 

@@ -13,7 +13,8 @@ from rayfl.report.plots.lines import COLORS, Line, key, line_plot
 from rayfl.report.plots.scatter import Dot, dot_plot
 from rayfl.report.ranking import differences, ranking
 from rayfl.report.series import Group, groups
-from rayfl.run_directory.record import MetricRow, Recorder, RoundRow, create_run_directory, describe_run, read_run
+from rayfl.rounds.ledger import MetricRow, RoundRow
+from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
 
 
 def recorded(directory: Path, uplink: dict, bits: int, *, seed: int = 1, accuracy: float = 0.5, **more: object) -> Path:

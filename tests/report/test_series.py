@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from rayfl.report.series import Reached, cost, curve, groups, metric_names, reached, series, spread
-from rayfl.run_directory.record import MetricRow, Recorder, RoundRow, Run, create_run_directory, describe_run, read_run
+from rayfl.rounds.ledger import MetricRow, RoundRow
+from rayfl.run_directory.record import Recorder, Run, create_run_directory, describe_run, read_run
 
 
 def recorded(path: Path, metrics: dict[int, list[MetricRow]], experiment: dict | None = None) -> Run:

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
+from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import Reading
 from rayfl.report.page import report
 from rayfl.report.series import Group, groups
-from rayfl.report.tuning import choose, require_settings, tuning
+from rayfl.report.tuning import choose, tuning
 from rayfl.settings import SettingsError
 from tests.hand_written import ACCURACY, run_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from rayfl.methods.fedavg import FedAvg
 from rayfl.population.sampling import Status
-from rayfl.run_directory.record import ClientRow
+from rayfl.rounds.ledger import ClientRow
 from tests.contracts.every_method import assert_same_bits
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import setup as quadratic

@@ -7,7 +7,7 @@ import pytest
 
 from rayfl.population.sampling import Status
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.record import ClientRow
+from rayfl.rounds.ledger import ClientRow
 from rayfl.settings import SettingsError
 from tests.contracts.every_method import assert_same_bits, contents
 from tests.contracts.executors import Shuffled, play

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from rayfl.methods.base import Traits, Work
+from rayfl.methods.base import Work
+from rayfl.population.client import Traits
 from rayfl.population.sampling import Participation
 from rayfl.rounds.calls import Report
 from rayfl.rounds.ledger import Ledger, client_row, record

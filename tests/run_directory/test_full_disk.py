@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobs.cli import main
-from jobs.run import run
+from jobs.single import run
 from rayfl.run_directory import checkpoint, record
 from rayfl.run_directory.atomic_files import DiskError, write_text
 from rayfl.run_directory.record import read_run

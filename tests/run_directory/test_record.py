@@ -12,18 +12,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory import record
-from rayfl.run_directory.record import (
-    ClientRow,
-    MetricRow,
-    Recorder,
-    RoundRow,
-    create_run_directory,
-    describe_run,
-    load_model,
-    read_run,
-    save_model,
-)
+from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, load_model, read_run, save_model
 from rayfl.run_directory.tables import SCHEMAS, write_table
 from rayfl.settings import SettingsError
 

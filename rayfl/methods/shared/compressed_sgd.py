@@ -14,8 +14,9 @@ import numpy as np
 from rayfl import tree
 from rayfl.compress.base import Compressor
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
+from rayfl.population.client import Traits
 from rayfl.task import Task
 from rayfl.tree import State, Tree
 

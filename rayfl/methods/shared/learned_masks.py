@@ -21,10 +21,11 @@ from rayfl.compress.base import Message
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
 from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Context, Method, Plan, Stage, Traits
+from rayfl.methods.base import Carry, Context, Method, Plan, Stage
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.models import flops
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
 from rayfl.determinism import seeding
-from rayfl.methods.base import Traits
+from rayfl.population.client import Traits
 from rayfl.tree import Tree
 
 Distribution = Literal["erk", "uniform"]

@@ -15,11 +15,12 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.learned_masks import layer_masks, layer_ratios, masked_part
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.models import flops
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

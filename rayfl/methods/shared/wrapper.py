@@ -12,7 +12,8 @@ import numpy as np
 
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Reply, ServerHalf, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Reply, ServerHalf, Stage
+from rayfl.population.client import Traits
 from rayfl.task import Task
 from rayfl.tree import State, Tree
 

@@ -16,8 +16,9 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, Relay
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage, Traits
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
 

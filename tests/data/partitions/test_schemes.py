@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from rayfl.choices import named
 from rayfl.data.partition import Partition, Scheme
 from rayfl.data.partitions.dirichlet import DirichletClass
 from rayfl.data.partitions.even import LambdaRatio
 from rayfl.data.partitions.labels import LabelsPerClient
 from rayfl.data.sources.synthetic import Synthetic
 from rayfl.determinism.seeding import generator
-from rayfl.experiment.methods_registry import named
 
 OPTIONS = {LambdaRatio: {"ratio": 0.5}, LabelsPerClient: {"labels_per_client": 3}, DirichletClass: {"min_samples": 1}}
 SCHEMES = [scheme for scheme in named(Scheme).values() if issubclass(scheme, Scheme)]

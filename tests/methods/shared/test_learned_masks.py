@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rayfl.data.batches import Batch
 from rayfl.determinism import seeding
-from rayfl.methods.base import Traits
 from rayfl.methods.ind_mask import IndMask
 from rayfl.methods.shared.learned_masks import (
     first_scores,
@@ -23,6 +22,7 @@ from rayfl.methods.shared.learned_masks import (
 )
 from rayfl.methods.shared.masks import common_generator
 from rayfl.models import ConvNet2
+from rayfl.population.client import Traits
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import TinyCNN, images, setup_of
 

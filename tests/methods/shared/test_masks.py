@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.methods.base import Traits
 from rayfl.methods.shared import masks
+from rayfl.population.client import Traits
 
 shapes_drawn = st.dictionaries(
     st.sampled_from("abcdefgh"), st.lists(st.integers(1, 40), min_size=1, max_size=4).map(tuple), min_size=1

@@ -1,0 +1,212 @@
+"""Run one experiment, or go on with one."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from actors import session
+from actors.placement import nodes, place
+from jobs import console
+from rayfl.determinism import platform
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.identity import science
+from rayfl.experiment.input_files import NAMES, KeptFiles, kept_files
+from rayfl.experiment.methods_registry import method
+from rayfl.experiment.prepare import moved, prepare
+from rayfl.report.page import report, summary
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.play_run import Stopped, play
+from rayfl.run_directory.record import Run, create_run_directory, describe_run, locked, read_run
+from rayfl.settings import SettingsError, shown
+
+
+def run(experiment: Experiment, output: Path | None = None, overwrite: bool = False) -> Path:
+    """Run an experiment into a run directory and return it.
+
+    `output`: the run directory; None: the next free one of the name under `experiment.output.directory`. ValueError,
+    before anything is written, where parts of the experiment do not fit each other or the cluster; DiskError where the
+    directory cannot be written to.
+    """
+    setup = prepare(experiment)
+    files = kept_files(experiment.as_dict())
+    with _placed(experiment, setup):
+        directory = create_run_directory(output or free_directory(experiment), overwrite)
+        try:
+            with writing(directory, "run it again"):
+                _describe(directory, files, platform.describe(setup.threads))
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        _play(files, setup, directory, resumed=False)
+    return directory
+
+
+def resume(directory: Path, overrides: Sequence[str] = (), anywhere: bool = False) -> Path:
+    """Go on with the run in `directory` where it was cut, or with more rounds; returns `directory`.
+
+    `overrides` may change what does not change the numbers (runtime, output, checkpoint, report) and raise `rounds`.
+    `anywhere`: also on a platform whose arithmetic may differ. SettingsError for anything else.
+    """
+    before = read_run(directory)
+    return go_on(before, resumable(before, overrides), anywhere)
+
+
+def go_on(before: Run, experiment: Experiment, anywhere: bool = False) -> Path:
+    """Go on with a run as `experiment`, which differs from it in nothing that decides its numbers."""
+    files = kept_files(experiment.as_dict())
+    setup = prepare(experiment)
+    here = platform.describe(setup.threads)
+    if not anywhere:
+        check_platform(before.platform, here)
+    with _placed(experiment, setup):
+        with writing(before.directory, f"go on with: rayfl resume {before.directory}"):
+            _describe(before.directory, files, here)
+        _play(files, setup, before.directory, resumed=True)
+    return before.directory
+
+
+@contextmanager
+def _placed(experiment: Experiment, setup: Setup) -> Iterator[None]:
+    """A Ray with room for the experiment's actors, if it needs one: what fails here has written nothing."""
+    if experiment.runtime.executor == "inline":
+        yield
+        return
+    with session.session(experiment.runtime, setup):
+        place(experiment.runtime, nodes())
+        yield
+
+
+def cut_run(directory: Path, experiment: Experiment) -> Run | None:
+    """What lies unfinished in `directory`, if it can go on as `experiment` here with the same bits."""
+    if not (directory / "experiment.json").is_file():
+        return None
+    try:
+        found = read_run(directory)
+        check_platform(found.platform, platform.describe(experiment.runtime.threads))
+    except SettingsError:
+        return None
+    return None if found.finished or not is_of(found, experiment) else found
+
+
+def is_of(found: Run, experiment: Experiment) -> bool:
+    """Whether a run is of this experiment: the same settings, seed, rounds and files."""
+    before, now = found.experiment, kept_files(experiment.as_dict()).table
+    return {**science(before), "seed": before.get("seed")} == {**science(now), "seed": now["seed"]}
+
+
+def describe_again(before: Run, experiment: Experiment) -> None:
+    """Write down what may be another way of playing the same run."""
+    _describe(before.directory, kept_files(experiment.as_dict()), before.platform)
+
+
+def _describe(directory: Path, files: KeptFiles, platform: Mapping[str, object]) -> None:
+    with locked(directory):
+        files.write(directory)
+        describe_run(directory, files.table, platform, toml.dumps(files.table))
+
+
+def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
+    """The experiment of a run, changed by overrides. SettingsError where these would change what was done so far."""
+    experiment = read(before.directory / "experiment.toml", overrides)
+    old, new = science(before.experiment), science(kept_files(experiment.as_dict()).table)
+    for key in sorted(old.keys() | new.keys()):
+        if key in NAMES and old.get(key) != new.get(key):
+            raise SettingsError(
+                f"the file of {key} is not what the run in {before.directory} began with, {old.get(key)}; give "
+                f"{key}=FILE with a copy of that"
+            )
+        if old.get(key) != new.get(key) and key != "rounds":
+            raise SettingsError(
+                f"a resumed run keeps its {key}={shown(old.get(key))}; start a new run to change it to "
+                f"{shown(new.get(key))}"
+            )
+    if experiment.seed != before.experiment.get("seed"):
+        raise SettingsError(
+            f"a resumed run keeps its seed={before.experiment.get('seed')}; start a new run for another"
+        )
+    planned = int(str(before.experiment["rounds"]))
+    if len(before.rounds) and spans(experiment, planned):
+        raise SettingsError(
+            f"rounds={experiment.rounds} would have changed the rounds so far, as method {experiment.method.name!r} "
+            f"follows the number of rounds, which was {planned}; start a new run"
+        )
+    if experiment.rounds < len(before.rounds):
+        raise SettingsError(
+            f"rounds={experiment.rounds} is fewer than the {len(before.rounds)} that {before.directory} has"
+        )
+    if before.finished and experiment.rounds == len(before.rounds):
+        raise SettingsError(
+            f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}"
+        )
+    return experiment
+
+
+def spans(experiment: Experiment, planned: int) -> bool:
+    """Whether rounds are others than they would have been with `planned` rounds in all."""
+    hyper, rounds = experiment.method.hyper, experiment.rounds
+    follows = method(experiment.method.name).spans or hyper.spanning(rounds) != hyper.spanning(planned)
+    return rounds != planned and follows
+
+
+def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> None:
+    """SettingsError where the numbers would not be those of one undisturbed run."""
+    for key in platform.DECISIVE:
+        if before.get(key) != here.get(key):
+            raise SettingsError(
+                f"the run was made with {key}={before.get(key)}, and here {key}={here.get(key)}, so its numbers would "
+                "not be those of an undisturbed run; resume it where it began, or give --anywhere to go on all the same"
+            )
+
+
+def _play(files: KeptFiles, setup: Setup, directory: Path, resumed: bool) -> None:
+    experiment = Experiment(**files.within(directory))
+    if files.contents:
+        setup = moved(setup, experiment)
+    with console.following(experiment.rounds, experiment.label or experiment.name) as listener:
+        if experiment.runtime.executor == "inline":
+            with session.stoppable() as stopping, suppress(Stopped):
+                play(
+                    setup,
+                    InlineExecutor(setup),
+                    directory,
+                    lambda record: listener(record.row, record.means),
+                    save_models=experiment.output.save_models,
+                    checkpoints=experiment.checkpoint,
+                    resumed=resumed,
+                    stopping=stopping,
+                    notice=listener.notice,
+                )
+        else:
+            session.play(experiment, setup, directory, listener, notice=listener.notice, resumed=resumed)
+    if experiment.output.report:
+        with writing(directory, f"draw the page with: rayfl report {directory}"):
+            report([directory], directory / "report.html")
+
+
+def free_directory(experiment: Experiment) -> Path:
+    """runs/NAME, or runs/NAME-2, ... where there is a run already."""
+    base = Path(experiment.output.directory) / experiment.name
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def run_file(file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool) -> bool:
+    """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
+    return told(run(read(file, overrides), output, overwrite))
+
+
+def told(directory: Path) -> bool:
+    """Print the result of the run in `directory`. False if a signal ended it before its last round."""
+    page, records = directory / "report.html", read_run(directory)
+    console.result(summary(records), page if page.exists() else None)
+    if not records.finished:
+        rounds = records.experiment["rounds"]
+        print(f"stopped after {len(records.rounds)} of {rounds} rounds; go on with: rayfl resume {directory}")
+    return records.finished

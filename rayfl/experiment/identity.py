@@ -1,0 +1,49 @@
+"""Which settings decide the numbers of a run, and so which runs are of one experiment."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rayfl.settings import SettingsError, nearest
+
+NOT_SCIENCE = ("seed", "name", "label", "checkpoint", "output", "report")
+"""Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
+
+
+_ONLY_TIME = (
+    "executor",
+    "actors",
+    "num_cpus",
+    "num_gpus",
+    "address",
+    "object_store_memory_mb",
+    "start_timeout_s",
+    "call_timeout_s",
+)
+"""Settings of `[runtime]` that change the time and nothing else."""
+
+
+def science(experiment: Mapping[str, object]) -> dict[str, object]:
+    """All that decides a run's numbers but for its seed, as dotted keys."""
+    kept = {key: value for key, value in experiment.items() if key not in NOT_SCIENCE}
+    only_time = {f"runtime.{key}" for key in _ONLY_TIME}
+    return {key: value for key, value in flatten(kept).items() if key not in only_time}
+
+
+def flatten(tree: object, prefix: str = "") -> dict[str, object]:
+    """Nested tables as dotted keys: {"data": {"name": "digits"}} is {"data.name": "digits"}."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:
+    """SettingsError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
+    known = {setting for one in experiments for setting in science(one)}
+    for name in tuned:
+        if not any(is_of(setting, name) for setting in known):
+            raise SettingsError(f"the best over {name!r} is asked for, which no run sets: {nearest(name, known)}")
+
+
+def is_of(setting: str, name: str) -> bool:
+    """Whether the dotted key `setting` is `name` or lies in the table `name`."""
+    return setting == name or setting.startswith(f"{name}.")

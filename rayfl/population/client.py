@@ -1,0 +1,21 @@
+"""A client as methods know it: its id and what is fixed about it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is fixed about a client: size of its train split, share of the model it can keep, and its speeds.
+
+    `work_share`: the share of a plan's steps that it does.
+    `retention_given`: whether the experiment says that share, so that a method's own default may take its place if not.
+    """
+
+    id: int
+    num_examples: int
+    retention_ratio: float = 1.0
+    examples_per_s: float = 1000.0
+    uplink_bps: float = 10e6
+    downlink_bps: float = 50e6
+    retention_given: bool = False
+    work_share: float = 1.0

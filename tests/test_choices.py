@@ -1,0 +1,59 @@
+"""What an experiment file can choose by name is found in its room, and made from a table."""
+
+import pytest
+
+from rayfl import choices
+from rayfl.compress.base import Compressor
+from rayfl.compress.sparse import TopK
+from rayfl.data.datasets import Source
+from rayfl.data.partition import Scheme
+from rayfl.models import Architecture
+from rayfl.settings import SettingsError
+from rayfl.topology.graphs import Topology
+
+KINDS: list[type[choices.Choice]] = [Compressor, Source, Scheme, Architecture, Topology]
+
+
+def test_these_are_all_kinds():
+    assert set(choices.Choice.__subclasses__()) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_room_finds_its_classes_by_name(kind: type):
+    found = choices.named(kind)
+    assert found
+    assert list(found) == sorted(found)
+    for name, each in found.items():
+        assert issubclass(each, kind)
+        assert each.name == name  # type: ignore[attr-defined]
+
+
+def test_classes_of_other_people_stay_outside():
+    class Foreign(TopK):
+        name = "foreign-of-this-test"
+
+    choices.named.cache_clear()
+    assert Foreign.name not in choices.named(Compressor)
+
+
+def test_a_table_makes_an_object():
+    assert choices.make(Compressor, {"name": "topk", "keep_ratio": 0.25}) == TopK(keep_ratio=0.25)
+    table = {"name": "topk"}
+    assert choices.make(Compressor, table) == TopK()
+    assert table == {"name": "topk"}, "the caller's table stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({}, "name is missing; a compressor is one of "),
+        ({"name": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'?"),
+        ({"name": 3}, "unknown compressor 3: known are: bernoulli, "),
+        ({"name": ["topk"]}, "unknown compressor ['topk']: did you mean 'topk'?"),
+        ({"name": "topk", "keep": 3}, "unknown key 'keep': did you mean 'keep_ratio'?"),
+    ],
+)
+def test_what_is_not_there(table: dict[str, object], sentence: str):
+    with pytest.raises(SettingsError) as error:
+        choices.make(Compressor, table)
+    assert str(error.value).startswith(sentence)
