@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rayfl.determinism.process import settle
+from rayfl.determinism.process import prepare_process
 
 if TYPE_CHECKING:
     from rayfl.rounds.worker import Worker
@@ -19,13 +19,13 @@ Actor = Any
 class ClientActor:
     """Does jobs on clients, one at a time. It becomes ready through `join`.
 
-    What brings torch in is imported in the methods, because `settle` must come first.
+    What brings torch in is imported in the methods, because `prepare_process` must come first.
     """
 
     worker: "Worker"
 
     def __init__(self) -> None:
-        settle()
+        prepare_process()
 
     def join(self, setup: Sequence[ray.ObjectRef], gpu_share: float) -> tuple[int, Mapping[str, object]]:
         """Read the setup and prepare torch; returns the process id and `rayfl.determinism.platform.describe`.

@@ -15,7 +15,7 @@ from ray.exceptions import ObjectLostError
 
 from actors.errors import DEATHS, ClusterError, Losses, LostObjects
 from actors.placement import Placement
-from rayfl.determinism.process import settle, trim
+from rayfl.determinism.process import prepare_process, trim
 
 if TYPE_CHECKING:
     from rayfl.rounds.executor import Executor
@@ -28,7 +28,7 @@ _CONTROL = "control"
 
 
 @dataclass(frozen=True)
-class Order:
+class RunSpec:
     """What a coordinator is to do: play into a run directory, or go on where a run was cut."""
 
     placement: Placement
@@ -39,7 +39,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class News:
+class Progress:
     """What a coordinator tells: whether its actors are ready, new rounds with their means, new sentences, the end."""
 
     started: bool
@@ -53,17 +53,17 @@ class News:
 class Coordinator:
     """Plays one experiment; `run` returns when it is over, the other methods answer meanwhile.
 
-    What brings torch in is imported in the methods, because `settle` must come first.
+    What brings torch in is imported in the methods, because `prepare_process` must come first.
     """
 
     def __init__(self) -> None:
-        settle()
+        prepare_process()
         self._changed = Condition()
         self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
         self._sentences: list[str] = []
         self._started = self._stopping = self._over = self._trims = False
 
-    def run(self, setup: Sequence[ray.ObjectRef], order: Order) -> bool:
+    def run(self, setup: Sequence[ray.ObjectRef], order: RunSpec) -> bool:
         """Play all rounds. False if `stop` ended the run before its last round.
 
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
@@ -78,7 +78,7 @@ class Coordinator:
                 value = ray.get(setup[0])
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
-                self._trims = value.stateful or value.linked
+                self._trims = value.stateful or value.has_server_memory
                 self._tell(started=True)
                 self._play(value, executor, order)
             except Stopped:
@@ -89,7 +89,7 @@ class Coordinator:
             self._tell(over=True)
         return True
 
-    def _play(self, setup: "Setup", executor: "Executor", order: Order) -> None:
+    def _play(self, setup: "Setup", executor: "Executor", order: RunSpec) -> None:
         """Play, and again from the last checkpoint where objects were lost with a node."""
         from rayfl.run_directory.play_run import play
 
@@ -115,7 +115,7 @@ class Coordinator:
                 self._say(f"objects were lost with a node ({_first_line(error)}); playing again from the disk")
 
     @ray.method(concurrency_group=_CONTROL)
-    def progress(self, rounds: int, sentences: int, timeout_s: float) -> News:
+    def progress(self, rounds: int, sentences: int, timeout_s: float) -> Progress:
         """What there is beyond the first `rounds` rounds and `sentences` sentences.
 
         Waits until there is something new, for at most `timeout_s`.
@@ -131,7 +131,7 @@ class Coordinator:
                 ),
                 timeout_s,
             )
-            return News(self._started, self._rounds[rounds:], self._sentences[sentences:], self._over)
+            return Progress(self._started, self._rounds[rounds:], self._sentences[sentences:], self._over)
 
     @ray.method(concurrency_group=_CONTROL)
     def stop(self) -> None:

@@ -30,7 +30,7 @@ class Losses:
         return self.count
 
 
-def last_word(error: RayTaskError, resume: str) -> BaseException:
+def final_error(error: RayTaskError, resume: str) -> BaseException:
     """What a run ends with where its coordinator raised: the exception itself, or ClusterError where Ray or the
     machine's memory is what failed; `resume` says how to go on."""
     from rayfl.rounds.calls import ClientError, described, out_of_memory

@@ -31,8 +31,8 @@ def overflows(setup: Setup, memory_bytes: int | None = None) -> bool:
     objects: list[State] = []
     if setup.stateful:
         objects.append({**setup.first_state(0), "uplink": setup.uplink.init(setup.initial)})
-    if setup.linked:
-        objects.append(setup.first_link(0))
+    if setup.has_server_memory:
+        objects.append(setup.first_server_memory(0))
     sizes = [tree.num_bytes(tree.to_arrays(state)) for state in objects]
     small = sum(size for size in sizes if LOW_LIMIT_BYTES < size < LIMIT_BYTES)
     return _OVERHEAD * setup.num_clients * small > memory_bytes / 4

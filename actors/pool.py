@@ -19,7 +19,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskE
 from actors.client import Actor, ClientActor
 from actors.errors import DEATHS, ClusterError, LostObjects, unwrapped
 from actors.placement import Placement
-from actors.sentences import ADVICE, readable, whereabouts
+from actors.sentences import ADVICE, describe_call, readable
 from rayfl.compress.base import Packet
 from rayfl.determinism.platform import DECISIVE
 from rayfl.gather import Handle
@@ -37,7 +37,7 @@ PING_S = 5.0
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredPacket:
     """A packet in the object store."""
 
     ref: ObjectRef
@@ -66,7 +66,7 @@ class Call:
 
 
 @dataclass
-class Wave:
+class PendingCalls:
     """The jobs of one `run` and what has become of each."""
 
     kind: str
@@ -91,9 +91,9 @@ class Wave:
         now = time.monotonic()
         return [ref for ref, call in self.flying.items() if call.deadline <= now]
 
-    def whereabouts(self, index: int) -> str:
+    def describe_call(self, index: int) -> str:
         """Round, step and clients of a job."""
-        return whereabouts(self.kind, self.shared, self.jobs[index])
+        return describe_call(self.kind, self.shared, self.jobs[index])
 
 
 class RayExecutor:
@@ -137,7 +137,7 @@ class RayExecutor:
 
     def handle(self, ref: Ref) -> Handle:
         """A packet's reference, which any worker can open."""
-        return Stored(ref)
+        return StoredPacket(ref)
 
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
         """Do all jobs. ClientError where a client's own code fails, or where a call loses its actor again and again.
@@ -146,7 +146,7 @@ class RayExecutor:
         since jobs are sent in order, it is the one that a single worker would have met. LostObjects where what a job
         reads, or has left, went away with a node.
         """
-        wave = Wave(kind, shared, jobs)
+        wave = PendingCalls(kind, shared, jobs)
         while wave.flying or (wave.waiting and not wave.failed):
             while wave.waiting and self._idle and not wave.failed:
                 self._send(wave)
@@ -167,7 +167,7 @@ class RayExecutor:
         self._starting.clear()
         self._idle.clear()
 
-    def _send(self, wave: "Wave") -> None:
+    def _send(self, wave: "PendingCalls") -> None:
         index, actor, limit = wave.waiting.popleft(), self._idle.popleft(), self.placement.call_timeout_s
         job = wave.jobs[index]
         method = actor.call.options(num_returns=1 + job.num_outputs)
@@ -175,7 +175,7 @@ class RayExecutor:
         *outputs, result = answer if job.num_outputs else [answer]
         wave.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
 
-    def _take(self, wave: "Wave", ref: ObjectRef) -> None:
+    def _take(self, wave: "PendingCalls", ref: ObjectRef) -> None:
         """What came of a call that is over."""
         call = wave.flying.pop(ref)
         try:
@@ -183,14 +183,14 @@ class RayExecutor:
         except RayTaskError as error:
             cause = unwrapped(error)
             if out_of_memory(cause):
-                where = "" if isinstance(cause, OutOfMemory) else f"{wave.whereabouts(call.index)}: out of memory: "
+                where = "" if isinstance(cause, OutOfMemory) else f"{wave.describe_call(call.index)}: out of memory: "
                 self._lose(wave, call, f"{where}{cause}", "memory")
                 return
             wave.failed[call.index] = readable(error, wave.kind, wave.shared, wave.jobs[call.index])
         except ObjectLostError as error:
-            wave.failed[call.index] = LostObjects(f"{wave.whereabouts(call.index)}: {error}")
+            wave.failed[call.index] = LostObjects(f"{wave.describe_call(call.index)}: {error}")
         except OutOfMemoryError:
-            reason = f"{wave.whereabouts(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
+            reason = f"{wave.describe_call(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
             self._lose(wave, call, reason, "memory")
             return
         except RayError as error:
@@ -198,7 +198,7 @@ class RayExecutor:
             return
         self._idle.append(call.actor)
 
-    def _lose(self, wave: "Wave", call: Call, reason: str, cause: Cause) -> None:
+    def _lose(self, wave: "PendingCalls", call: Call, reason: str, cause: Cause) -> None:
         """An actor died in a call, does not answer, or has no memory: a new actor, and the call again, unless that was
         the last try that `cause` allows.
 
@@ -207,7 +207,7 @@ class RayExecutor:
         """
         wave.losses[call.index, cause] += 1
         tried = wave.losses[call.index, cause]
-        where = wave.whereabouts(call.index)
+        where = wave.describe_call(call.index)
         pid = self.pids.pop(call.actor, None)
         ray.kill(call.actor)
         self._start()

@@ -4,7 +4,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from actors.errors import ClusterError, LostObjects, unwrapped
-from rayfl.rounds.calls import SMALLER, ClientError, Shared
+from rayfl.rounds.calls import SMALLER, ClientError, RoundInputs
 from rayfl.rounds.executor import Job, Ref
 
 ADVICE = (
@@ -22,14 +22,14 @@ def readable(error: RayTaskError, kind: str, shared: Ref, job: Job) -> BaseExcep
     kind_of_error = ClientError
     if isinstance(cause, RayError):
         kind_of_error = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
-    wrapped = kind_of_error(f"{whereabouts(kind, shared, job)}: {type(cause).__name__}: {cause}")
+    wrapped = kind_of_error(f"{describe_call(kind, shared, job)}: {type(cause).__name__}: {cause}")
     wrapped.add_note(str(error))
     return wrapped
 
 
-def whereabouts(kind: str, shared: Ref, job: Job) -> str:
+def describe_call(kind: str, shared: Ref, job: Job) -> str:
     """Round, step and clients of a job, for an error."""
-    about: Shared = ray.get(shared)
+    about: RoundInputs = ray.get(shared)
     clients = getattr(job.work, "clients", None) or tuple(getattr(job.work, "rows", ()))
     ids = [client[0] if isinstance(client, tuple) else client for client in clients]
     of = f", clients {ids[0]} to {ids[-1]}" if ids else ""

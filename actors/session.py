@@ -21,8 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import heap
 from actors.client import Actor
-from actors.coordinator import Coordinator, News, Order
-from actors.errors import DEATHS, ClusterError, Losses, last_word
+from actors.coordinator import Coordinator, Progress, RunSpec
+from actors.errors import DEATHS, ClusterError, Losses, final_error
 from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
 from rayfl.experiment.experiment import Experiment, Runtime
@@ -59,7 +59,7 @@ def play(
         if _address(experiment.runtime) and heap.overflows(setup):
             notice(heap.ADVICE)
         placement = place(experiment.runtime, nodes())
-        order = Order(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
+        order = RunSpec(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
         reference = ray.put(setup)
         losses, reached, asked = Losses(), -1, False
         coordinator: Actor | None = None
@@ -83,7 +83,7 @@ def play(
                 try:
                     return _play(coordinator, reference, order, tell, lambda: on_start(placement), notice)
                 except RayTaskError as error:
-                    raise last_word(error, f"rayfl resume {directory}") from None
+                    raise final_error(error, f"rayfl resume {directory}") from None
                 except RayError as error:
                     if asked:
                         return False
@@ -108,7 +108,7 @@ def _coordinator() -> Actor:
 def _play(
     coordinator: Actor,
     setup: ray.ObjectRef,
-    order: Order,
+    order: RunSpec,
     on_round: OnRound,
     on_start: Callable[[], None],
     notice: Callable[[str], None],
@@ -133,7 +133,7 @@ def follow(
     told, heard, said = 0, 0, False
     while True:
         ended = bool(ray.wait([over], timeout=0)[0])
-        news: News = ray.get(coordinator.progress.remote(told, heard, POLL_S))
+        news: Progress = ray.get(coordinator.progress.remote(told, heard, POLL_S))
         if news.started and not said:
             on_start()
             said = True

@@ -1,5 +1,5 @@
 """Entry points: parse, build, call, print. Importing them settles the process before torch is loaded."""
 
-from rayfl.determinism.process import settle
+from rayfl.determinism.process import prepare_process
 
-settle()
+prepare_process()

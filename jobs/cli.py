@@ -97,10 +97,10 @@ def resume(
     KEY=VALUE may change what does not change the numbers, such as runtime.address.
     """
     with sentences():
+        from jobs.single import print_result
         from jobs.single import resume as go_on
-        from jobs.single import told
 
-        if not told(go_on(directory, [*overrides, *_settings(rounds, actors, inline)], anywhere)):
+        if not print_result(go_on(directory, [*overrides, *_settings(rounds, actors, inline)], anywhere)):
             sys.exit(INTERRUPTED)
 
 

@@ -148,7 +148,7 @@ def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
 def spans(experiment: Experiment, planned: int) -> bool:
     """Whether rounds are others than they would have been with `planned` rounds in all."""
     hyper, rounds = experiment.method.hyper, experiment.rounds
-    follows = method(experiment.method.name).spans or hyper.spanning(rounds) != hyper.spanning(planned)
+    follows = method(experiment.method.name).spans or hyper.for_num_rounds(rounds) != hyper.for_num_rounds(planned)
     return rounds != planned and follows
 
 
@@ -199,10 +199,10 @@ def free_directory(experiment: Experiment) -> Path:
 
 def run_file(file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool) -> bool:
     """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
-    return told(run(read(file, overrides), output, overwrite))
+    return print_result(run(read(file, overrides), output, overwrite))
 
 
-def told(directory: Path) -> bool:
+def print_result(directory: Path) -> bool:
     """Print the result of the run in `directory`. False if a signal ended it before its last round."""
     page, records = directory / "report.html", read_run(directory)
     console.result(summary(records), page if page.exists() else None)

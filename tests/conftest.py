@@ -1,8 +1,8 @@
 """Every test process does its numbers like every other process of rayfl; tests on Ray share one local cluster."""
 
-from rayfl.determinism.process import settle
+from rayfl.determinism.process import prepare_process
 
-settle()
+prepare_process()
 
 import os  # noqa: E402
 import shutil  # noqa: E402

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayfl.determinism.process import settle
+from rayfl.determinism.process import prepare_process
 
-settle()
+prepare_process()
 
 import numpy as np  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
@@ -88,16 +88,16 @@ def inline(made: Experiment) -> Hashes:
     """Play in this process."""
     setup = prepare(made)
     executor = InlineExecutor(setup)
-    records, worlds = play(setup, executor)
+    records, run_states = play(setup, executor)
     rows: list[Mapping[str, object]] = []
     for record in records:
         rows += [row._asdict() for row in (record.row, *record.clients, *record.metrics)]
     models = {
         f"{name}/{key}": tensor.numpy()
-        for name, model in final_models(setup, executor, worlds[-1]).items()
+        for name, model in final_models(setup, executor, run_states[-1]).items()
         for key, tensor in model.items()
     }
-    kept = sorted(of_arrays({"": array}) for array in contents(executor, worlds[-1]).values())
+    kept = sorted(of_arrays({"": array}) for array in contents(executor, run_states[-1]).values())
     return {
         "records": rows_digest(iter(rows)),
         "models": of_arrays(models),

@@ -11,7 +11,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Relay, Sum, WeightedMean, from_wire, to_wire
-from rayfl.rounds.executor import Held
+from rayfl.rounds.executor import InlinePacket
 from rayfl.tree import Tree
 
 RULES = [WeightedMean(), Sum(), ElementwiseMean("sent"), ElementwiseMean("nonzero"), Collect()]
@@ -147,7 +147,7 @@ def test_scaled_takes_the_support_of_an_elementwise_mean_as_it_is():
 
 
 def test_relayed_packets_cannot_be_scaled():
-    total = Aggregate(Relay(), count=1, items={0: Held(dense(1.0))})
+    total = Aggregate(Relay(), count=1, items={0: InlinePacket(dense(1.0))})
     with pytest.raises(ValueError, match="gather them with Collect"):
         total.scaled({"w": torch.ones(1)})
     assert Relay().empty().scaled({}).items == {}

@@ -12,7 +12,7 @@ import pytest
 from rayfl.population.sampling import Population, Status
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow, RoundRecord
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from tests.contracts.every_method import contents
 from tests.methods.reference import played, setup_of
@@ -27,14 +27,14 @@ def three(method: str = "fedavg", rounds: int = 1, **clients: Any) -> Setup:
     return setup_of(method, {"batch_size": 4}, sizes=SIZES, clients={**SPEEDS, **clients}, rounds=rounds)
 
 
-def one_round(setup: Setup) -> tuple[RoundRecord, World]:
-    ((record, world),) = played(setup)
-    return record, world
+def one_round(setup: Setup) -> tuple[RoundRecord, RunState]:
+    ((record, run_state),) = played(setup)
+    return record, run_state
 
 
 def fated(monkeypatch: pytest.MonkeyPatch, *fates: Status) -> None:
     """What the seed would decide."""
-    monkeypatch.setattr(Population, "_fates", lambda self, round: list(fates))
+    monkeypatch.setattr(Population, "_client_statuses", lambda self, round: list(fates))
 
 
 def row(record: RoundRecord, client: int) -> ClientRow:

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from torch.multiprocessing.spawn import spawn
 
 from jobs.bench.workloads import WORKLOADS
-from rayfl.determinism.process import settle
+from rayfl.determinism.process import prepare_process
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.rounds.setup import Setup
@@ -56,7 +56,7 @@ class Bare:
         for each in total:
             each.zero_()
         samples = 0
-        for client in self.setup.population.draw(round).selected[self.rank :: self.world]:
+        for client in self.setup.population.sample_round(round).selected[self.rank :: self.world]:
             count = self.train(client, model)
             with torch.no_grad():
                 for each, own in zip(total, self.parameters, strict=True):
@@ -67,7 +67,7 @@ class Bare:
 
 def run(rank: int, name: str, world: int, model: list[Tensor], totals: list[list[Tensor]], times: list[float]) -> None:
     """One process: all rounds. Rank 0 averages and keeps the times."""
-    settle()
+    prepare_process()
     torch.set_num_threads(1 if world > 1 else 2)
     bare, samples = Bare(name, rank, world), torch.zeros(world)
     for round in range(bare.workload.warmup + bare.workload.rounds):

@@ -23,7 +23,7 @@ from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.sparse import sparse_packet, top_k_support
 from rayfl.compress.votes import votes_packet
-from rayfl.determinism.process import settle
+from rayfl.determinism.process import prepare_process
 from rayfl.report.plots.scatter import Dot, dot_plot
 from rayfl.tree import Tree
 
@@ -112,7 +112,7 @@ def bench(num_entries: int, plot: Path) -> None:
         raise ValueError(f"--plot {plot} ends in {plot.suffix!r}; write a name that ends in .svg")
     if not plot.parent.is_dir():
         raise ValueError(f"--plot {plot}: there is no directory {plot.parent}; make it, or name another place")
-    settle()
+    prepare_process()
     x = update(num_entries)
     begun = time.perf_counter(), time.process_time()
     with one_thread():

@@ -26,10 +26,10 @@ from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.calls import Report, Shared
+from rayfl.rounds.calls import ClientResult, RoundInputs
 from rayfl.rounds.executor import Done, Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger
-from rayfl.rounds.rounds import World, mix
+from rayfl.rounds.rounds import RunState, mix
 from rayfl.rounds.setup import Setup
 from rayfl.tree import State
 
@@ -78,11 +78,11 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
     with session.executor(setup, runtime) as pool:
         executor = Counting(pool)
         states, messages, ledger = filled(setup, executor)
-        shared = Shared(round=0, plan=setup.plan(0))
+        shared = RoundInputs(round=0, plan=setup.plan(0))
         begun, worked = time.perf_counter(), cpu_seconds(os.getpid())
-        world = mix(setup, executor, World(states=states), shared, messages, ledger)
+        run_state = mix(setup, executor, RunState(states=states), shared, messages, ledger)
         seconds, worked = time.perf_counter() - begun, cpu_seconds(os.getpid()) - worked
-        written = sum(tree.num_bytes(executor.get(ref)) for ref in world.states.values())
+        written = sum(tree.num_bytes(executor.get(ref)) for ref in run_state.states.values())
     return {
         "seconds": seconds,
         "cpu_seconds": worked,
@@ -125,7 +125,7 @@ def experiment(graph: str, peers: int, parameters: int) -> Experiment:
 
 def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, Ref], Ledger]:
     """Every peer's state and message, as after its training, in the object store."""
-    ledger = Ledger(setup.population.draw(0, everyone=True))
+    ledger = Ledger(setup.population.sample_round(0, everyone=True))
     draw, states, messages = np.random.default_rng(0), {}, {}
     for client in range(setup.num_clients):
         state, message = peer(setup, client, draw)
@@ -133,7 +133,7 @@ def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, 
         states[client] = executor.put(stored, tree.num_bytes(stored))
         bits = message_bits(message)
         messages[client] = executor.put(message, bits // 8)
-        ledger.add(Report(client, sent=True, uplink_bits=bits))
+        ledger.add(ClientResult(client, sent=True, uplink_bits=bits))
     return states, messages, ledger
 
 

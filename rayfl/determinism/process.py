@@ -1,7 +1,7 @@
 """What a process must have before torch loads: where memory goes, and arithmetic that repeats itself bit for bit.
 
-Every process that does numbers (driver, coordinator, client actors, tests) calls `settle` first. No torch is imported
-here: MKL reads its environment when it is used for the first time.
+Every process that does numbers (driver, coordinator, client actors, tests) calls `prepare_process` first. No torch is
+imported here: MKL reads its environment when it is used for the first time.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import os
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
-def settle() -> None:
+def prepare_process() -> None:
     """Set the allocator, MKL and cuBLAS up. Calling it twice changes nothing.
 
     MKL_CBWR and CUBLAS_WORKSPACE_CONFIG take the one value that promise 1 of the design rests on, whatever the user's

@@ -18,7 +18,7 @@ def generator(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str
     return np.random.Generator(np.random.PCG64(_sequence(seed, round, client, purpose)))
 
 
-class Draws:
+class LazyGenerator:
     """The generator of one purpose, made when it is first asked for: most calls draw nothing."""
 
     def __init__(self, seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> None:

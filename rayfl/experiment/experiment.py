@@ -40,7 +40,7 @@ class MethodChoice(Settings):
 
     def make(self, task: Task, rounds: int) -> Method:
         """The method on a task, for an experiment of so many rounds."""
-        chosen = methods_registry.method(self.name)(task, **self.hyper.spanning(rounds).model_dump())
+        chosen = methods_registry.method(self.name)(task, **self.hyper.for_num_rounds(rounds).model_dump())
         return chosen if self.elastic is None else Elastic(chosen, **self.elastic.model_dump())
 
     @property
@@ -188,7 +188,7 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _learning_rate_lasts(self) -> "Experiment":
-        self.method.hyper.spanning(self.rounds)
+        self.method.hyper.for_num_rounds(self.rounds)
         return self
 
     def as_dict(self) -> dict[str, Any]:

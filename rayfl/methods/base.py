@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from rayfl.compress.base import Compressor, Message, Packet
-from rayfl.determinism.seeding import Draws
+from rayfl.determinism.seeding import LazyGenerator
 from rayfl.gather import Aggregate, Gather
 from rayfl.population.client import Traits
 from rayfl.settings import Settings
@@ -81,7 +81,7 @@ class Context:
     initial: Tree
     uplink: Compressor
     downlink: Compressor
-    draws: Draws
+    draws: LazyGenerator
     work: Mapping[str, Work] = field(default_factory=dict)
     sends: bool = True
 
@@ -112,14 +112,14 @@ class Reply:
     """The server's answer to one client in the same round, what it keeps of that client, and what to record."""
 
     message: Message
-    link: State
+    server_memory: State
     metrics: Metrics = field(default_factory=dict)
 
 
 class HyperParameters(Settings):
     """Hyper-parameters of one method; a method's own `Hyper` adds to these."""
 
-    def spanning(self, rounds: int) -> Self:
+    def for_num_rounds(self, rounds: int) -> Self:
         """The same with what an experiment of `rounds` rounds decides (the length of a learning rate's cosine).
 
         ValueError where it does not fit so many rounds.
@@ -148,7 +148,7 @@ class Method(ABC):
         self.task = task
         self.hyper = self.Hyper(**hyper)
 
-    def on(self, task: Task) -> Self:
+    def with_task(self, task: Task) -> Self:
         """The same method on another form of its task."""
         twin = copy.copy(self)
         twin.task = task
@@ -177,7 +177,7 @@ class Method(ABC):
         Pure tensors and no randomness, because it also runs under vmap.
         """
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         """After the last step of a stage (prune, rewind, warm start)."""
         return carry
 
@@ -198,7 +198,7 @@ class Method(ABC):
                 memories[name] = memory
         return message, {**state, "uplink": memories} if memories else state
 
-    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         """Take in what the server sent back in the same round, after its update (`ServerHalf.reply`)."""
         return state
 
@@ -208,24 +208,24 @@ class Method(ABC):
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         """The model to judge. `carry` is given after local training; `model` is the server's (None among peers,
-        but for `PeerHalf.judged_from_mean`)."""
+        but for `PeerHalf.evaluated_from_mean`)."""
         params = carry["params"] if carry is not None else model
         assert params is not None, f"{type(self).__name__} must say which model it is judged by"
         return {"params": params}
 
-    def outcome(self, state: State) -> Tree:
+    def final_model(self, state: State) -> Tree:
         """The personal model that a client ends a run with; asked of methods with `personalized = True`."""
         return state["params"]
 
 
 class ServerHalf(ABC):
-    """What the server does. A `link` is its memory of one client: an object of its own, like a client's state."""
+    """What the server does. Its memory of one client is an object of its own, like a client's state."""
 
     @abstractmethod
     def init_server(self, params: Tree) -> State:
         """The server's state before round 0."""
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         """The server's memory of a client before its first round."""
         return {}
 
@@ -237,13 +237,13 @@ class ServerHalf(ABC):
     def broadcast(self, server: State, ctx: Context) -> Message:
         """What every participant downloads this round, encoded once."""
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
         """What one client downloads beside the broadcast; runs on the actors."""
-        return {}, link
+        return {}, server_memory
 
-    def remember(self, link: State, message: Message, ctx: Context) -> State:
+    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
         """What the server keeps of a client's uplink that arrived; runs on the actors."""
-        return link
+        return server_memory
 
     @abstractmethod
     def server_update(
@@ -251,11 +251,11 @@ class ServerHalf(ABC):
     ) -> tuple[State, Metrics]:
         """The new server state; called every round, even if nothing arrived. `delivered`: ids, ascending."""
 
-    def reply(self, server: State, link: State, ctx: Context) -> Reply:
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """What a client that delivered gets back in the same round, after the update; runs on the actors."""
-        return Reply({}, link)
+        return Reply({}, server_memory)
 
-    def gives(self, hook: Literal["personal", "reply"]) -> bool:
+    def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
         """Whether this method says more than the default above, so that the calls to the clients are worth it."""
         return getattr(type(self), hook) is not getattr(ServerHalf, hook)
 
@@ -265,7 +265,7 @@ class PeerHalf(ABC):
 
     include_self: ClassVar[bool] = True
     """Whether a peer's own message is part of what it gathers."""
-    judged_from_mean: bool = False
+    evaluated_from_mean: bool = False
     """Whether evaluation hands the mean of all peers' models to `eval_begin`, which no peer could know (an oracle)."""
 
     @abstractmethod

@@ -125,5 +125,5 @@ class DisPFL(GradientMethod, PeerHalf):
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         return {"params": carry["params"] if carry is not None else state["params"]}
 
-    def outcome(self, state: State) -> Tree:
+    def final_model(self, state: State) -> Tree:
         return state.get("trained", state["params"])

@@ -39,7 +39,7 @@ class DPSGDFT(DPSGD):
     paper: ClassVar[str] = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
 
     @property
-    def judged_from_mean(self) -> bool:
+    def evaluated_from_mean(self) -> bool:
         return self.hyper.ft_from == "mean"
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:

@@ -77,14 +77,14 @@ class FedPD(GradientMethod, ServerHalf):
         state = {**state, "params": params, "anchor": anchor, "multiplier": multiplier}
         return Finished(state, message or None, metrics=self.train_loss(carry, ctx))
 
-    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         anchor = received["model"].decode()
         return {**state, "anchor": anchor, "received": anchor}
 
     def init_server(self, params: Tree) -> State:
         return {"params": params, "exchanges": torch.tensor(0)}
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"exchanges": torch.tensor(0)}
 
     def model(self, server: State) -> Tree:
@@ -93,8 +93,12 @@ class FedPD(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        return ({}, link) if bool(link["exchanges"] == server["exchanges"]) else self.exchanged(server, ctx)
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        return (
+            ({}, server_memory)
+            if bool(server_memory["exchanges"] == server["exchanges"])
+            else self.exchanged(server, ctx)
+        )
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
@@ -104,7 +108,7 @@ class FedPD(GradientMethod, ServerHalf):
             return server, {}
         return {"params": tree.sub(server["params"], delta), "exchanges": server["exchanges"] + 1}, {}
 
-    def reply(self, server: State, link: State, ctx: Context) -> Reply:
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
         return Reply(*self.exchanged(server, ctx))
 
     def exchanged(self, server: State, ctx: Context) -> tuple[Message, State]:

@@ -84,13 +84,13 @@ class FedPSE(GradientMethod, ServerHalf):
         message = {"update": packet, "num_samples": count_packet("num_samples", num_samples)}
         return Finished(state, message, float(num_samples), metrics)
 
-    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {**state, "base": tree.sub(state["base"], received["update"].decode())}
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         return {"params": carry["params"] if carry is not None else state["base"]}
 
-    def outcome(self, state: State) -> Tree:
+    def final_model(self, state: State) -> Tree:
         return state["trained"]
 
     def init_server(self, params: Tree) -> State:
@@ -101,7 +101,7 @@ class FedPSE(GradientMethod, ServerHalf):
         support = top_k_support(dense, self.hyper.keep_ratio, self.hyper.scope)
         return {"update": dense, "support": {name: support[name] & (dense[name] != 0) for name in dense}}
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"uplink": tree.zeros_like(params)}
 
     def model(self, server: State) -> Tree:
@@ -110,7 +110,7 @@ class FedPSE(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def remember(self, link: State, message: Message, ctx: Context) -> State:
+    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
         return {"uplink": message["update"].decode()}
 
     def server_update(
@@ -118,8 +118,8 @@ class FedPSE(GradientMethod, ServerHalf):
     ) -> tuple[State, Metrics]:
         return self._global(received["update"].result or tree.zeros_like(server["update"])), {}
 
-    def reply(self, server: State, link: State, ctx: Context) -> Reply:
-        dense, support, own = server["update"], server["support"], link["uplink"]
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        dense, support, own = server["update"], server["support"], server_memory["uplink"]
         top = {name: torch.where(support[name], dense[name], 0.0) for name in dense}
         distance = correlation_distance(top, own)
         if self.hyper.downstream == "dps":
@@ -129,7 +129,7 @@ class FedPSE(GradientMethod, ServerHalf):
             else:
                 whole = personal_support(tree.vector(support), tree.vector(sent), distance, ctx.generator)
                 support = tree.unvector(whole, dense)
-        return Reply({"update": sparse_packet(dense, support)}, link, {"correlation_distance": distance})
+        return Reply({"update": sparse_packet(dense, support)}, server_memory, {"correlation_distance": distance})
 
 
 def correlation_distance(a: Tree, b: Tree) -> float:

@@ -71,7 +71,7 @@ class FedSTC(GradientMethod, ServerHalf):
         message, weight = self.weigh({"update": packet}, ctx)
         return Finished(state, message, weight, self.train_loss(carry, ctx))
 
-    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {**state, "params": caught_up(state["params"], received)}
 
     def init_server(self, params: Tree) -> State:
@@ -82,7 +82,7 @@ class FedSTC(GradientMethod, ServerHalf):
             "touched": tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int32), params),
         }
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"count": torch.tensor(0)}
 
     def model(self, server: State) -> Tree:
@@ -91,11 +91,11 @@ class FedSTC(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        return self._missed(server, int(link["count"]), ctx), {"count": server["count"]}
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        return self._missed(server, int(server_memory["count"]), ctx), {"count": server["count"]}
 
-    def reply(self, server: State, link: State, ctx: Context) -> Reply:
-        return Reply(self._missed(server, int(link["count"]), ctx), {"count": server["count"]})
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        return Reply(self._missed(server, int(server_memory["count"]), ctx), {"count": server["count"]})
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

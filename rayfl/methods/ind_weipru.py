@@ -34,7 +34,7 @@ class IndWeipru(PrunedWeights, PeerHalf):
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         if self.hyper.hard:
-            new = self.pruned(self.descended(self.outcome(state), carry, ctx), ctx.traits)
+            new = self.pruned(self.descended(self.final_model(state), carry, ctx), ctx.traits)
         else:
             weights = self.descended(state["weights"], carry, ctx)
             new = {"weights": weights, "mask": self.mask_of(weights, ctx.traits)}

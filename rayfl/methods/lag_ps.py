@@ -54,16 +54,16 @@ class LAGPS(LAG):
     def init_server(self, params: Tree) -> State:
         return {**super().init_server(params), "steps": torch.zeros(self.hyper.num_steps)}
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"model": params, "uploaded": torch.tensor(False)}
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        change = self.hyper.smoothness**2 * tree.norm(tree.sub(server["params"], link["model"])) ** 2
-        if link["uploaded"] and change <= self.tolerated(server["steps"], ctx):
-            return {}, link
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        change = self.hyper.smoothness**2 * tree.norm(tree.sub(server["params"], server_memory["model"])) ** 2
+        if server_memory["uploaded"] and change <= self.tolerated(server["steps"], ctx):
+            return {}, server_memory
         message = super().broadcast(server, ctx)
         # Whoever vanishes after this download keeps the old link, so the model is that of the last upload.
         return message, {"model": message["model"].decode(), "uploaded": torch.tensor(True)}

@@ -88,7 +88,7 @@ class LotteryDSGD(GradientMethod, PeerHalf):
         # Where weight and gradient are 0 so are weight decay and momentum: what is not kept stays exactly 0.
         return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         if stage.name != GATE or not self.prunes(carry):
             return carry
         params, ratio = carry["params"], self.hyper.prune_ratio

@@ -63,22 +63,22 @@ class SignSGD(DistributedGradient):
             state["momentum"] = direction
         return self.finished(state, {"signs": votes_packet(direction)}, carry, ctx)
 
-    def absorb(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {**state, "params": self._moved(state["params"], received["votes"].decode(), ctx)}
 
     def init_server(self, params: Tree) -> State:
         votes = tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int8), params)
         return {"params": params, "votes": votes, "ties": torch.tensor(False), "version": torch.tensor(0)}
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"version": torch.tensor(0)}
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        if link["version"] == server["version"]:
-            return {}, link
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        if server_memory["version"] == server["version"]:
+            return {}, server_memory
         packet, _ = Dense().encode(server["params"], {}, ctx.generator)
         return {"model": packet}, {"version": server["version"]}
 
@@ -96,7 +96,7 @@ class SignSGD(DistributedGradient):
             "version": server["version"] + 1,
         }, {}
 
-    def reply(self, server: State, link: State, ctx: Context) -> Reply:
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
         packet = votes_packet(tree.map(Tensor.float, server["votes"]), ties=bool(server["ties"]))
         return Reply({"votes": packet}, {"version": server["version"]})
 

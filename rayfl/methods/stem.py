@@ -55,8 +55,8 @@ class STEMHyper(LearningRate):
             )
         return self
 
-    def spanning(self, rounds: int) -> Self:
-        return super().spanning(max(rounds - 1, 1))
+    def for_num_rounds(self, rounds: int) -> Self:
+        return super().for_num_rounds(max(rounds - 1, 1))
 
     def shrunk(self, t: torch.Tensor) -> torch.Tensor:
         """s_t, by which the paper's schedules shrink eta at step t (float64, scalar), as float32; 1 without them."""

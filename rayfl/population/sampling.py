@@ -112,7 +112,7 @@ class Participation:
     status: Mapping[int, Status]
     unavailable: tuple[int, ...] = ()
 
-    def among(self, *statuses: Status) -> tuple[int, ...]:
+    def with_status(self, *statuses: Status) -> tuple[int, ...]:
         """The selected clients with one of these statuses."""
         return tuple(client for client in self.selected if self.status[client] in statuses)
 
@@ -148,30 +148,34 @@ class Population:
         if self.settings.availability is not None:
             self.settings.availability.check(self.settings.count)
 
-    def draw(self, round: int, everyone: bool = False) -> Participation:
+    def sample_round(self, round: int, everyone: bool = False) -> Participation:
         """Who is selected in a round (uniformly, without replacement, afresh each round) and who drops out.
 
         Only who is available is selected: all of them where they are fewer than wanted, or where `everyone` is.
         """
         there = available(self.settings.availability, self.settings.count, self.seed, round)
-        selected, fates, wanted = np.flatnonzero(there), self._fates(round), self.settings.num_selected
+        selected, client_statuses, wanted = (
+            np.flatnonzero(there),
+            self._client_statuses(round),
+            self.settings.num_selected,
+        )
         if not everyone and wanted < len(selected):
             generator = seeding.generator(self.seed, round, purpose="participants")
             selected = np.sort(generator.choice(selected, wanted, replace=False))
         clients = tuple(selected.tolist())
         away = tuple(np.flatnonzero(~there).tolist())
-        return Participation(clients, {client: fates[client] for client in clients}, away)
+        return Participation(clients, {client: client_statuses[client] for client in clients}, away)
 
-    def _fates(self, round: int) -> list[Status]:
+    def _client_statuses(self, round: int) -> list[Status]:
         """What would become of every client. The chances are independent; the first that strikes decides."""
         count = self.settings.count
         before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
         download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T
-        fates: list[Status] = ["delivered"] * count
+        client_statuses: list[Status] = ["delivered"] * count
         for (name, status), draws in zip(DROPOUTS.items(), (before, download, training, upload), strict=True):
             for client in np.flatnonzero(draws < getattr(self.settings, name)).tolist():
-                fates[client] = status if fates[client] == "delivered" else fates[client]
-        return fates
+                client_statuses[client] = status if client_statuses[client] == "delivered" else client_statuses[client]
+        return client_statuses
 
     @cached_property
     def _work_shares(self) -> np.ndarray:

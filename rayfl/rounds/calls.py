@@ -48,7 +48,7 @@ def described(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Shared:
+class RoundInputs:
     """What all jobs of one wave have in common; put once. `server` is the server's state where methods need it."""
 
     round: int
@@ -56,7 +56,7 @@ class Shared:
     message: Message = field(default_factory=dict)
     server: Arrays | None = None
     model: Arrays | None = None
-    judged: bool = False
+    evaluated: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class PooledJob:
 
 
 @dataclass(frozen=True)
-class Report:
+class ClientResult:
     """What one client did in a wave. `relayed` names the packets that it left for others to read unopened.
 
     `num_values`: numbers in its message, which papers count instead of bits. `reply_bits`: the part of the downlink
@@ -142,4 +142,4 @@ class Trained:
 
     node: Node
     sums: Mapping[str, Any]
-    reports: tuple[Report, ...]
+    reports: tuple[ClientResult, ...]

@@ -9,7 +9,16 @@ from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.methods.base import Carry, Work
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import TRAINS, ClientError, OutOfMemory, Report, Role, Shared, described, out_of_memory
+from rayfl.rounds.calls import (
+    TRAINS,
+    ClientError,
+    ClientResult,
+    OutOfMemory,
+    Role,
+    RoundInputs,
+    described,
+    out_of_memory,
+)
 from rayfl.rounds.engines import Start
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
@@ -17,40 +26,40 @@ from rayfl.rounds.simulated_clock import arrival_s, cut_off, moment
 from rayfl.tree import Arrays, State, Tree
 
 
-class Trainee:
+class ClientRound:
     """One client in one training job."""
 
     def __init__(
         self,
         setup: Setup,
-        shared: Shared,
+        shared: RoundInputs,
         message: Message,
         server: State | None,
         client: int,
         role: Role,
         state: State,
-        link: State,
+        server_memory: State,
     ) -> None:
         self.setup, self.method = setup, setup.method
         self.shared, self.client, self.role, self.state = shared, client, role, state
-        with told(shared.round, client):
+        with naming_round_and_client(shared.round, client):
             personal: Message = {}
             if server is not None and shared.plan.down:
                 ctx = self.setup.context(shared.round, shared.plan, client, "personal")
-                personal, link = self.setup.server_half.personal(server, link, ctx)
-        self.link = link
+                personal, server_memory = self.setup.server_half.personal_message(server, server_memory, ctx)
+        self.server_memory = server_memory
         self.received = {**message, **personal} if shared.plan.down and not self.setup.is_peer else None
         self.downlink_bits = message_bits(self.received or {})
         self.ctx = self.setup.context(shared.round, shared.plan, client, "client")
 
-    def absence(self) -> Report | None:
+    def absence(self) -> ClientResult | None:
         """What a client used whose training nobody needs, since it vanishes or cannot be back in time; None: train."""
         if self.role in TRAINS and (self.deadline_s is None or self.role == "keep"):
             return None
         start = self.start()
-        with told(self.shared.round, self.client):
+        with naming_round_and_client(self.shared.round, self.client):
             work = {} if self.role == "download_only" else {s.name: start.planned(s) for s in start.stages}
-        report = self._on_time(Report(self.client, downlink_bits=self.downlink_bits, work=work, undone=True))
+        report = self._on_time(ClientResult(self.client, downlink_bits=self.downlink_bits, work=work, undone=True))
         return None if self.role in TRAINS and report.status is None else report
 
     @property
@@ -58,7 +67,7 @@ class Trainee:
         """When the server hangs up, in a round in which it waits for anybody."""
         return self.setup.population.settings.deadline_s if self.shared.plan.up else None
 
-    def _on_time(self, report: Report) -> Report:
+    def _on_time(self, report: ClientResult) -> ClientResult:
         """The report, cut off at the deadline."""
         deadline_s = None if self.role == "keep" else self.deadline_s
         if deadline_s is None or moment(arrival_s(self.ctx.traits, report)) <= deadline_s:
@@ -80,51 +89,51 @@ class Trainee:
 
     def begin(self) -> Carry:
         """What the client holds before its first step."""
-        with told(self.shared.round, self.client):
+        with naming_round_and_client(self.shared.round, self.client):
             return self.method.begin(self.state, self.received, self.ctx)
 
-    def finish(self, carry: Carry, work: Mapping[str, Work], outputs: list[Any]) -> tuple[Report, Message, float]:
+    def finish(self, carry: Carry, work: Mapping[str, Work], outputs: list[Any]) -> tuple[ClientResult, Message, float]:
         """End the client's round; appends its outputs and returns its report, its message and the message's weight."""
         sends = self.role != "keep" and self.shared.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
         finished = self.method.finish(self.state, carry, ctx)
         sent = sends and finished.message is not None
         message = (finished.message or {}) if sent else {}
-        link = self.link
+        server_memory = self.server_memory
         if sent and not self.setup.is_peer:
-            link = self.setup.server_half.remember(link, message, ctx)
-        outputs += kept(self.setup, finished.state, link)
+            server_memory = self.setup.server_half.store_uplink(server_memory, message, ctx)
+        outputs += pack_outputs(self.setup, finished.state, server_memory)
         if self.setup.keeps_messages:
             outputs.append(message if self.setup.is_peer else (message, finished.weight))
         outputs += [message.get(name) for name in self.setup.relayed]
         relayed = tuple(name for name in self.setup.relayed if name in message)
         values = num_values(message) if self.setup.is_peer else 0
         bits = message_bits(message)
-        report = Report(self.client, sent, bits, self.downlink_bits, work, finished.metrics, relayed, values)
+        report = ClientResult(self.client, sent, bits, self.downlink_bits, work, finished.metrics, relayed, values)
         if sent and self.role == "upload_lost":
             report = replace(report, sent=False, metrics={}, relayed=(), undone=True)
         report = self._on_time(report)
-        if self.shared.judged and not report.undone:
+        if self.shared.evaluated and not report.undone:
             report = replace(report, metrics={**report.metrics, **self._judged(finished.state, carry)})
         return report, message, finished.weight
 
     def _judged(self, state: State, carry: Carry) -> dict[str, float]:
         ctx = self.setup.context(self.shared.round, self.shared.plan, self.client, "judge after training")
         model: Tree | None = None
-        return evaluation.judge_client(self.setup, state, model, carry, ctx)
+        return evaluation.evaluate_client(self.setup, state, model, carry, ctx)
 
 
-def kept(setup: Setup, state: State, link: State) -> list[Arrays]:
+def pack_outputs(setup: Setup, state: State, server_memory: State) -> list[Arrays]:
     """What outlives a call, in the order that every job's outputs have."""
     name = type(setup.method).__name__
     assert setup.stateful or not state, f"{name}.init_client must say what clients keep"
-    assert setup.linked or not link, f"{name}.init_link must say what the server keeps"
+    assert setup.has_server_memory or not server_memory, f"{name}.init_link must say what the server keeps"
     states = [tree.to_arrays(state)] if setup.stateful else []
-    return states + ([tree.to_arrays(link)] if setup.linked else [])
+    return states + ([tree.to_arrays(server_memory)] if setup.has_server_memory else [])
 
 
 @contextmanager
-def told(round: int, client: int) -> Iterator[None]:
+def naming_round_and_client(round: int, client: int) -> Iterator[None]:
     """An error inside names the round and the client, and pickles. OutOfMemory where memory was what failed."""
     try:
         yield

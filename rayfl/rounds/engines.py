@@ -80,7 +80,7 @@ def run_loop(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, d
                     carry = method.step(carry, batch, stage=stage)
                     num_steps += 1
                     num_examples += _size(batch)
-                carry = method.turn(carry, stage=stage)
+                carry = method.end_stage(carry, stage=stage)
                 work[stage.name] = Work(num_steps, num_examples)
         yield _to(carry, torch.device("cpu")), work
 
@@ -90,7 +90,7 @@ def run_vmap(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, d
 
     Clients whose carries differ in shape (other candidates, other widths) are stacked apart, a single one in a loop.
     """
-    twin = method.on(method.task.functional())
+    twin = method.with_task(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
     for row, start in enumerate(starts):
         carry = start.begin()
@@ -114,7 +114,7 @@ def _together(method: Method, starts: Sequence[Start], carries: list[Carry]) -> 
     for stage in starts[0].stages:
         stacked = _to(tree_map(lambda *leaves: torch.stack(leaves), *carries), device)
         stacked, done = _stage(method, stacked, starts, stage)
-        carries = [method.turn(_row(stacked, row), stage=stage) for row in range(len(starts))]
+        carries = [method.end_stage(_row(stacked, row), stage=stage) for row in range(len(starts))]
         for row, did in enumerate(done):
             work[row][stage.name] = did
     return list(zip(carries, work, strict=True))

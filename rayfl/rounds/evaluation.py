@@ -22,7 +22,9 @@ BATCH = 1000
 """Examples judged at once."""
 
 
-def judge_client(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> dict[str, float]:
+def evaluate_client(
+    setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context
+) -> dict[str, float]:
     """The metrics of one client's model; `carry` is given after local training."""
     suffix = "" if carry is None else "_after_training"
     params = _adapted(setup, state, model, carry, ctx)

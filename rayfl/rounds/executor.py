@@ -55,7 +55,7 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class InlinePacket:
     """A packet in this process."""
 
     packet: Packet
@@ -83,7 +83,7 @@ class InlineExecutor:
 
     def handle(self, ref: Ref) -> Handle:
         """The packet itself."""
-        return Held(ref)
+        return InlinePacket(ref)
 
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
         """Do all jobs here."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Participation, Status
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import Report
+from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, reply_s
 
@@ -62,10 +62,10 @@ class Ledger:
     """What a round's clients did, as their reports come in."""
 
     participation: Participation
-    reports: dict[int, Report] = field(default_factory=dict)
+    reports: dict[int, ClientResult] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def add(self, report: Report) -> None:
+    def add(self, report: ClientResult) -> None:
         """Another wave's report of a client: bits add up, metrics join."""
         known = self.reports.get(report.client)
         if known is not None:
@@ -85,7 +85,7 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     """The rows of a round: clients that took part, their metrics, and the means over clients."""
     rows, participation = [], ledger.participation
     for client in sorted(set(participation.selected) | {c for c, r in ledger.reports.items() if r.work}):
-        report = ledger.reports.get(client, Report(client))
+        report = ledger.reports.get(client, ClientResult(client))
         rows.append(client_row(setup.population.traits(client), participation.status.get(client), report))
     if setup.population.settings.availability is not None:
         ledger.metrics["population/available"] = float(setup.num_clients - len(participation.unavailable))
@@ -113,13 +113,13 @@ def duration(setup: Setup, ledger: Ledger) -> float:
     A client is gone at the moment at which it vanishes or its update is lost. Nobody waits for those that train for
     themselves: who was not selected, and peers that are away from the exchange.
     """
-    awaited = {*ledger.participation.selected} - {*ledger.participation.among("dropped_before_download")}
+    awaited = {*ledger.participation.selected} - {*ledger.participation.with_status("dropped_before_download")}
     reports = [(setup.population.traits(c), report) for c, report in ledger.reports.items() if c in awaited]
     back = (arrival_s(traits, report) for traits, report in reports)
     return max(back, default=0.0) + max((reply_s(traits, report) for traits, report in reports), default=0.0)
 
 
-def client_row(traits: Traits, drawn: Status | None, report: Report) -> ClientRow:
+def client_row(traits: Traits, drawn: Status | None, report: ClientResult) -> ClientRow:
     """One client's row; its time is download, then work, then upload, then the reply, at its own speeds."""
     num_examples = sum(work.num_examples for work in report.work.values())
     seconds = arrival_s(traits, report) + reply_s(traits, report)

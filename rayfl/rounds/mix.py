@@ -89,7 +89,7 @@ def settled(total: Aggregate, result: Tree) -> Aggregate:
 def blank(shape: tuple[int, ...]) -> Tensor:
     """A float32 tensor to be filled. A large one has pages of its own, which are free again as soon as it is.
 
-    The allocator would keep them (see `process.settle`), beside what becomes of the results in the object store.
+    The allocator would keep them (`prepare_process`), beside what becomes of the results in the object store.
     """
     size = math.prod(shape)
     if size < LARGE:

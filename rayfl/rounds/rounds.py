@@ -15,11 +15,11 @@ from rayfl import tree
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import ClientJob, PooledJob, Report, Shared
+from rayfl.rounds.calls import ClientJob, ClientResult, PooledJob, RoundInputs
 from rayfl.rounds.exchange import bill, in_calls, mix_job
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
-from rayfl.rounds.run_state import World, calls, keep, memories, parts
+from rayfl.rounds.run_state import RunState, calls_per_wave, input_refs, parts, store_outputs
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import peer_roles, server_roles, train
 from rayfl.topology.graphs import mixing_weights
@@ -27,91 +27,96 @@ from rayfl.topology.statistics import round_metrics
 from rayfl.tree import Arrays
 
 
-def first_world(setup: Setup) -> World:
+def first_run_state(setup: Setup) -> RunState:
     """The world before round 0."""
-    return World(server={} if setup.is_peer else setup.server_half.init_server(setup.initial))
+    return RunState(server={} if setup.is_peer else setup.server_half.init_server(setup.initial))
 
 
 def simulate(
     setup: Setup,
     executor: Executor,
-    on_round: Callable[[RoundRecord, World], None],
-    world: World | None = None,
+    on_round: Callable[[RoundRecord, RunState], None],
+    run_state: RunState | None = None,
     rounds: int | None = None,
-) -> World:
-    """Run from `world` (None: from the start) to `rounds` (None: the experiment's); `on_round` after each round."""
+) -> RunState:
+    """Run from `run_state` (None: from the start) to `rounds` (None: the experiment's); `on_round` after each round."""
     play = peer_round if setup.is_peer else server_round
     with fixed(setup.threads, torch.device("cpu")):
-        world = world or first_world(setup)
-        while world.round < (setup.rounds if rounds is None else rounds):
+        run_state = run_state or first_run_state(setup)
+        while run_state.round < (setup.rounds if rounds is None else rounds):
             begun = time.perf_counter()
-            world, record = play(setup, executor, world)
+            run_state, record = play(setup, executor, run_state)
             record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
-            on_round(record, world)
-    return world
+            on_round(record, run_state)
+    return run_state
 
 
-def server_round(setup: Setup, executor: Executor, world: World) -> tuple[World, RoundRecord]:
+def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:
     """One round of a server method: download, local work, upload, server update, replies, judging."""
-    half, round, plan = setup.server_half, world.round, setup.plan(world.round)
-    participation = setup.population.draw(round)
+    half, round, plan = setup.server_half, run_state.round, setup.plan(run_state.round)
+    participation = setup.population.sample_round(round)
     ledger = Ledger(participation)
-    server, context = world.server, setup.context(round, plan, NOBODY, "server")
-    shared = Shared(
+    server, context = run_state.server, setup.context(round, plan, NOBODY, "server")
+    shared = RoundInputs(
         round=round,
         plan=plan,
         message=half.broadcast(server, context) if plan.down else {},
-        server=tree.to_arrays(server) if half.gives("personal") else None,
-        judged=setup.judged(round),
+        server=tree.to_arrays(server) if half.overrides("personal_message") else None,
+        evaluated=setup.evaluated(round),
     )
     roles = server_roles(setup, plan, participation)
-    world, sums = train(setup, executor, world, shared, roles, ledger)
+    run_state, sums = train(setup, executor, run_state, shared, roles, ledger)
     delivered = sorted(client for client, report in ledger.reports.items() if report.sent)
     server, metrics = half.server_update(server, sums, delivered, context)
     ledger.metrics |= metrics
-    world = replace(world, server=server, round=round + 1)
-    if half.gives("reply") and plan.down:
-        world = reply(setup, executor, world, shared, delivered, ledger)
-    judge(setup, executor, world, shared, ledger)
-    return world, record(setup, round, ledger)
+    run_state = replace(run_state, server=server, round=round + 1)
+    if half.overrides("reply") and plan.down:
+        run_state = reply(setup, executor, run_state, shared, delivered, ledger)
+    evaluate(setup, executor, run_state, shared, ledger)
+    return run_state, record(setup, round, ledger)
 
 
-def peer_round(setup: Setup, executor: Executor, world: World) -> tuple[World, RoundRecord]:
+def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:
     """One round of a peer method: local work, every message an object, mixing by the receivers, judging."""
-    round, plan = world.round, setup.plan(world.round)
-    participation = setup.population.draw(round, everyone=True)
+    round, plan = run_state.round, setup.plan(run_state.round)
+    participation = setup.population.sample_round(round, everyone=True)
     ledger = Ledger(participation)
-    shared = Shared(round=round, plan=plan, judged=setup.judged(round))
+    shared = RoundInputs(round=round, plan=plan, evaluated=setup.evaluated(round))
     messages: dict[int, Ref] = {}
-    world, _ = train(setup, executor, world, shared, peer_roles(participation), ledger, messages)
+    run_state, _ = train(setup, executor, run_state, shared, peer_roles(participation), ledger, messages)
     if setup.topology is not None and plan.up:
         senders = [client for client in messages if ledger.reports[client].sent]
-        world = mix(setup, executor, world, shared, {client: messages[client] for client in senders}, ledger)
-    world = replace(world, round=round + 1)
-    judge(setup, executor, world, shared, ledger)
-    return world, record(setup, round, ledger)
+        run_state = mix(setup, executor, run_state, shared, {client: messages[client] for client in senders}, ledger)
+    run_state = replace(run_state, round=round + 1)
+    evaluate(setup, executor, run_state, shared, ledger)
+    return run_state, record(setup, round, ledger)
 
 
 def reply(
-    setup: Setup, executor: Executor, world: World, shared: Shared, delivered: Sequence[int], ledger: Ledger
-) -> World:
+    setup: Setup, executor: Executor, run_state: RunState, shared: RoundInputs, delivered: Sequence[int], ledger: Ledger
+) -> RunState:
     """The server's answers to those who delivered, taken in at once."""
-    shared = replace(shared, message={}, server=tree.to_arrays(world.server))
-    works = [ClientJob(part) for part in parts(delivered, calls(setup, executor))]
-    per_client = setup.stateful + setup.linked
-    jobs = [Job(work, memories(setup, world, work.clients), per_client * len(work.clients)) for work in works]
-    states, links = dict(world.states), dict(world.links)
+    shared = replace(shared, message={}, server=tree.to_arrays(run_state.server))
+    works = [ClientJob(part) for part in parts(delivered, calls_per_wave(setup, executor))]
+    per_client = setup.stateful + setup.has_server_memory
+    jobs = [Job(work, input_refs(setup, run_state, work.clients), per_client * len(work.clients)) for work in works]
+    states, server_memories = dict(run_state.states), dict(run_state.server_memories)
     for work, answer in zip(works, executor.run("reply", executor.put(shared), jobs), strict=True):
         outputs = iter(answer.outputs)
         for client, report in zip(work.clients, answer.result, strict=True):
-            keep(setup, client, outputs, states, links)
+            store_outputs(setup, client, outputs, states, server_memories)
             ledger.add(report)
-    return replace(world, states=states, links=links)
+    return replace(run_state, states=states, server_memories=server_memories)
 
 
 def mix(
-    setup: Setup, executor: Executor, world: World, shared: Shared, messages: Mapping[int, Ref], ledger: Ledger
-) -> World:
+    setup: Setup,
+    executor: Executor,
+    run_state: RunState,
+    shared: RoundInputs,
+    messages: Mapping[int, Ref],
+    ledger: Ledger,
+) -> RunState:
     """The exchange among peers: everyone present reads its neighbours' messages; links are billed on both ends."""
     assert setup.topology is not None
     graph = setup.topology.receives(setup.num_clients, setup.seed, shared.round)
@@ -124,66 +129,68 @@ def mix(
         np.fill_diagonal(weights, 0.0)
     bill(graph, messages, ledger)
     there = [client for client, report in ledger.reports.items() if not report.undone]
-    receivers = [client for client in there if client in world.states or not setup.stateful]
+    receivers = [client for client in there if client in run_state.states or not setup.stateful]
     model_bytes = 4 * tree.num_entries(setup.initial)
     shares = in_calls(receivers, weights, executor.num_workers, model_bytes)
     works = [mix_job(part, weights, present) for part in shares]
     jobs = [
         Job(
             work,
-            (*memories(setup, world, tuple(work.rows)), *(messages[sender] for sender in work.senders)),
+            (*input_refs(setup, run_state, tuple(work.rows)), *(messages[sender] for sender in work.senders)),
             setup.stateful * len(work.rows),
         )
         for work in works
     ]
-    states = dict(world.states)
+    states = dict(run_state.states)
     for work, answer in zip(works, executor.run("mix", executor.put(shared), jobs), strict=True):
         outputs = iter(answer.outputs)
         for client in work.rows:
-            keep(setup, client, outputs, states, {})
-    return replace(world, states=states)
+            store_outputs(setup, client, outputs, states, {})
+    return replace(run_state, states=states)
 
 
-def judge(setup: Setup, executor: Executor, world: World, shared: Shared, ledger: Ledger) -> None:
+def evaluate(setup: Setup, executor: Executor, run_state: RunState, shared: RoundInputs, ledger: Ledger) -> None:
     """Evaluate the global model and every client's model, if this round is judged."""
-    if not shared.judged:
+    if not shared.evaluated:
         return
-    model = {} if setup.is_peer else setup.server_half.model(world.server)
+    model = {} if setup.is_peer else setup.server_half.model(run_state.server)
     shared = replace(shared, message={}, server=None, model=tree.to_arrays(model) if model else None)
     settings, personal = setup.evaluation, setup.method.personalized or bool(setup.method.eval_stages(shared.round))
-    if setup.is_peer and setup.peer_half.judged_from_mean:
-        shared = replace(shared, model=mean_model(setup, executor, world, shared))
+    if setup.is_peer and setup.peer_half.evaluated_from_mean:
+        shared = replace(shared, model=mean_model(setup, executor, run_state, shared))
     if model and (settings.pooled or (settings.own and not personal)):
-        pooled = judge_pooled(setup, executor, shared)
+        pooled = evaluate_pooled(setup, executor, shared)
         if settings.pooled:
             ledger.metrics |= {f"pooled/{name}": float(values.mean()) for name, values in pooled.items()}
         if settings.own and not personal:
             for client, metrics in evaluation.own_splits(setup, pooled).items():
-                ledger.add(Report(client, metrics=metrics))
+                ledger.add(ClientResult(client, metrics=metrics))
     if personal and (settings.own or settings.personal_on_pooled):
-        judge_clients(setup, executor, world, shared, ledger)
+        evaluate_clients(setup, executor, run_state, shared, ledger)
 
 
-def judge_pooled(setup: Setup, executor: Executor, shared: Shared) -> dict[str, np.ndarray]:
+def evaluate_pooled(setup: Setup, executor: Executor, shared: RoundInputs) -> dict[str, np.ndarray]:
     """Every metric of the global model for each example of the pooled test set."""
     size, batch = len(setup.dataset.test), evaluation.BATCH
     jobs = [Job(PooledJob(first, min(first + batch, size))) for first in range(0, size, batch)]
-    results = [done.result for done in executor.run("judge_pooled", executor.put(shared), jobs)]
+    results = [done.result for done in executor.run("evaluate_pooled", executor.put(shared), jobs)]
     return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
 
 
-def judge_clients(setup: Setup, executor: Executor, world: World, shared: Shared, ledger: Ledger) -> None:
+def evaluate_clients(
+    setup: Setup, executor: Executor, run_state: RunState, shared: RoundInputs, ledger: Ledger
+) -> None:
     """Every client's own model."""
-    everyone = parts(range(setup.num_clients), calls(setup, executor))
-    jobs = [Job(ClientJob(part), memories(setup, world, part, linked=False)) for part in everyone]
-    for done in executor.run("judge", executor.put(shared), jobs):
+    everyone = parts(range(setup.num_clients), calls_per_wave(setup, executor))
+    jobs = [Job(ClientJob(part), input_refs(setup, run_state, part, has_server_memory=False)) for part in everyone]
+    for done in executor.run("evaluate", executor.put(shared), jobs):
         for report in done.result:
             ledger.add(report)
 
 
-def mean_model(setup: Setup, executor: Executor, world: World, shared: Shared) -> Arrays:
+def mean_model(setup: Setup, executor: Executor, run_state: RunState, shared: RoundInputs) -> Arrays:
     """The mean of all peers' models."""
     everyone = tuple(range(setup.num_clients))
-    job = Job(ClientJob(everyone), memories(setup, world, everyone, linked=False), num_outputs=1)
+    job = Job(ClientJob(everyone), input_refs(setup, run_state, everyone, has_server_memory=False), num_outputs=1)
     (done,) = executor.run("mean_model", executor.put(shared), [job])
     return executor.get(done.outputs[0])

@@ -15,33 +15,37 @@ LARGE_MODEL = 2_000_000
 
 
 @dataclass(frozen=True)
-class World:
+class RunState:
     """What outlives a round: the next round's number, the server's state, and references to states and links."""
 
     round: int = 0
     server: State = field(default_factory=dict)
     states: Mapping[int, Ref] = field(default_factory=dict)
-    links: Mapping[int, Ref] = field(default_factory=dict)
+    server_memories: Mapping[int, Ref] = field(default_factory=dict)
 
 
-def memories(setup: Setup, world: World, clients: Sequence[int], linked: bool = True) -> tuple[Ref, ...]:
+def input_refs(
+    setup: Setup, run_state: RunState, clients: Sequence[int], has_server_memory: bool = True
+) -> tuple[Ref, ...]:
     """For each client its state and its link, where the setup has such; None before the first round."""
     refs: list[Ref] = []
     for client in clients:
-        refs += [world.states.get(client)] if setup.stateful else []
-        refs += [world.links.get(client)] if setup.linked and linked else []
+        refs += [run_state.states.get(client)] if setup.stateful else []
+        refs += [run_state.server_memories.get(client)] if setup.has_server_memory and has_server_memory else []
     return tuple(refs)
 
 
-def keep(setup: Setup, client: int, outputs: Iterator[Ref], states: dict[int, Ref], links: dict[int, Ref]) -> None:
+def store_outputs(
+    setup: Setup, client: int, outputs: Iterator[Ref], states: dict[int, Ref], server_memories: dict[int, Ref]
+) -> None:
     """Take a client's new state and link from a call's outputs."""
     if setup.stateful:
         states[client] = next(outputs)
-    if setup.linked:
-        links[client] = next(outputs)
+    if setup.has_server_memory:
+        server_memories[client] = next(outputs)
 
 
-def calls(setup: Setup, executor: Executor) -> int:
+def calls_per_wave(setup: Setup, executor: Executor) -> int:
     """Calls a wave: two a worker, to even out unequal clients; one where what a call returns is large."""
     return executor.num_workers * (1 if tree.num_entries(setup.initial) > LARGE_MODEL else 2)
 

@@ -28,10 +28,12 @@ MOST_CHUNKS = 16
 class Evaluation(Settings):
     """The `[evaluation]` table: how often models are judged, and on what."""
 
-    every: int = Field(default=1, ge=0, description="judge every so many rounds and after the last; 0: only then")
-    pooled: bool = Field(default=True, description="judge the global model on the pooled test set")
-    own: bool = Field(default=True, description="judge each client's model on its own test split")
-    personal_on_pooled: bool = Field(default=False, description="judge each personal model on the pooled test set too")
+    every: int = Field(default=1, ge=0, description="evaluate every so many rounds and after the last; 0: only then")
+    pooled: bool = Field(default=True, description="evaluate the global model on the pooled test set")
+    own: bool = Field(default=True, description="evaluate each client's model on its own test split")
+    personal_on_pooled: bool = Field(
+        default=False, description="evaluate each personal model on the pooled test set too"
+    )
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,9 @@ class Setup:
         return bool(self.first_state(0)) or bool(self.uplink.init(self.initial))
 
     @cached_property
-    def linked(self) -> bool:
+    def has_server_memory(self) -> bool:
         """Whether the server remembers anything of single clients."""
-        return not self.is_peer and bool(self.first_link(0))
+        return not self.is_peer and bool(self.first_server_memory(0))
 
     @cached_property
     def relayed(self) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ class Setup:
     @property
     def num_outputs(self) -> int:
         """Objects that a training client leaves behind: its state, its link, its message, its relayed packets."""
-        return self.stateful + self.linked + self.keeps_messages + len(self.relayed)
+        return self.stateful + self.has_server_memory + self.keeps_messages + len(self.relayed)
 
     @cached_property
     def engine(self) -> engines.Engine:
@@ -127,9 +129,9 @@ class Setup:
         generator = seeding.generator(self.seed, client=client, purpose="first state")
         return self.method.init_client(self.population.traits(client), self.initial, generator)
 
-    def first_link(self, client: int) -> State:
+    def first_server_memory(self, client: int) -> State:
         """What the server remembers of a client before the client's first round."""
-        return self.server_half.init_link(self.population.traits(client), self.initial)
+        return self.server_half.init_server_memory(self.population.traits(client), self.initial)
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
@@ -147,14 +149,14 @@ class Setup:
             initial=self.initial,
             uplink=self.uplink,
             downlink=self.downlink,
-            draws=seeding.Draws(self.seed, round, client, purpose),
+            draws=seeding.LazyGenerator(self.seed, round, client, purpose),
         )
 
     def plan(self, round: int) -> Plan:
         """The method's plan of a round, with the round's shared coin."""
         return self.method.plan(round, seeding.coin(self.seed, round))
 
-    def judged(self, round: int) -> bool:
+    def evaluated(self, round: int) -> bool:
         """Whether models are evaluated at the end of this round."""
         every = self.evaluation.every
         return round == self.rounds - 1 or (every > 0 and (round + 1) % every == 0)

@@ -7,11 +7,11 @@ from typing import Literal
 from rayfl.data.batches import steps_within
 from rayfl.methods.base import Plan, Work
 from rayfl.population.client import Traits
-from rayfl.rounds.calls import Report
+from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.setup import Setup
 
 
-def arrival_s(traits: Traits, report: Report) -> float:
+def arrival_s(traits: Traits, report: ClientResult) -> float:
     """Seconds from the round's beginning until the client is done, or gone: download, then work, then upload."""
     if report.cut_s is not None:
         return report.cut_s
@@ -28,12 +28,14 @@ def moment(seconds: float) -> float:
     return float(f"{seconds:.12g}")
 
 
-def reply_s(traits: Traits, report: Report) -> float:
+def reply_s(traits: Traits, report: ClientResult) -> float:
     """Seconds of the download after the server's update."""
     return report.reply_bits / traits.downlink_bps
 
 
-def cut_off(setup: Setup, plan: Plan, report: Report, close_s: float, status: Literal["late", "surplus"]) -> Report:
+def cut_off(
+    setup: Setup, plan: Plan, report: ClientResult, close_s: float, status: Literal["late", "surplus"]
+) -> ClientResult:
     """What a client has used when the server hangs up after `close_s` seconds: whole bytes, and whole steps.
 
     Nothing of its round counts.
@@ -61,7 +63,7 @@ def _whole(amount: float) -> int:
     return max(0, math.floor(round(amount, 3)))
 
 
-def _done(setup: Setup, plan: Plan, report: Report, num_examples: int) -> dict[str, Work]:
+def _done(setup: Setup, plan: Plan, report: ClientResult, num_examples: int) -> dict[str, Work]:
     """The part of the work that a client gets through, so many examples, stage by stage."""
     done = {}
     for stage in (stage for stage in plan.stages if stage.name in report.work):

@@ -8,10 +8,10 @@ from rayfl.determinism.addition_order import chunks, cut, total
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Plan
 from rayfl.population.sampling import Participation, Status
-from rayfl.rounds.calls import TRAINS, AddJob, Report, Role, Shared, Trained, TrainJob
+from rayfl.rounds.calls import TRAINS, AddJob, ClientResult, Role, RoundInputs, Trained, TrainJob
 from rayfl.rounds.executor import Done, Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger
-from rayfl.rounds.run_state import World, calls, keep, memories
+from rayfl.rounds.run_state import RunState, calls_per_wave, input_refs, store_outputs
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, cut_off, moment
 from rayfl.rounds.worker import merged
@@ -32,27 +32,29 @@ _PEER_ROLES: Mapping[Status, Role] = {
 def server_roles(setup: Setup, plan: Plan, participation: Participation) -> dict[int, Role]:
     """Who takes part in a server round, by client in ascending order."""
     status = participation.status
-    roles: dict[int, Role] = {client: _SERVER_ROLES[status[client]] for client in participation.among(*_SERVER_ROLES)}
+    roles: dict[int, Role] = {
+        client: _SERVER_ROLES[status[client]] for client in participation.with_status(*_SERVER_ROLES)
+    }
     if plan.trainers == "all":
-        away = {*participation.among("dropped_before_download"), *participation.unavailable}
+        away = {*participation.with_status("dropped_before_download"), *participation.unavailable}
         roles |= {client: "keep" for client in range(setup.num_clients) if client not in roles and client not in away}
     return dict(sorted(roles.items()))
 
 
 def peer_roles(participation: Participation) -> dict[int, Role]:
     """Who does what in a peer round: who is away from the exchange trains for itself."""
-    return {client: _PEER_ROLES[participation.status[client]] for client in participation.among(*_PEER_ROLES)}
+    return {client: _PEER_ROLES[participation.status[client]] for client in participation.with_status(*_PEER_ROLES)}
 
 
 def train(
     setup: Setup,
     executor: Executor,
-    world: World,
-    shared: Shared,
+    run_state: RunState,
+    shared: RoundInputs,
     roles: Mapping[int, Role],
     ledger: Ledger,
     messages: dict[int, Ref] | None = None,
-) -> tuple[World, dict[str, Aggregate]]:
+) -> tuple[RunState, dict[str, Aggregate]]:
     """Local work of all clients with a role: the new world, and what arrived by message name.
 
     `messages` collects the peers' messages by sender.
@@ -60,19 +62,21 @@ def train(
     pieces = chunks(list(roles), setup.num_chunks(len(roles)))
     works = [
         TrainJob(node, {index: tuple((c, roles[c]) for c in pieces[index]) for index in range(*node)})
-        for node in cut(len(pieces), calls(setup, executor))
+        for node in cut(len(pieces), calls_per_wave(setup, executor))
     ]
     jobs = []
     for work in works:
         present = [client for client, role in work.clients if role in TRAINS]
-        inputs = memories(setup, world, [client for client, _ in work.clients])
+        inputs = input_refs(setup, run_state, [client for client, _ in work.clients])
         jobs.append(Job(work, inputs, setup.num_outputs * len(present)))
     put = executor.put(shared)
     done = executor.run("train", put, jobs)
-    reports = in_time(setup, shared.plan, roles, [report for answer in done for report in answer.result.reports])
+    reports = apply_over_selection(
+        setup, shared.plan, roles, [report for answer in done for report in answer.result.reports]
+    )
     for client in roles:
         ledger.add(reports[client])
-    world, kept, packets = take_in(setup, world, works, done, reports)
+    run_state, kept, packets = store_client_outputs(setup, run_state, works, done, reports)
     if messages is not None:
         messages |= kept
     if setup.keeps_messages and not setup.is_peer:
@@ -82,10 +86,12 @@ def train(
     for name in setup.relayed:
         sent = {c: executor.handle(ref) for c, ref in packets[name].items() if name in reports[c].relayed}
         sums[name] = Aggregate(setup.method.gather[name], count=len(sent), items=sent)
-    return world, sums
+    return run_state, sums
 
 
-def in_time(setup: Setup, plan: Plan, roles: Mapping[int, Role], reports: Sequence[Report]) -> dict[int, Report]:
+def apply_over_selection(
+    setup: Setup, plan: Plan, roles: Mapping[int, Role], reports: Sequence[ClientResult]
+) -> dict[int, ClientResult]:
     """The reports by client; where only the first to finish are taken, the others' are cut off when these are back.
 
     Who finishes at the same moment is taken in the order of the ids. A client with nothing to say finishes, too; one
@@ -108,11 +114,15 @@ def in_time(setup: Setup, plan: Plan, roles: Mapping[int, Role], reports: Sequen
     }
 
 
-def take_in(
-    setup: Setup, world: World, works: Sequence[TrainJob], done: Sequence[Done], reports: Mapping[int, Report]
-) -> tuple[World, dict[int, Ref], dict[str, dict[int, Ref]]]:
+def store_client_outputs(
+    setup: Setup,
+    run_state: RunState,
+    works: Sequence[TrainJob],
+    done: Sequence[Done],
+    reports: Mapping[int, ClientResult],
+) -> tuple[RunState, dict[int, Ref], dict[str, dict[int, Ref]]]:
     """The world with new states and links, the kept messages, and the relayed packets by name: of rounds that count."""
-    states, links, messages = dict(world.states), dict(world.links), {}
+    states, server_memories, messages = dict(run_state.states), dict(run_state.server_memories), {}
     packets: dict[str, dict[int, Ref]] = {name: {} for name in setup.relayed}
     for work, answer in zip(works, done, strict=True):
         left = iter(answer.outputs)
@@ -120,12 +130,12 @@ def take_in(
             outputs = iter([next(left) for _ in range(setup.num_outputs)])
             if reports[client].undone:
                 continue
-            keep(setup, client, outputs, states, links)
+            store_outputs(setup, client, outputs, states, server_memories)
             if setup.keeps_messages:
                 messages[client] = next(outputs)
             for name in setup.relayed:
                 packets[name][client] = next(outputs)
-    return replace(world, states=states, links=links), messages, packets
+    return replace(run_state, states=states, server_memories=server_memories), messages, packets
 
 
 def add_up(setup: Setup, executor: Executor, shared: Ref, messages: Mapping[int, Ref]) -> dict[str, Aggregate]:
@@ -133,7 +143,7 @@ def add_up(setup: Setup, executor: Executor, shared: Ref, messages: Mapping[int,
     pieces = chunks(list(messages), setup.num_chunks(len(messages)))
     works = [
         AddJob(node, {index: pieces[index] for index in range(*node)})
-        for node in cut(len(pieces), calls(setup, executor))
+        for node in cut(len(pieces), calls_per_wave(setup, executor))
     ]
     jobs = [Job(work, tuple(messages[client] for client in work.clients)) for work in works]
     return sum_up(setup, executor.run("add", shared, jobs), len(pieces))

@@ -15,8 +15,18 @@ from rayfl.compress.base import Message, message_bits
 from rayfl.determinism.addition_order import Node, total
 from rayfl.gather import Aggregate
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import TRAINS, AddJob, ClientJob, MixJob, PooledJob, Report, Shared, Trained, TrainJob
-from rayfl.rounds.client_round import Trainee, kept, told
+from rayfl.rounds.calls import (
+    TRAINS,
+    AddJob,
+    ClientJob,
+    ClientResult,
+    MixJob,
+    PooledJob,
+    RoundInputs,
+    Trained,
+    TrainJob,
+)
+from rayfl.rounds.client_round import ClientRound, naming_round_and_client, pack_outputs
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.setup import Setup
 from rayfl.tree import State, Tree
@@ -30,54 +40,58 @@ class Worker:
         self.method = setup.method
 
     # Any: inputs and outputs are states, links or messages; each kind of job says which.
-    def do(self, kind: str, shared: Shared, job: Any, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
-        """Do one job of the kind "train", "reply", "mix", "judge", ...: its result and its outputs.
+    def do(self, kind: str, shared: RoundInputs, job: Any, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+        """Do one job of the kind "train", "reply", "mix", "evaluate", ...: its result and its outputs.
 
         Large outputs are made as they are asked for, so that the worker need not hold them all.
         """
         return getattr(self, kind)(shared, job, inputs)
 
-    def train(self, shared: Shared, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+    def train(self, shared: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Download, local work, upload, for every client of the job."""
         clients = [client for client, _ in job.clients]
-        states, links = self._memories(clients, inputs)
+        states, server_memories = self._memories(clients, inputs)
         message = opened(shared.message)
         server = None if shared.server is None else tree.to_tensors(shared.server)
-        reports: list[Report] = []
+        reports: list[ClientResult] = []
         outputs: list[Any] = []
 
         def leaf(node: Node) -> dict[str, Aggregate] | None:
             if node[1] - node[0] > 1:
                 return None
-            trainees = [
-                Trainee(self.setup, shared, message, server, client, role, states[client], links[client])
+            client_rounds = [
+                ClientRound(self.setup, shared, message, server, client, role, states[client], server_memories[client])
                 for client, role in job.chunks[node[0]]
             ]
-            return self._chunk(shared, trainees, reports, outputs)
+            return self._chunk(shared, client_rounds, reports, outputs)
 
         sums = total(job.node, leaf, merged) if job.chunks else {}
         return Trained(job.node, {name: gather.to_wire(value) for name, value in sums.items()}, tuple(reports)), outputs
 
     def _chunk(
-        self, shared: Shared, trainees: Sequence[Trainee], reports: list[Report], outputs: list[Any]
+        self, shared: RoundInputs, client_rounds: Sequence[ClientRound], reports: list[ClientResult], outputs: list[Any]
     ) -> dict[str, Aggregate]:
         """Train one chunk and add up what it sends, in order."""
         sums: dict[str, Aggregate] = {name: rule.empty() for name, rule in self.method.gather.items()}
-        absent = {trainee.client: report for trainee in trainees if (report := trainee.absence()) is not None}
+        absent = {
+            client_round.client: report
+            for client_round in client_rounds
+            if (report := client_round.absence()) is not None
+        }
         results = self.setup.engine(
-            self.method, [trainee.start() for trainee in trainees if trainee.client not in absent]
+            self.method, [client_round.start() for client_round in client_rounds if client_round.client not in absent]
         )
-        for trainee in trainees:
-            if trainee.client in absent:
-                reports.append(absent[trainee.client])
-                outputs += [None] * (self.setup.num_outputs if trainee.role in TRAINS else 0)
+        for client_round in client_rounds:
+            if client_round.client in absent:
+                reports.append(absent[client_round.client])
+                outputs += [None] * (self.setup.num_outputs if client_round.role in TRAINS else 0)
                 continue
-            with told(shared.round, trainee.client):
+            with naming_round_and_client(shared.round, client_round.client):
                 carry, work = next(results)
-                report, message, weight = trainee.finish(carry, work, outputs)
+                report, message, weight = client_round.finish(carry, work, outputs)
             reports.append(report)
             if report.sent and not self.setup.keeps_messages:
-                self._add(sums, message, weight, trainee.client)
+                self._add(sums, message, weight, client_round.client)
         return sums
 
     def _add(self, sums: dict[str, Aggregate], message: Message, weight: float, sender: int) -> None:
@@ -86,7 +100,7 @@ class Worker:
             if name in message and name not in self.setup.relayed:
                 sums[name] = self.method.gather[name].add(sums[name], message[name], weight, sender)
 
-    def add(self, shared: Shared, job: AddJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+    def add(self, shared: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Add up messages as `train` does where nobody has to be waited for."""
         sent = dict(zip(job.clients, inputs, strict=True))
 
@@ -102,61 +116,65 @@ class Worker:
         sums = total(job.node, leaf, merged)
         return Trained(job.node, {name: gather.to_wire(value) for name, value in sums.items()}, ()), []
 
-    def reply(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[tuple[Report, ...], list[Any]]:
+    def reply(
+        self, shared: RoundInputs, job: ClientJob, inputs: Sequence[Any]
+    ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """The server's answers after its update, taken in by the clients; outputs: states, then links, by client."""
-        states, links = self._memories(job.clients, inputs)
+        states, server_memories = self._memories(job.clients, inputs)
         assert shared.server is not None
         server, half = tree.to_tensors(shared.server), self.setup.server_half
-        reports: list[Report] = []
+        reports: list[ClientResult] = []
         outputs: list[Any] = []
         for client in job.clients:
-            with told(shared.round, client):
+            with naming_round_and_client(shared.round, client):
                 ctx = self.setup.context(shared.round, shared.plan, client, "reply")
-                answer = half.reply(server, links[client], ctx)
-                state = self.method.absorb(states[client], answer.message, ctx)
+                answer = half.reply(server, server_memories[client], ctx)
+                state = self.method.receive_reply(states[client], answer.message, ctx)
             bits = message_bits(answer.message)
-            reports.append(Report(client, downlink_bits=bits, reply_bits=bits, metrics=answer.metrics))
-            outputs += kept(self.setup, state, answer.link)
+            reports.append(ClientResult(client, downlink_bits=bits, reply_bits=bits, metrics=answer.metrics))
+            outputs += pack_outputs(self.setup, state, answer.server_memory)
         return tuple(reports), outputs
 
-    def mix(self, shared: Shared, job: MixJob, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
+    def mix(self, shared: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
         """Every receiver gathers its neighbours' messages; outputs: the receivers' new states."""
         return None, self._mixed(shared, job, inputs) if self.setup.stateful else ()
 
-    def _mixed(self, shared: Shared, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
+    def _mixed(self, shared: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
         receivers = tuple(job.rows)
         gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[len(receivers) :], strict=True)))
         for client, stored in zip(receivers, inputs, strict=False):
-            with told(shared.round, client):
+            with naming_round_and_client(shared.round, client):
                 ctx = self.setup.context(shared.round, shared.plan, client, "mix")
                 states, _ = self._memories((client,), (stored,))
                 # Taken out, so that what only this receiver gathered is free again.
                 state = self.setup.peer_half.mix(states[client], gathered.pop(client), ctx)
-            yield from kept(self.setup, state, {})
+            yield from pack_outputs(self.setup, state, {})
 
-    def judge(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[tuple[Report, ...], list[Any]]:
+    def evaluate(
+        self, shared: RoundInputs, job: ClientJob, inputs: Sequence[Any]
+    ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Every client's model after the exchange."""
-        states, _ = self._memories(job.clients, inputs, linked=False)
+        states, _ = self._memories(job.clients, inputs, has_server_memory=False)
         model = None if shared.model is None else tree.to_tensors(shared.model)
-        reports: list[Report] = []
+        reports: list[ClientResult] = []
         for client in job.clients:
-            with told(shared.round, client):
+            with naming_round_and_client(shared.round, client):
                 ctx = self.setup.context(shared.round, shared.plan, client, "judge")
-                metrics = evaluation.judge_client(self.setup, states[client], model, None, ctx)
-            reports.append(Report(client, metrics=metrics))
+                metrics = evaluation.evaluate_client(self.setup, states[client], model, None, ctx)
+            reports.append(ClientResult(client, metrics=metrics))
         return tuple(reports), []
 
-    def mean_model(self, shared: Shared, job: ClientJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+    def mean_model(self, shared: RoundInputs, job: ClientJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """The mean of the clients' own models, added up in their order; output: that model."""
         total: Tree = {}
         for client, stored in zip(job.clients, inputs, strict=True):
-            states, _ = self._memories((client,), (stored,), linked=False)
-            own = self.method.outcome(states[client])
+            states, _ = self._memories((client,), (stored,), has_server_memory=False)
+            own = self.method.final_model(states[client])
             total = tree.add(total, own) if total else own
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 
-    def judge_pooled(
-        self, shared: Shared, job: PooledJob, inputs: Sequence[Any]
+    def evaluate_pooled(
+        self, shared: RoundInputs, job: PooledJob, inputs: Sequence[Any]
     ) -> tuple[dict[str, np.ndarray], list[Any]]:
         """The global model on a run of the pooled test set: every metric for each example."""
         assert shared.model is not None
@@ -164,19 +182,21 @@ class Worker:
         return evaluation.per_example(self.setup, tree.to_tensors(shared.model), self.setup.dataset.test, rows), []
 
     def _memories(
-        self, clients: Sequence[int], inputs: Sequence[Any], linked: bool = True
+        self, clients: Sequence[int], inputs: Sequence[Any], has_server_memory: bool = True
     ) -> tuple[dict[int, State], dict[int, State]]:
         """States and links by client; a client that comes for the first time gets its first ones."""
-        values, states, links = iter(inputs), {}, {}
+        values, states, server_memories = iter(inputs), {}, {}
         for client in clients:
-            states[client], links[client] = {}, {}
+            states[client], server_memories[client] = {}, {}
             if self.setup.stateful:
                 stored = next(values)
                 states[client] = self.setup.first_state(client) if stored is None else tree.to_tensors(stored)
-            if self.setup.linked and linked:
+            if self.setup.has_server_memory and has_server_memory:
                 stored = next(values)
-                links[client] = self.setup.first_link(client) if stored is None else tree.to_tensors(stored)
-        return states, links
+                server_memories[client] = (
+                    self.setup.first_server_memory(client) if stored is None else tree.to_tensors(stored)
+                )
+        return states, server_memories
 
 
 def opened(message: Message) -> Message:

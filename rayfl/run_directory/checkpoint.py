@@ -3,7 +3,7 @@
     checkpoints/00000040/            before round 40, that is, after 40 rounds
         manifest.json                format, versions, round, rows on record, and size and SHA-256 of every other file
         server.safetensors           the server's state
-        states-0000.safetensors ...  client states, links-0000.safetensors ... what the server keeps of clients
+        states-0000.safetensors ...  client states, memories-0000.safetensors ... what the server keeps of clients
 
 A checkpoint is written beside its place, synced, and renamed; the one before is kept, in case this one gets damaged.
 Client states pass through memory a few at a time.
@@ -23,13 +23,13 @@ from pydantic import Field
 import rayfl
 from rayfl import tree
 from rayfl.rounds.executor import Executor, Ref
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.run_directory.atomic_files import sync_directory, write_json
 from rayfl.run_directory.state_files import DamagedFile, load_states, open_handles, save_states
 from rayfl.settings import Settings, SettingsError
 from rayfl.tree import Arrays
 
-FORMAT = 1
+FORMAT = 2
 FILE_BYTES = 64 << 20
 """A file of states is closed when it is larger."""
 KEPT = 2
@@ -46,28 +46,28 @@ class Checkpoints(Settings):
         return self.every > 0 and (last or num_done % self.every == 0)
 
 
-def save(directory: Path, world: World, executor: Executor, num_rows: Mapping[str, int] | None = None) -> Path:
-    """Write a checkpoint of `world` into a run directory; returns its place.
+def save(directory: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int] | None = None) -> Path:
+    """Write a checkpoint of `run_state` into a run directory; returns its place.
 
     `num_rows`: the rows of each table of the records so far, without which the checkpoint would be of no use. OSError
     where the disk refuses; then the checkpoints before are as they were.
     """
     home = directory / "checkpoints"
     home.mkdir(parents=True, exist_ok=True)
-    place = home / f"{world.round:08d}"
+    place = home / f"{run_state.round:08d}"
     partial = home / f"{place.name}.partial"
     for left in (*home.glob("*.partial"), place):
         shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
     try:
-        _fill(partial, world, executor, num_rows or {})
+        _fill(partial, run_state, executor, num_rows or {})
         os.replace(partial, place)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_directory(home)
     # Later ones are of no use to a run that came back to here without them.
-    kept = [one for one in _places(directory) if int(one.name) <= world.round][:KEPT]
+    kept = [one for one in _places(directory) if int(one.name) <= run_state.round][:KEPT]
     for old in set(_places(directory)) - set(kept):
         shutil.rmtree(old, ignore_errors=True)
     return place
@@ -78,7 +78,7 @@ def load(
     executor: Executor,
     notice: Callable[[str], None],
     rows: Callable[[int], Mapping[str, int]] | None = None,
-) -> World | None:
+) -> RunState | None:
     """The newest whole checkpoint of a run that its records reach; None where there is none.
 
     `rows` tells how many rows each table of the records has on so many rounds; None: take the records for whole. What
@@ -113,11 +113,11 @@ def _places(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
-def _fill(place: Path, world: World, executor: Executor, num_rows: Mapping[str, int]) -> None:
+def _fill(place: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int]) -> None:
     """Write all files of a checkpoint, the manifest last."""
     written = [place / "server.safetensors"]
-    save_states(written[0], {"server": tree.to_arrays(world.server)})
-    for kind, refs in (("states", world.states), ("links", world.links)):
+    save_states(written[0], {"server": tree.to_arrays(run_state.server)})
+    for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
         for number, states in enumerate(_batches(refs, executor)):
             written.append(place / f"{kind}-{number:04d}.safetensors")
             save_states(written[-1], states)
@@ -127,7 +127,7 @@ def _fill(place: Path, world: World, executor: Executor, num_rows: Mapping[str, 
             files[path.name] = {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
             os.fsync(file.fileno())
     written_by = {"format": FORMAT, "rayfl": rayfl.__version__}
-    write_json(place / MANIFEST, {**written_by, "round": world.round, "rows": dict(num_rows), "files": files})
+    write_json(place / MANIFEST, {**written_by, "round": run_state.round, "rows": dict(num_rows), "files": files})
 
 
 def _batches(refs: Mapping[int, Ref], executor: Executor) -> Iterator[dict[str, Arrays]]:
@@ -165,7 +165,7 @@ def _manifest(place: Path) -> dict[str, Any]:
 
 
 # Any: a manifest.
-def _read(place: Path, about: Mapping[str, Any], executor: Executor) -> World:
+def _read(place: Path, about: Mapping[str, Any], executor: Executor) -> RunState:
     round, files = about["round"], about["files"]
     for name, file in files.items():
         _check(place, name, file)
@@ -177,18 +177,18 @@ def _read(place: Path, about: Mapping[str, Any], executor: Executor) -> World:
                 yield key, open_handles(state, lambda packet: executor.handle(executor.put(packet)))
 
     server = dict(states("server"))
-    return World(
+    return RunState(
         round=round,
         server=tree.to_tensors(server.get("server", {})),
         states={int(client): executor.put(state) for client, state in states("states")},
-        links={int(client): executor.put(state) for client, state in states("links")},
+        server_memories={int(client): executor.put(state) for client, state in states("memories")},
     )
 
 
 # Any: an entry of the manifest.
 def _check(place: Path, name: str, file: Any) -> None:
     """DamagedFile unless the file is there, whole and unchanged."""
-    if not re.fullmatch(r"server|(states|links)-\d+", name.removesuffix(".safetensors")):
+    if not re.fullmatch(r"server|(states|memories)-\d+", name.removesuffix(".safetensors")):
         raise DamagedFile(f"its manifest names {name!r}")
     try:
         with open(place / name, "rb") as stream:

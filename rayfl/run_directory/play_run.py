@@ -6,7 +6,7 @@ from pathlib import Path
 from rayfl import tree
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.atomic_files import reason
@@ -30,7 +30,7 @@ def play(
     resumed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
     notice: Callable[[str], None] = lambda sentence: None,
-) -> World:
+) -> RunState:
     """Run all rounds, record each, save checkpoints and the final models. The records are readable whenever it is cut.
 
     `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
@@ -39,64 +39,68 @@ def play(
     DiskError where the records or the models cannot be written; without a checkpoint the run goes on.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
-    world = recalled(setup, executor, directory, notice) if resumed else None
-    with Recorder.resume(directory, world.round - 1 if world else -1) if resumed else Recorder(directory) as recorder:
+    run_state = recalled(setup, executor, directory, notice) if resumed else None
+    with (
+        Recorder.resume(directory, run_state.round - 1 if run_state else -1)
+        if resumed
+        else Recorder(directory) as recorder
+    ):
 
-        def record_round(record: RoundRecord, world: World) -> None:
+        def record_round(record: RoundRecord, run_state: RunState) -> None:
             recorder.round(record.row, record.clients, record.metrics)
-            last = world.round >= setup.rounds
+            last = run_state.round >= setup.rounds
             stop = not last and stopping()
-            if checkpoints.due(world.round, last or stop):
+            if checkpoints.due(run_state.round, last or stop):
                 recorder.sync()
-                _save(directory, world, executor, recorder.num_rows, notice)
+                _save(directory, run_state, executor, recorder.num_rows, notice)
             on_round(record)
             if stop:
                 raise Stopped
 
-        world = simulate(setup, executor, record_round, world)
+        run_state = simulate(setup, executor, record_round, run_state)
         if save_models:
-            for name, model in final_models(setup, executor, world).items():
+            for name, model in final_models(setup, executor, run_state).items():
                 save_model(directory, name, model)
-    return world
+    return run_state
 
 
-def recalled(setup: Setup, executor: Executor, directory: Path, notice: Callable[[str], None]) -> World | None:
+def recalled(setup: Setup, executor: Executor, directory: Path, notice: Callable[[str], None]) -> RunState | None:
     """The world of the newest whole checkpoint that the records reach; None: start again."""
-    world = checkpoint.load(directory, executor, notice, rows_recorded(directory))
-    if world is None:
+    run_state = checkpoint.load(directory, executor, notice, rows_recorded(directory))
+    if run_state is None:
         notice("there is no checkpoint: starting from round 0")
     else:
-        notice(f"going on from the checkpoint before round {world.round}")
-    return world
+        notice(f"going on from the checkpoint before round {run_state.round}")
+    return run_state
 
 
 def _save(
-    directory: Path, world: World, executor: Executor, num_rows: Mapping[str, int], notice: Callable[[str], None]
+    directory: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int], notice: Callable[[str], None]
 ) -> None:
     """A checkpoint, or a notice that there is none: what the run has done so far is worth more than the way back."""
     try:
-        checkpoint.save(directory, world, executor, num_rows)
+        checkpoint.save(directory, run_state, executor, num_rows)
     except OSError as error:
         kept = checkpoint.rounds_saved(directory)
         way_back = f"the checkpoint before round {kept[0]}" if kept else "the start"
         notice(
-            f"no checkpoint before round {world.round}, because {directory} cannot be written to ({reason(error)}); "
-            f"the run goes on, and would resume from {way_back}"
+            f"no checkpoint before round {run_state.round}, because {directory} cannot be written to "
+            f"({reason(error)}); the run goes on, and would resume from {way_back}"
         )
 
 
-def final_models(setup: Setup, executor: Executor, world: World) -> Mapping[str, Tree]:
+def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mapping[str, Tree]:
     """ "global": the server's model; "personal": every client's own one, under keys such as "12/fc.weight".
 
     A client that was never selected has no model of its own and is left out.
     """
     models: dict[str, Tree] = {}
-    if not setup.is_peer and (model := setup.server_half.model(world.server)):
+    if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = model
     if setup.method.personalized:
         personal = {}
-        for client, state in sorted(world.states.items()):
-            outcome = setup.method.outcome(tree.to_tensors(executor.get(state)))
+        for client, state in sorted(run_state.states.items()):
+            outcome = setup.method.final_model(tree.to_tensors(executor.get(state)))
             personal |= tree.flatten({str(client): outcome})
         models["personal"] = personal
     return models

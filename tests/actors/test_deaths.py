@@ -11,12 +11,12 @@ import ray
 from ray.exceptions import RayError
 
 from actors import pool, session
-from actors.coordinator import News
+from actors.coordinator import Progress
 from actors.errors import DEATHS, ClusterError, Losses
 from actors.placement import Placement
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.calls import ClientJob, Shared
+from rayfl.rounds.calls import ClientJob, RoundInputs
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
 from tests.actors.toys import experiment
@@ -105,7 +105,7 @@ def test_a_run_that_ends_without_a_word_is_over() -> None:
 
         # Any: what `progress` is told.
         def remote(self, *told: Any) -> ray.ObjectRef:
-            return ray.put(News(started=False, rounds=[], sentences=[], over=False))
+            return ray.put(Progress(started=False, rounds=[], sentences=[], over=False))
 
     told: list[str] = []
     session.follow(Silent(), ray.put(None), lambda: told.append("start"), lambda row, means: None, told.append)
@@ -131,7 +131,7 @@ def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.M
         before = set(executor.pids.values())
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        (done,) = executor.run("judge", executor.put(Shared(0, setup.plan(0))), [Job(ClientJob(()))])
+        (done,) = executor.run("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
         assert done.result == () and not before & set(executor.pids.values())
 
 
@@ -142,7 +142,7 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     with session.executor(setup, Runtime(actors=1)) as executor:
         monkeypatch.setattr(executor, "_start", lambda: None)
         call = pool.Call(0, executor._idle.pop(), [], 0.0)
-        wave = pool.Wave("judge", executor.put(Shared(0, setup.plan(0))), [Job(ClientJob(()))])
+        wave = pool.PendingCalls("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
         for times in range(1, 5):
             for cause in pool.TRIES:
                 executor._lose(wave, call, "a reason", cause)
@@ -159,10 +159,10 @@ def test_a_cluster_with_room_for_some_actors_is_enough() -> None:
     try:
         (first,) = executor.pids.values()
         assert said[0].startswith("1 of 2 client actors (num_cpus=3, num_gpus=0 each) were ready within ")
-        shared = executor.put(Shared(0, setup.plan(0)))
-        assert executor.run("judge", shared, [Job(ClientJob(()))] * 3)[0].result == ()
+        shared = executor.put(RoundInputs(0, setup.plan(0)))
+        assert executor.run("evaluate", shared, [Job(ClientJob(()))] * 3)[0].result == ()
         os.kill(first, signal.SIGKILL)
-        assert executor.run("judge", shared, [Job(ClientJob(()))] * 3)[2].result == ()
+        assert executor.run("evaluate", shared, [Job(ClientJob(()))] * 3)[2].result == ()
         assert first not in executor.pids.values()
     finally:
         executor.close()

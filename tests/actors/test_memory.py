@@ -12,7 +12,7 @@ import torch
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError, RayTaskError
 
 from actors import pool
-from actors.errors import ClusterError, last_word
+from actors.errors import ClusterError, final_error
 from actors.placement import Placement
 from actors.pool import RayExecutor
 from jobs import single as running
@@ -57,7 +57,7 @@ class Starving(FedAvg):
 @pytest.mark.parametrize("kind", ["memory", "cuda", "torch", "numpy"])
 def test_a_fresh_actor_tries_again_and_changes_nothing(kind: str, tmp_path: Path) -> None:
     undisturbed = with_method(Starving, folder=tmp_path, times=0)
-    records, world = played(undisturbed, InlineExecutor(undisturbed))
+    records, run_state = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Starving, folder=tmp_path, times=2, lack=kind)
     said: list[str] = []
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), said.append)
@@ -71,7 +71,7 @@ def test_a_fresh_actor_tries_again_and_changes_nothing(kind: str, tmp_path: Path
     pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(round 1, client 1: out of memory \(.*"
     assert all(re.fullmatch(pattern, sentence) for sentence in said) and said[1].endswith("try 3 of 4")
     assert others == records
-    assert_same_bits(world, other)
+    assert_same_bits(run_state, other)
 
 
 @pytest.mark.ray
@@ -120,7 +120,7 @@ def test_what_rays_memory_monitor_kills_is_tried_again(times: int, monkeypatch: 
     flying: set[ray.ObjectRef] = set()
     take = RayExecutor._take
 
-    def taken(self: RayExecutor, wave: pool.Wave, ref: ray.ObjectRef) -> None:
+    def taken(self: RayExecutor, wave: pool.PendingCalls, ref: ray.ObjectRef) -> None:
         flying.add(ref)
         take(self, wave, ref)
 
@@ -149,9 +149,9 @@ def test_what_rays_memory_monitor_kills_is_tried_again(times: int, monkeypatch: 
     ],
 )
 def test_a_coordinator_without_room_ends_in_one_sentence(cause: Exception, words: str) -> None:
-    told = last_word(RayTaskError("run", "Traceback", cause), "rayfl resume DIR")
+    told = final_error(RayTaskError("run", "Traceback", cause), "rayfl resume DIR")
     assert isinstance(told, ClusterError) and words in str(told) and "\n" not in str(told)
 
 
 def test_other_errors_of_a_coordinator_stay_what_they_are() -> None:
-    assert isinstance(last_word(RayTaskError("run", "Traceback", KeyError("w")), "rayfl resume DIR"), KeyError)
+    assert isinstance(final_error(RayTaskError("run", "Traceback", KeyError("w")), "rayfl resume DIR"), KeyError)

@@ -14,7 +14,7 @@ import ray
 from actors import pool, session
 from actors.errors import ClusterError
 from actors.placement import Placement
-from actors.pool import RayExecutor, Wave
+from actors.pool import PendingCalls, RayExecutor
 from rayfl.compress.base import Message
 from rayfl.determinism.seeding import NOBODY
 from rayfl.experiment.experiment import Runtime
@@ -22,9 +22,9 @@ from rayfl.experiment.prepare import prepare
 from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
-from rayfl.rounds.calls import ClientError, ClientJob, PooledJob, Role, Shared, TrainJob
+from rayfl.rounds.calls import ClientError, ClientJob, PooledJob, Role, RoundInputs, TrainJob
 from rayfl.rounds.executor import InlineExecutor, Job
-from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.rounds import RunState, simulate
 from rayfl.tree import State
 from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, played, with_method
 
@@ -34,12 +34,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "local"])
 def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
     setup = prepare(experiment(method))
-    records, world = played(setup, InlineExecutor(setup))
+    records, run_state = played(setup, InlineExecutor(setup))
     with session.executor(setup, Runtime(actors=3)) as executor:
         assert executor.num_workers == 3 and len(set(executor.pids.values())) == 3
         others, other = played(setup, executor)
     assert others == records
-    assert_same_bits(world, other)
+    assert_same_bits(run_state, other)
 
 
 def uploads(*clients: int) -> tuple[tuple[int, Role], ...]:
@@ -54,7 +54,7 @@ class Watched(RayExecutor):
         self.finished: list[int] = []
         super().__init__(*args)
 
-    def _take(self, wave: Wave, ref: ray.ObjectRef) -> None:
+    def _take(self, wave: PendingCalls, ref: ray.ObjectRef) -> None:
         self.finished.append(wave.flying[ref].index)
         super()._take(wave, ref)
 
@@ -68,7 +68,7 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     works = [TrainJob((0, 10), everyone), *(TrainJob((i, i + 1), {i: everyone[i]}) for i in range(4))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
-        done = executor.run("train", executor.put(Shared(0, plan, message)), [Job(work) for work in works])
+        done = executor.run("train", executor.put(RoundInputs(0, plan, message)), [Job(work) for work in works])
     finally:
         executor.close()
     assert sorted(executor.finished) == [0, 1, 2, 3, 4] and executor.finished[-1] == 0
@@ -80,7 +80,7 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path) -> None:
     reached = tmp_path / "reached"
     reached.touch()
     undisturbed = with_method(Fatal, killed=reached)
-    records, world = played(undisturbed, InlineExecutor(undisturbed))
+    records, run_state = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Fatal, killed=tmp_path / "killed")
     said: list[str] = []
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), said.append)
@@ -95,7 +95,7 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path) -> None:
     pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(.*\); its call is sent again, try 2 of 10"
     assert re.fullmatch(pattern, sentence)
     assert others == records
-    assert_same_bits(world, other)
+    assert_same_bits(run_state, other)
 
 
 class Hanging(FedAvg):
@@ -112,7 +112,7 @@ class Hanging(FedAvg):
 
 def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     undisturbed = with_method(Hanging)
-    records, world = played(undisturbed, InlineExecutor(undisturbed))
+    records, run_state = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Hanging, hung=tmp_path / "hung")
     said: list[str] = []
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0, call_timeout_s=10.0), said.append)
@@ -132,12 +132,12 @@ def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     about = f"client actor {hung} is gone (no answer in call_timeout_s=10); its call is sent again, try "
     assert any(about in sentence for sentence in said)
     assert others == records
-    assert_same_bits(world, other)
+    assert_same_bits(run_state, other)
 
 
 def test_a_replacement_for_which_there_is_no_room_holds_nobody_up() -> None:
     setup = prepare(experiment(rounds=2))
-    records, world = played(setup, InlineExecutor(setup))
+    records, run_state = played(setup, InlineExecutor(setup))
     executor = RayExecutor(ray.put(setup), Placement(2, 2.0, 0.0, start_timeout_s=60.0))
     # The cluster has 4 cores. Whoever asks for the dead actor's two first gets them.
     try:
@@ -149,17 +149,17 @@ def test_a_replacement_for_which_there_is_no_room_holds_nobody_up() -> None:
     finally:
         executor.close()
     assert others == records
-    assert_same_bits(world, other)
+    assert_same_bits(run_state, other)
 
 
 def test_an_idle_actor_that_is_killed_is_replaced() -> None:
     setup = prepare(experiment("fedpse"))
-    records, world = played(setup, InlineExecutor(setup))
+    records, run_state = played(setup, InlineExecutor(setup))
     others = []
     with session.executor(setup, Runtime(actors=1)) as executor:
         (victim,) = executor.pids.values()
 
-        def kill_after_first(record: Any, world: World) -> None:
+        def kill_after_first(record: Any, run_state: RunState) -> None:
             others.append(record)
             if record.row.round == 0:
                 os.kill(victim, signal.SIGKILL)
@@ -167,7 +167,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
         other = simulate(setup, executor, kill_after_first)
         assert [record.row._replace(wall_s=0.0) for record in others] == [record.row for record in records]
         assert victim not in executor.pids.values()
-        assert executor.get(other.states[0])["base"].keys() == world.states[0]["base"].keys()
+        assert executor.get(other.states[0])["base"].keys() == run_state.states[0]["base"].keys()
 
 
 def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +191,10 @@ def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> 
             played(setup, executor)
         # The pool is as good as before.
         assert len(executor.pids) == 3
-        assert executor.run("judge", executor.put(Shared(0, setup.plan(0))), [Job(ClientJob(()))])[0].result == ()
-    first = min(client for client in setup.population.draw(2).selected if client >= 3)
+        assert (
+            executor.run("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])[0].result == ()
+        )
+    first = min(client for client in setup.population.sample_round(2).selected if client >= 3)
     expected = f"round 2, client {first}: ZeroDivisionError: client {first} divides by zero"
     assert str(raised.value) == str(inline.value) == expected
     assert "in begin" in raised.value.__notes__[0]
@@ -208,7 +210,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told() -> None:
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         with pytest.raises(ClientError, match="round 2, client 3: "):
-            executor.run("train", executor.put(Shared(2, plan, message)), jobs)
+            executor.run("train", executor.put(RoundInputs(2, plan, message)), jobs)
     finally:
         executor.close()
     # Both were waited for, and the third job was never sent.
@@ -222,7 +224,7 @@ def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
         pytest.raises(ClientError, match="round 7, judge_pooled: AssertionError"),
     ):
         # No model was put into what the job shares.
-        executor.run("judge_pooled", executor.put(Shared(7, setup.plan(7))), [Job(PooledJob(0, 1))])
+        executor.run("evaluate_pooled", executor.put(RoundInputs(7, setup.plan(7))), [Job(PooledJob(0, 1))])
 
 
 @ray.remote(num_cpus=0)

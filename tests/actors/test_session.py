@@ -107,8 +107,8 @@ def test_old_states_leave_the_object_store() -> None:
     setup = prepare(experiment("local", rounds=8, model={"name": "mlp", "hidden": [1000]}))
     with session.executor(setup, Runtime(actors=2)) as executor:
         before = objects_in_store()
-        world = simulate(setup, executor, lambda record, world: None)
-        assert len(world.states) == 10
+        run_state = simulate(setup, executor, lambda record, run_state: None)
+        assert len(run_state.states) == 10
         # Ray frees objects once a second. Beside the states, what the last calls shared may still be there; what
         # earlier tests left can only make `before` larger.
         deadline = time.monotonic() + 20

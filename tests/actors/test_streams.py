@@ -11,7 +11,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.methods.dpsgd import DPSGD
-from rayfl.rounds.calls import ClientError, MixJob, Shared
+from rayfl.rounds.calls import ClientError, MixJob, RoundInputs
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
@@ -41,11 +41,11 @@ def peers(kind: type[DPSGD] = DPSGD) -> Setup:
 @pytest.mark.parametrize("actors", [1, 3])
 def test_streamed_states_are_those_of_one_process(actors: int) -> None:
     setup = peers()
-    records, world = played(setup, InlineExecutor(setup))
+    records, run_state = played(setup, InlineExecutor(setup))
     with session.executor(setup, Runtime(actors=actors)) as executor:
         others, other = played(setup, executor)
     assert others == records
-    assert_same_bits(world, other)
+    assert_same_bits(run_state, other)
 
 
 @pytest.mark.ray
@@ -65,7 +65,7 @@ def test_a_state_is_made_when_it_is_asked_for() -> None:
     worker = Worker(setup)
     first = {"params": {name: tensor.numpy() for name, tensor in setup.initial.items()}}
     rows = {client: {} for client in range(3)}
-    _, states = worker.mix(Shared(round=0, plan=setup.plan(0)), MixJob(rows, ()), [first] * 3)
+    _, states = worker.mix(RoundInputs(round=0, plan=setup.plan(0)), MixJob(rows, ()), [first] * 3)
     stream = iter(states)
     for count in range(3):
         assert isinstance(worker.method, Selfish) and len(worker.method.mixed) == count

@@ -17,7 +17,7 @@ from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.record import read_run
 from rayfl.tree import State
@@ -70,17 +70,19 @@ class Fatal(FedAvg):
         return super().begin(state, received, ctx)
 
 
-def played(setup: Setup, executor: Executor) -> tuple[list[RoundRecord], World]:
+def played(setup: Setup, executor: Executor) -> tuple[list[RoundRecord], RunState]:
     """All rounds: the records without their wall time, and the world with values in place of references."""
     records: list[RoundRecord] = []
-    world = simulate(setup, executor, lambda record, world: records.append(timeless(record)))
-    memories = {kind: {client: executor.get(ref) for client, ref in refs.items()} for kind, refs in held(world).items()}
-    return records, replace(world, **memories)
+    run_state = simulate(setup, executor, lambda record, run_state: records.append(timeless(record)))
+    memories = {
+        kind: {client: executor.get(ref) for client, ref in refs.items()} for kind, refs in held(run_state).items()
+    }
+    return records, replace(run_state, **memories)
 
 
-def held(world: World) -> dict[str, Any]:
+def held(run_state: RunState) -> dict[str, Any]:
     """The references that a world holds."""
-    return {"states": world.states, "links": world.links}
+    return {"states": run_state.states, "server_memories": run_state.server_memories}
 
 
 def timeless(record: RoundRecord) -> RoundRecord:
@@ -88,14 +90,14 @@ def timeless(record: RoundRecord) -> RoundRecord:
     return replace(record, row=record.row._replace(wall_s=0.0))
 
 
-def assert_same_bits(a: World, b: World) -> None:
+def assert_same_bits(a: RunState, b: RunState) -> None:
     """Server state, client states and links hold the same bytes."""
-    assert set(a.states) == set(b.states) and set(a.links) == set(b.links)
+    assert set(a.states) == set(b.states) and set(a.server_memories) == set(b.server_memories)
     assert_same_state(a.server, b.server)
     for client in a.states:
         assert_same_state(tree.to_tensors(a.states[client]), tree.to_tensors(b.states[client]))
-    for client in a.links:
-        assert_same_state(tree.to_tensors(a.links[client]), tree.to_tensors(b.links[client]))
+    for client in a.server_memories:
+        assert_same_state(tree.to_tensors(a.server_memories[client]), tree.to_tensors(b.server_memories[client]))
 
 
 def assert_same_state(a: State, b: State) -> None:

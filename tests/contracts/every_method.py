@@ -18,7 +18,7 @@ from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.executor import Executor
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import FullyConnected
 from rayfl.tree import PackedBits
@@ -144,10 +144,10 @@ every_method = cases(CASES)
 every_server_method = cases(SERVER_CASES)
 
 
-def contents(executor: Executor, world: World) -> dict[str, np.ndarray]:
+def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     """Every array that outlives a round, by its place: the server's state, and all states and links."""
-    found = leaves("server", world.server)
-    for kind, refs in (("state", world.states), ("link", world.links)):
+    found = leaves("server", run_state.server)
+    for kind, refs in (("state", run_state.states), ("link", run_state.server_memories)):
         for client, ref in sorted(refs.items()):
             found |= leaves(f"{kind} {client}", executor.get(ref))
     return found

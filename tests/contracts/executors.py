@@ -8,9 +8,9 @@ import numpy as np
 
 from rayfl.compress.base import Packet
 from rayfl.gather import Handle
-from rayfl.rounds.executor import Done, Executor, Held, InlineExecutor, Job, Ref
+from rayfl.rounds.executor import Done, Executor, InlineExecutor, InlinePacket, Job, Ref
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 
 
@@ -30,7 +30,7 @@ class Shuffled(InlineExecutor):
         return thawed(ref)
 
     def handle(self, ref: Ref) -> Handle:
-        return Held(opened(ref))
+        return InlinePacket(opened(ref))
 
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
         done: dict[int, Done] = {}
@@ -68,15 +68,15 @@ def opened(ref: Frozen) -> Packet:
 
 
 def play(
-    setup: Setup, executor: Executor | None = None, world: World | None = None, rounds: int | None = None
-) -> tuple[list[RoundRecord], list[World]]:
+    setup: Setup, executor: Executor | None = None, run_state: RunState | None = None, rounds: int | None = None
+) -> tuple[list[RoundRecord], list[RunState]]:
     """The records and the worlds after each round."""
     records: list[RoundRecord] = []
-    worlds: list[World] = []
+    run_states: list[RunState] = []
 
-    def keep(record: RoundRecord, world: World) -> None:
+    def keep(record: RoundRecord, run_state: RunState) -> None:
         records.append(record)
-        worlds.append(world)
+        run_states.append(run_state)
 
-    simulate(setup, executor or InlineExecutor(setup), keep, world, rounds)
-    return records, worlds
+    simulate(setup, executor or InlineExecutor(setup), keep, run_state, rounds)
+    return records, run_states

@@ -8,7 +8,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Plan
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import first_world, server_round
+from rayfl.rounds.rounds import first_run_state, server_round
 from rayfl.tree import to_tensors
 
 
@@ -33,9 +33,9 @@ def test_only_what_was_sent_leaves_the_error_memory():
     setup = prepare(Experiment(**table))
     setup = replace(setup, method=EveryoneTrains(setup.method.task, lr=0.1))
     executor = InlineExecutor(setup)
-    world, record = server_round(setup, executor, first_world(setup))
+    run_state, record = server_round(setup, executor, first_run_state(setup))
     (sender,) = [row.client for row in record.clients if row.status == "delivered"]
     assert {row.client: row.uplink_bits > 0 for row in record.clients} == {c: c == sender for c in range(4)}
     for client in range(4):
-        memory = to_tensors(executor.get(world.states[client])).get("uplink", {})
+        memory = to_tensors(executor.get(run_state.states[client])).get("uplink", {})
         assert (client == sender) == bool(memory)

@@ -28,12 +28,14 @@ NOBODY = 1 - 1e-12
 def test_no_hook_modifies_what_it_was_given(case: Case):
     here, log = watched(case.make())
     plain = case.make()
-    _, worlds = play(here)
+    _, run_states = play(here)
     assert log.modified == []
     assert {"begin", "step", "finish"} <= set(log.calls)
     assert ("mix" if isinstance(here.method, PeerHalf) else "server_update") in log.calls
     # And to be watched changes nothing.
-    assert_same_bits(contents(InlineExecutor(here), worlds[-1]), contents(InlineExecutor(plain), play(plain)[1][-1]))
+    assert_same_bits(
+        contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(plain), play(plain)[1][-1])
+    )
 
 
 def test_the_watch_sees_a_modification():
@@ -52,14 +54,14 @@ def test_a_client_that_drops_keeps_its_state_and_its_link(case: Case):
     clients = {"dropout_after_training": 0.3, "dropout_before_download": 0.2}
     here = case.make(seed=1, rounds=5, clients=clients, evaluation=Evaluation(every=0))
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     # Peers that are away from the exchange still train.
     gone = {"dropped_after_training"} | (set() if here.is_peer else {"dropped_before_download"})
     dropped = 0
-    for before, after, record in zip(worlds, worlds[1:], records[1:], strict=False):
+    for before, after, record in zip(run_states, run_states[1:], records[1:], strict=False):
         for client in (row.client for row in record.clients if row.status in gone):
             dropped += 1
-            for refs, new in ((before.states, after.states), (before.links, after.links)):
+            for refs, new in ((before.states, after.states), (before.server_memories, after.server_memories)):
                 assert (client in refs) == (client in new)
                 if client in refs:
                     assert_same_bits(leaves("", executor.get(refs[client])), leaves("", executor.get(new[client])))
@@ -70,24 +72,24 @@ def test_a_client_that_drops_keeps_its_state_and_its_link(case: Case):
 @pytest.mark.parametrize("when", ["dropout_before_download", "dropout_after_training"])
 def test_a_round_in_which_nothing_arrives(case: Case, when: str):
     here, log = watched(case.make(rounds=4, clients={when: NOBODY}))
-    records, worlds = play(here, rounds=2)
+    records, run_states = play(here, rounds=2)
     assert [record.row.delivered for record in records] == [0, 0]
     assert [record.row.uplink_bits for record in records] == [0, 0]
     assert log.calls["server_update"] == 2
     # And with everybody back the run goes on.
     healthy = case.make(rounds=4)
-    later, worlds = play(healthy, world=worlds[-1])
+    later, run_states = play(healthy, run_state=run_states[-1])
     assert [record.row.round for record in later] == [2, 3]
     assert later[0].row.delivered > 0
-    assert all(np.isfinite(a).all() for a in contents(InlineExecutor(healthy), worlds[-1]).values())
+    assert all(np.isfinite(a).all() for a in contents(InlineExecutor(healthy), run_states[-1]).values())
 
 
 @every_method
 def test_peers_and_servers_survive_a_round_without_anybody(case: Case):
     here = case.make(rounds=2, clients={"dropout_before_download": NOBODY})
-    records, worlds = play(here)
+    records, run_states = play(here)
     assert [record.row.delivered for record in records] == [0, 0]
-    assert all(np.isfinite(a).all() for a in contents(InlineExecutor(here), worlds[-1]).values())
+    assert all(np.isfinite(a).all() for a in contents(InlineExecutor(here), run_states[-1]).values())
 
 
 @cases(SERVER_CASES)
@@ -95,13 +97,13 @@ def test_only_the_selected_take_part(case: Case):
     here = case.make(rounds=3, clients={"per_round": 2}, evaluation=Evaluation(every=0))
     plans = [here.plan(round) for round in range(3)]
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     for round, record in enumerate(records):
-        selected = here.population.draw(round).selected
+        selected = here.population.sample_round(round).selected
         assert len(selected) == record.row.selected == 2
         senders = {row.client for row in record.clients if row.uplink_bits or row.downlink_bits}
         assert senders <= set(selected)
         if round and plans[round].trainers == "sampled":
-            before, after = worlds[round - 1].states, worlds[round].states
+            before, after = run_states[round - 1].states, run_states[round].states
             for client in set(before) - set(selected):
                 assert_same_bits(leaves("", executor.get(before[client])), leaves("", executor.get(after[client])))

@@ -47,9 +47,11 @@ def test_every_hyper_parameter_is_described(case: Case):
 @every_method
 def test_loop_and_vmap_agree(case: Case):
     loop, vmap = (case.make(engine=engine, chunk_size=case.num_clients) for engine in ("loop", "vmap"))
-    (looped, worlds), (stacked, stacked_worlds) = play(loop), play(vmap)
+    (looped, run_states), (stacked, stacked_worlds) = play(loop), play(vmap)
     assert_close(
-        contents(InlineExecutor(loop), worlds[-1]), contents(InlineExecutor(vmap), stacked_worlds[-1]), tolerance=1e-5
+        contents(InlineExecutor(loop), run_states[-1]),
+        contents(InlineExecutor(vmap), stacked_worlds[-1]),
+        tolerance=1e-5,
     )
     assert [(r.row.uplink_bits, r.row.downlink_bits) for r in looped] == [
         (r.row.uplink_bits, r.row.downlink_bits) for r in stacked
@@ -67,9 +69,9 @@ def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, chunk_size:
     # Everything comes to the workers of Shuffled as bytes: states, links and messages survive that.
     here = case.make(chunk_size=chunk_size)
     one, many = InlineExecutor(here), Shuffled(here)
-    (records, worlds), (others, other_worlds) = play(here, one), play(here, many)
+    (records, run_states), (others, other_worlds) = play(here, one), play(here, many)
     assert rows(records) == rows(others)
-    assert_same_bits(contents(one, worlds[-1]), contents(many, other_worlds[-1]))
+    assert_same_bits(contents(one, run_states[-1]), contents(many, other_worlds[-1]))
 
 
 @pytest.mark.ray
@@ -79,37 +81,41 @@ def test_ray_actors_give_the_bits_of_this_process(case: Case, actors: str, reque
     here = case.make()
     one, many = InlineExecutor(here), request.getfixturevalue(actors).take(here)
     assert many.num_workers == {"one_actor": 1, "three_actors": 3}[actors]
-    (records, worlds), (others, other_worlds) = play(here, one), play(here, many)
+    (records, run_states), (others, other_worlds) = play(here, one), play(here, many)
     assert rows(records) == rows(others)
-    assert_same_bits(contents(one, worlds[-1]), contents(many, other_worlds[-1]))
+    assert_same_bits(contents(one, run_states[-1]), contents(many, other_worlds[-1]))
 
 
 @every_method
 def test_twice_the_same(case: Case):
     first, second = case.make(), case.make()
-    (records, worlds), (others, other_worlds) = play(first), play(second)
+    (records, run_states), (others, other_worlds) = play(first), play(second)
     assert rows(records) == rows(others)
-    assert_same_bits(contents(InlineExecutor(first), worlds[-1]), contents(InlineExecutor(second), other_worlds[-1]))
+    assert_same_bits(
+        contents(InlineExecutor(first), run_states[-1]), contents(InlineExecutor(second), other_worlds[-1])
+    )
 
 
 @cases(SERVER_CASES)
 def test_a_wrapper_that_changes_nothing_changes_nothing(case: Case):
     plain = case.make()
     wrapped = replace(plain, method=Wrapping(plain.method))
-    (records, worlds), (others, other_worlds) = play(plain), play(wrapped)
+    (records, run_states), (others, other_worlds) = play(plain), play(wrapped)
     assert rows(records) == rows(others)
-    assert_same_bits(contents(InlineExecutor(plain), worlds[-1]), contents(InlineExecutor(wrapped), other_worlds[-1]))
-    for hook in ("personal", "reply"):
-        assert wrapped.server_half.gives(hook) == plain.server_half.gives(hook)
+    assert_same_bits(
+        contents(InlineExecutor(plain), run_states[-1]), contents(InlineExecutor(wrapped), other_worlds[-1])
+    )
+    for hook in ("personal_message", "reply"):
+        assert wrapped.server_half.overrides(hook) == plain.server_half.overrides(hook)
 
 
 @every_method
 def test_another_seed_gives_another_result(case: Case):
-    worlds = []
+    run_states = []
     for seed in (1, 2):
         here = case.make(seed=seed, rounds=1)
-        worlds.append(contents(InlineExecutor(here), play(here)[1][-1]))
-    first, second = worlds
+        run_states.append(contents(InlineExecutor(here), play(here)[1][-1]))
+    first, second = run_states
     assert any(not np.array_equal(array, second.get(place)) for place, array in first.items())
 
 
@@ -117,12 +123,12 @@ def test_another_seed_gives_another_result(case: Case):
 def test_a_run_goes_on_from_its_checkpoint(case: Case, tmp_path: Path):
     clients = {"per_round": case.num_clients - 1, "dropout_after_training": 0.2}
     here = case.make(rounds=4, clients=clients)
-    records, worlds = play(here)
+    records, run_states = play(here)
     executor = InlineExecutor(here)
-    checkpoint.save(tmp_path, worlds[1], executor)
+    checkpoint.save(tmp_path, run_states[1], executor)
     read_back = checkpoint.load(tmp_path, executor, pytest.fail)
     assert read_back is not None and read_back.round == 2
-    assert_same_bits(contents(executor, worlds[1]), contents(executor, read_back))
-    later, later_worlds = play(case.make(rounds=4, clients=clients), world=read_back)
+    assert_same_bits(contents(executor, run_states[1]), contents(executor, read_back))
+    later, later_worlds = play(case.make(rounds=4, clients=clients), run_state=read_back)
     assert rows(records[2:]) == rows(later)
-    assert_same_bits(contents(executor, worlds[-1]), contents(executor, later_worlds[-1]))
+    assert_same_bits(contents(executor, run_states[-1]), contents(executor, later_worlds[-1]))

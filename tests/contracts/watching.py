@@ -13,8 +13,17 @@ from rayfl.compress.base import Message
 from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf
 from rayfl.rounds.setup import Setup
 
-CLIENT_HOOKS = ("init_client", "begin", "step", "turn", "finish", "absorb", "eval_begin", "outcome")
-SERVER_HOOKS = ("init_server", "init_link", "model", "broadcast", "personal", "remember", "server_update", "reply")
+CLIENT_HOOKS = ("init_client", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model")
+SERVER_HOOKS = (
+    "init_server",
+    "init_server_memory",
+    "model",
+    "broadcast",
+    "personal_message",
+    "store_uplink",
+    "server_update",
+    "reply",
+)
 PEER_HOOKS = ("mix",)
 
 
@@ -40,7 +49,7 @@ class Log:
         if ctx.client is None:
             return
         key = (ctx.round, ctx.client.id)
-        if hook == "personal":
+        if hook == "personal_message":
             self.down.setdefault(key, []).append(result[0])
         if isinstance(result, Reply):
             self.down.setdefault(key, []).append(result.message)
@@ -52,7 +61,7 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     """The setup with its method under watch."""
     log, method = Log(), setup.method
     half = PEER_HOOKS if isinstance(method, PeerHalf) else SERVER_HOOKS
-    # A hook that the method leaves to the default is left alone, so that `gives` says what it said before.
+    # A hook that the method leaves to the default is left alone, so that `overrides` says what it said before.
     hooks = {
         name: _watch(name, getattr(type(method), name), log) for name in (*CLIENT_HOOKS, *half) if _own(method, name)
     }

@@ -1,4 +1,4 @@
-"""What `settle` leaves behind, seen from a fresh process."""
+"""What `prepare_process` leaves behind, seen from a fresh process."""
 
 import subprocess
 import sys

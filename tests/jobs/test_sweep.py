@@ -160,12 +160,12 @@ def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monke
     finish = running.play
 
     def late(setup, executor, directory, listener, **settings):
-        def told(record):
+        def print_result(record):
             if record.row.round == setup.rounds - 1:
                 os.kill(os.getpid(), number)
             listener(record)
 
-        return finish(setup, executor, directory, told, **settings)
+        return finish(setup, executor, directory, print_result, **settings)
 
     monkeypatch.setattr(running, "play", late)
     result = rayfl("sweep", file, "--inline", "--dir", "all")
@@ -179,11 +179,11 @@ def cut(experiment: Experiment, directory: Path, after: int) -> None:
     play = running.play
 
     def killed(setup, executor, directory, listener, **settings) -> None:
-        def told(record) -> None:
+        def print_result(record) -> None:
             if record.row.round + 1 == after:
                 raise KeyboardInterrupt
 
-        play(setup, executor, directory, told, **settings)
+        play(setup, executor, directory, print_result, **settings)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(running, "play", killed)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.experiment.methods_registry import method
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from tests.contracts.seams.closed_form import Points, batches, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
@@ -110,7 +110,7 @@ def followed(
     """x after every round: local steps, the mean over those who delivered, the server's step where anyone did."""
     x, path = start(here), []
     for round in range(here.rounds):
-        delivered, ends = here.population.draw(round).among("delivered"), []
+        delivered, ends = here.population.sample_round(round).with_status("delivered"), []
         for client in delivered:
             y = x
             for batch in train_batches(here, round, client):
@@ -128,7 +128,7 @@ def scaffolded(here: Setup, factors: Factors = untouched) -> list[tuple[np.ndarr
     hyper, x, c, own, seen = here.method.hyper.model_dump(), start(here), np.zeros(10), np.zeros((4, 10)), []
     decay = hyper["weight_decay"]
     for round in range(here.rounds):
-        delivered, dx, dc, lr = here.population.draw(round).among("delivered"), [], [], rate(here, round)
+        delivered, dx, dc, lr = here.population.sample_round(round).with_status("delivered"), [], [], rate(here, round)
         for i in delivered:
             y, stream = x, train_batches(here, round, i)
             for batch in stream:
@@ -167,7 +167,9 @@ def wells(here: Setup) -> tuple[np.ndarray, np.ndarray]:
     return curvatures, np.stack([(client.a * client.c).mean(axis=0) / client.hessian() for client in clients])
 
 
-def assert_follows(worlds: list[World], path: list[np.ndarray], tolerance: float = 5e-6) -> None:
+def assert_follows(run_states: list[RunState], path: list[np.ndarray], tolerance: float = 5e-6) -> None:
     """The global model after every round, to float32; and it has moved."""
-    np.testing.assert_allclose([flat(world.server["params"]) for world in worlds], path, rtol=1e-5, atol=tolerance)
+    np.testing.assert_allclose(
+        [flat(run_state.server["params"]) for run_state in run_states], path, rtol=1e-5, atol=tolerance
+    )
     assert np.abs(path[-1] - path[0]).max() > 1e-2

@@ -19,7 +19,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.tree import Tree
 from tests.contracts.executors import play
@@ -78,22 +78,22 @@ def prox(x: np.ndarray, threshold: float) -> np.ndarray:
     return np.sign(x) * np.maximum(np.abs(x) - threshold, 0)
 
 
-def assert_follows(worlds: list[World], name: str, expected: list[np.ndarray]) -> None:
+def assert_follows(run_states: list[RunState], name: str, expected: list[np.ndarray]) -> None:
     """A part of the server's state after every round, to float32."""
-    assert len(worlds) == len(expected)
-    for round, (world, value) in enumerate(zip(worlds, expected, strict=True)):
-        np.testing.assert_allclose(flat(world.server[name]), value, atol=5e-6, err_msg=f"{name}, round {round}")
+    assert len(run_states) == len(expected)
+    for round, (run_state, value) in enumerate(zip(run_states, expected, strict=True)):
+        np.testing.assert_allclose(flat(run_state.server[name]), value, atol=5e-6, err_msg=f"{name}, round {round}")
 
 
-def assert_shift_is_the_mean(here: Setup, executor: InlineExecutor, worlds: list[World]) -> None:
+def assert_shift_is_the_mean(here: Setup, executor: InlineExecutor, run_states: list[RunState]) -> None:
     """h = mean_i h_i after every round, where a client that was never there has h_i = 0."""
-    for world in worlds:
+    for run_state in run_states:
         total = np.zeros(10)
-        for ref in world.states.values():
+        for ref in run_state.states.values():
             total += flat(tree.to_tensors(executor.get(ref))["shift"])
-        shift = flat(world.server["shift"])
+        shift = flat(run_state.server["shift"])
         np.testing.assert_allclose(shift, total / here.num_clients, atol=1e-6)
-    assert np.abs(flat(worlds[-1].server["shift"])).max() > 0.1
+    assert np.abs(flat(run_states[-1].server["shift"])).max() > 0.1
 
 
 def same_coin(setup: Setup, probability: float) -> list[bool]:
@@ -172,7 +172,10 @@ def joined(params: Tree) -> np.ndarray:
 
 def distances(here: Setup, minimiser: np.ndarray) -> list[float]:
     """||x - x*||^2 of the global model after every round."""
-    return [float(((joined(here.server_half.model(world.server)) - minimiser) ** 2).sum()) for world in play(here)[1]]
+    return [
+        float(((joined(here.server_half.model(run_state.server)) - minimiser) ** 2).sum())
+        for run_state in play(here)[1]
+    ]
 
 
 def bits(records: list[RoundRecord]) -> list[set[tuple[int, int]]]:

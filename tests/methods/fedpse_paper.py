@@ -10,7 +10,7 @@ import pytest
 from rayfl.determinism import seeding
 from rayfl.methods.fedpse import FedPSE, FedPSEHyper
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import (
     Vectors,
@@ -122,27 +122,27 @@ def close(actual: np.ndarray, expected: np.ndarray) -> None:
 def compare(setup: Setup, train: Training = trained) -> Paper:
     """Everything that a round leaves behind, round by round."""
     paper = Paper(setup, train)
-    for round, (record, world) in enumerate(played(setup)):
-        delivered = setup.population.draw(round).among("delivered")
+    for round, (record, run_state) in enumerate(played(setup)):
+        delivered = setup.population.sample_round(round).with_status("delivered")
         paper.play(round, delivered)
-        compare_clients(paper, record, world, delivered)
+        compare_clients(paper, record, run_state, delivered)
         if delivered:
-            close(-flat(world.server["update"]), paper.dense)
-            assert (flat(world.server["support"]) == paper.support).all()
+            close(-flat(run_state.server["update"]), paper.dense)
+            assert (flat(run_state.server["support"]) == paper.support).all()
     return paper
 
 
-def compare_clients(paper: Paper, record: RoundRecord, world: World, delivered: tuple[int, ...]) -> None:
+def compare_clients(paper: Paper, record: RoundRecord, run_state: RunState, delivered: tuple[int, ...]) -> None:
     rows = {row.client: row for row in record.clients}
     distances = {m.client: m.value for m in record.metrics if m.name == "correlation_distance" and m.client is not None}
     assert tuple(distances) == delivered
-    for i, state in world.states.items():
+    for i, state in run_state.states.items():
         close(flat(state["base"]), paper.base[i])
         close(flat(state["residual"]), -paper.residual[i])
         if i in paper.trained:
             close(flat(state["trained"]), paper.trained[i])
     for i in delivered:
-        close(flat(world.links[i]["uplink"]), -paper.uplink[i])
+        close(flat(run_state.server_memories[i]["uplink"]), -paper.uplink[i])
         assert distances[i] == pytest.approx(paper.distance[i], abs=1e-6)
         count_bits = 64 if paper.hyper.weighting == "samples" else 0
         assert rows[i].uplink_bits == bits(paper, paper.sent[i]) + count_bits

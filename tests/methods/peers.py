@@ -9,7 +9,7 @@ from rayfl import tree
 from rayfl.experiment.methods_registry import method
 from rayfl.population.sampling import Participation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import (
     FullyConnected,
@@ -63,8 +63,8 @@ def matrix(topology: Topology, seed: int, round: int, present: Sequence[int]) ->
 
 def absent(participation: Participation) -> tuple[set[int], set[int]]:
     """Peers without an exchange, and among them those whose round never was."""
-    lost = set(participation.among("dropped_after_training"))
-    return lost | set(participation.among("dropped_before_download")), lost
+    lost = set(participation.with_status("dropped_after_training"))
+    return lost | set(participation.with_status("dropped_before_download")), lost
 
 
 def followed(here: Setup, gradient: Gradient = plain, *, default_steps: int | None = None) -> list[np.ndarray]:
@@ -75,7 +75,7 @@ def followed(here: Setup, gradient: Gradient = plain, *, default_steps: int | No
     epochs = None if steps else hyper.epochs or 1
     x, seen = np.tile(start(here), (NUM_PEERS, 1)), []
     for round in range(here.rounds):
-        away, lost = absent(here.population.draw(round, everyone=True))
+        away, lost = absent(here.population.sample_round(round, everyone=True))
         trained = x.copy()
         for i in set(range(NUM_PEERS)) - lost:
             for batch in batches(here, round, i, epochs=epochs, steps=steps, batch_size=hyper.batch_size or 100):
@@ -86,13 +86,13 @@ def followed(here: Setup, gradient: Gradient = plain, *, default_steps: int | No
     return seen
 
 
-def models(here: Setup, world: World) -> np.ndarray:
+def models(here: Setup, run_state: RunState) -> np.ndarray:
     """All models [4, 10]; of a peer that never came, the first one."""
-    states = {client: tree.to_tensors(state) for client, state in world.states.items()}
+    states = {client: tree.to_tensors(state) for client, state in run_state.states.items()}
     return np.array([flat(states[i]["params"]) if i in states else start(here) for i in range(NUM_PEERS)])
 
 
-def world_of(x: np.ndarray, here: Setup) -> World:
+def world_of(x: np.ndarray, here: Setup) -> RunState:
     """The world before round 0, with a model [10] of its own for every peer."""
     trees = [{"params": {"weight": row[:8].reshape(2, 4), "bias": row[8:]}} for row in x.astype(np.float32)]
-    return World(states={i: InlineExecutor(here).put(state) for i, state in enumerate(trees)})
+    return RunState(states={i: InlineExecutor(here).put(state) for i, state in enumerate(trees)})

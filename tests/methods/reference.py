@@ -24,7 +24,7 @@ from rayfl.models import Logistic
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.task import Classification
 
@@ -81,10 +81,10 @@ def setup_of(
     )
 
 
-def played(setup: Setup) -> list[tuple[RoundRecord, World]]:
+def played(setup: Setup) -> list[tuple[RoundRecord, RunState]]:
     """All rounds, with the world after each."""
-    seen: list[tuple[RoundRecord, World]] = []
-    simulate(setup, InlineExecutor(setup), lambda record, world: seen.append((record, world)))
+    seen: list[tuple[RoundRecord, RunState]] = []
+    simulate(setup, InlineExecutor(setup), lambda record, run_state: seen.append((record, run_state)))
     return seen
 
 

@@ -98,7 +98,7 @@ def followed(method: ADIANA, here: Setup, given: Parameters) -> dict[str, list[n
     seen: dict[str, list[np.ndarray]] = {"y": [], "z": [], "w": [], "shift": []}
     for round in range(here.rounds):
         x = theta1 * z + theta2 * w + (1 - theta1 - theta2) * y
-        there = here.population.draw(round).among("delivered")
+        there = here.population.sample_round(round).with_status("delivered")
         old, estimates = shifts.copy(), []
         for i in there:
             generator = draws(here, round, i)
@@ -122,7 +122,7 @@ def test_follows_algorithm_2(hyper: dict[str, Any], engine: str):
     method = ADIANA(Quadratic(), **{"smoothness": 1.5, "strong_convexity": 0.5, **hyper})
     here = setup(method, rounds=12, uplink=RandK(), engine=engine)
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     given = numbers(0.5, 1.5, 1 / RATIO - 1, 4)
     if hyper.get("eta"):
         theta1 = sqrt(0.2 * 0.5 / 0.5)
@@ -130,23 +130,23 @@ def test_follows_algorithm_2(hyper: dict[str, Any], engine: str):
         gamma = 0.2 / (2 * (theta1 + 0.1))
         given = given._replace(p=0.5, eta=0.2, theta1=theta1, gamma=gamma, beta=1 - gamma * 0.5)
     for name, expected in followed(method, here, given).items():
-        assert_follows(worlds, name, expected)
+        assert_follows(run_states, name, expected)
     assert 0 < sum(seeding.coin(here.seed, round) < given.p for round in range(12)) < 12
     # Two messages up, two points down; the number of examples takes 8 bytes.
     extra = 64 if method.hyper.weighting == "samples" else 0
     assert bits(records) == [{(2 * SPARSE_BITS + extra, 2 * DENSE_BITS)}] * 12
     if method.hyper.weighting == "uniform":
-        assert_shift_is_the_mean(here, executor, worlds)
+        assert_shift_is_the_mean(here, executor, run_states)
 
 
 def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away():
     method = ADIANA(Quadratic(), smoothness=1.5, strong_convexity=0.5)
     here = setup(method, rounds=12, uplink=RandK(), clients={"per_round": 3, "dropout_after_training": 0.2})
     executor = InlineExecutor(here)
-    _, worlds = play(here, executor)
+    _, run_states = play(here, executor)
     for name, expected in followed(method, here, numbers(0.5, 1.5, 1 / RATIO - 1, 4)).items():
-        assert_follows(worlds, name, expected)
-    assert_shift_is_the_mean(here, executor, worlds)
+        assert_follows(run_states, name, expected)
+    assert_shift_is_the_mean(here, executor, run_states)
 
 
 def test_the_server_judges_y():
@@ -166,7 +166,7 @@ def error(method: Method, rounds: int) -> list[float]:
     samples = replace(here.dataset.train, inputs=inputs)
     here = replace(here, dataset=replace(here.dataset, train=samples, test=samples))
     minimiser = np.mean([points(here, i).c.mean(axis=0) for i in CLIENTS], axis=0)
-    found = [flat(here.server_half.model(world.server)) - minimiser for world in play(here)[1]]
+    found = [flat(here.server_half.model(run_state.server)) - minimiser for run_state in play(here)[1]]
     return [float((e**2).sum() / ((start(here) - minimiser) ** 2).sum()) for e in found]
 
 

@@ -33,7 +33,7 @@ from tests.methods.convex import (
 def test_follows_its_equations(hyper: dict[str, Any], engine: str):
     method = DCGD(Quadratic(), **{"lr": 0.2, **hyper})
     here = setup(method, rounds=6, uplink=RandK(), engine=engine)
-    records, worlds = play(here)
+    records, run_states = play(here)
     p = np.array(TRAIN if method.hyper.weighting == "samples" else [1] * 4, float)
     x, expected = start(here), []
     for round in range(6):
@@ -41,7 +41,7 @@ def test_follows_its_equations(hyper: dict[str, Any], engine: str):
         q = [rand_k(gradient(here, i, x, method.hyper.l2), draws(here, round, i)) for i in CLIENTS]
         x = prox(x - lr * np.average(q, axis=0, weights=p), lr * method.hyper.l1)
         expected.append(x)
-    assert_follows(worlds, "params", expected)
+    assert_follows(run_states, "params", expected)
     # The number of examples takes 8 bytes.
     up = SPARSE_BITS + (64 if method.hyper.weighting == "samples" else 0)
     assert bits(records) == [{(up, DENSE_BITS)}] * 6
@@ -49,13 +49,13 @@ def test_follows_its_equations(hyper: dict[str, Any], engine: str):
 
 def test_a_minibatch_is_one_step_of_the_usual_schedule():
     here = setup(DCGD(Quadratic(), lr=0.2, batch_size=3), rounds=4)
-    records, worlds = play(here)
+    records, run_states = play(here)
     x, expected = start(here), []
     for round in range(4):
         (each,) = zip(*(batches(here, round, i, steps=1, batch_size=3) for i in CLIENTS), strict=True)
         x = x - 0.2 * np.mean([batch.gradient(x) for batch in each], axis=0)
         expected.append(x)
-    assert_follows(worlds, "params", expected)
+    assert_follows(run_states, "params", expected)
     assert all(row.num_samples == 3 for record in records for row in record.clients)
 
 
@@ -71,12 +71,12 @@ def test_the_loss_that_is_told_is_the_objective_with_l2():
 @pytest.mark.parametrize("method", [DCGD, DIANA])
 def test_without_compression_it_is_gradient_descent(method: type[DCGD | DIANA]):
     here = setup(method(Quadratic(), lr=0.3, l2=0.2), rounds=40)
-    records, worlds = play(here)
+    records, run_states = play(here)
     x, expected = start(here), []
     for _ in range(40):
         x = x - 0.3 * np.mean([gradient(here, i, x, 0.2) for i in CLIENTS], axis=0)
         expected.append(x)
-    assert_follows(worlds, "params", expected)
+    assert_follows(run_states, "params", expected)
     assert bits(records) == [{(DENSE_BITS, DENSE_BITS)}] * 40
 
 
@@ -94,12 +94,12 @@ def test_the_proximal_step_reaches_the_sparse_minimiser():
 
 def test_clients_that_are_away_leave_the_mean_to_the_others():
     here = setup(DCGD(Quadratic(), lr=0.2), rounds=3, clients={"per_round": 2})
-    _, worlds = play(here)
+    _, run_states = play(here)
     x, expected = start(here), []
     for round in range(3):
-        x = x - 0.2 * np.mean([gradient(here, i, x) for i in here.population.draw(round).selected], axis=0)
+        x = x - 0.2 * np.mean([gradient(here, i, x) for i in here.population.sample_round(round).selected], axis=0)
         expected.append(x)
-    assert_follows(worlds, "params", expected)
+    assert_follows(run_states, "params", expected)
 
 
 def test_on_digits_from_an_experiment_gradient_descent_reaches_the_minimiser():

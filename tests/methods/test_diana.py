@@ -40,7 +40,7 @@ def followed(method: DIANA, here: Setup) -> dict[str, list[np.ndarray]]:
     x, shifts, v = start(here), np.zeros((4, 10)), np.zeros(10)
     seen: dict[str, list[np.ndarray]] = {"params": [], "shift": [], "velocity": []}
     for round in range(here.rounds):
-        there = here.population.draw(round).among("delivered")
+        there = here.population.sample_round(round).with_status("delivered")
         difference = {i: gradient(here, i, x, hyper.l2) - shifts[i] for i in there}
         exact = hyper.start == "gradient" and round == 0
         sent = {i: d if exact else rand_k(d, draws(here, round, i)) for i, d in difference.items()}
@@ -65,14 +65,14 @@ def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
     method = DIANA(Quadratic(), **{"lr": 0.15, **hyper})
     here = setup(method, rounds=8, uplink=RandK(), engine=engine)
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     for name, expected in followed(method, here).items():
-        assert_follows(worlds, name, expected)
+        assert_follows(run_states, name, expected)
     extra = 64 if method.hyper.weighting == "samples" else 0
     first = DENSE_BITS if method.hyper.start == "gradient" else SPARSE_BITS
     assert bits(records) == [{(first + extra, DENSE_BITS)}] + [{(SPARSE_BITS + extra, DENSE_BITS)}] * 7
     if method.hyper.weighting == "uniform":
-        assert_shift_is_the_mean(here, executor, worlds)
+        assert_shift_is_the_mean(here, executor, run_states)
 
 
 @pytest.mark.parametrize("begin", ["zero", "gradient"])
@@ -80,12 +80,12 @@ def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away(begin: str)
     method = DIANA(Quadratic(), lr=0.1, start=begin)
     here = setup(method, rounds=12, uplink=RandK(), clients={"per_round": 3, "dropout_after_training": 0.2})
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     delivered = [record.row.delivered for record in records]
     assert min(delivered) > 0 and min(delivered) < 3
     for name, expected in followed(method, here).items():
-        assert_follows(worlds, name, expected)
-    assert_shift_is_the_mean(here, executor, worlds)
+        assert_follows(run_states, name, expected)
+    assert_shift_is_the_mean(here, executor, run_states)
 
 
 def test_weights_by_samples_need_everyone():
@@ -102,11 +102,11 @@ def test_alpha_must_be_given_where_the_uplink_states_no_omega():
 
 def test_a_dense_uplink_has_alpha_1_so_that_shifts_are_gradients():
     here = setup(DIANA(Quadratic(), lr=0.1), rounds=3, uplink=Dense())
-    worlds = play(here)[1]
+    run_states = play(here)[1]
     x = start(here)
-    for world in worlds:
+    for run_state in run_states:
         g = np.mean([gradient(here, i, x) for i in CLIENTS], axis=0)
-        np.testing.assert_allclose(np.concatenate([t.numpy().ravel() for t in world.server["shift"].values()]), g,
+        np.testing.assert_allclose(np.concatenate([t.numpy().ravel() for t in run_state.server["shift"].values()]), g,
                                    atol=2e-6)  # fmt: skip
         x = x - 0.1 * g
 

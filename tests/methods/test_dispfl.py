@@ -89,8 +89,8 @@ def test_every_mask_keeps_its_number_of_entries(hyper: dict[str, Any]):
     here = setup(rounds=6, clients={"retention_ratio": ratios, "dropout_before_download": 0.2}, **hyper)
     first = [here.first_state(client)["mask"] for client in range(5)]
     moved, before = 0, first
-    for _, world in played(here):
-        states = [tree.to_tensors(world.states[client]) for client in range(5)]
+    for _, run_state in played(here):
+        states = [tree.to_tensors(run_state.states[client]) for client in range(5)]
         for client, state in enumerate(states):
             assert counts(state["mask"]) == counts(first[client])
             for name, kept in state["mask"].items():
@@ -200,10 +200,10 @@ def test_the_loss_is_the_mean_over_training_steps_alone():
 
 def test_a_model_is_what_was_trained_last():
     here = setup(rounds=1)
-    ((_, world),) = played(here)
-    state = tree.to_tensors(world.states[0])
-    assert here.method.outcome(state) is state["trained"]
+    ((_, run_state),) = played(here)
+    state = tree.to_tensors(run_state.states[0])
+    assert here.method.final_model(state) is state["trained"]
     assert any(not torch.equal(state["trained"][name], state["params"][name]) for name in state["params"])
     fresh = here.method.init_client(Traits(0, 9), here.initial, seeding.generator(1))
-    assert here.method.outcome(fresh) is fresh["params"]
+    assert here.method.final_model(fresh) is fresh["params"]
     assert np.isfinite([float(part.sum()) for part in fresh["params"].values()]).all()

@@ -34,8 +34,8 @@ by_graph = pytest.mark.parametrize("topology", GRAPHS, ids=lambda graph: f"{grap
 
 
 def assert_follows(here: Setup, expected: list[np.ndarray]) -> None:
-    for world, x in zip(play(here)[1], expected, strict=True):
-        np.testing.assert_allclose(models(here, world), x, rtol=1e-5, atol=1e-5)
+    for run_state, x in zip(play(here)[1], expected, strict=True):
+        np.testing.assert_allclose(models(here, run_state), x, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
@@ -59,11 +59,11 @@ def test_the_orders_by_hand():
         here = made("dpsgd", hyper, rounds=1, topology=Grid(rows=1))
         x = np.arange(4.0)[:, None] * np.ones(DIM)
         step = 0.5 * np.array([points(here, i).gradient(x[i]) for i in range(4)])
-        _, (world,) = play(here, world=world_of(x, here))
+        _, (run_state,) = play(here, run_state=world_of(x, here))
         source = x if order == "lian" else x - step
         mean = np.array([source[[0, 1]].mean(0), source[:3].mean(0), source[1:].mean(0), source[2:].mean(0)])
         expected = mean - step if order == "lian" else mean
-        np.testing.assert_allclose(models(here, world), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(models(here, run_state), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_the_orders_by_hand():
 def test_doubly_stochastic_mixing_keeps_the_mean(topology: Topology):
     here = made("dpsgd", {"lr": 1e-12}, rounds=5, topology=topology)
     x = np.random.default_rng(0).standard_normal((4, DIM))
-    _, worlds = play(here, world=world_of(x, here))
-    for world in worlds:
-        np.testing.assert_allclose(models(here, world).mean(axis=0), x.mean(axis=0), rtol=0, atol=2e-6)
+    _, run_states = play(here, run_state=world_of(x, here))
+    for run_state in run_states:
+        np.testing.assert_allclose(models(here, run_state).mean(axis=0), x.mean(axis=0), rtol=0, atol=2e-6)
     # And a graph that is not balanced does not: uniform weights on a line.
     here = replace(here, topology=Grid(rows=1))
-    _, worlds = play(here, world=world_of(x, here))
-    assert np.abs(models(here, worlds[-1]).mean(axis=0) - x.mean(axis=0)).max() > 0.01
+    _, run_states = play(here, run_state=world_of(x, here))
+    assert np.abs(models(here, run_states[-1]).mean(axis=0) - x.mean(axis=0)).max() > 0.01
 
 
 @pytest.mark.parametrize("topology", [Ring(), Grid(rows=1, weights="metropolis")], ids=lambda graph: graph.name)
@@ -94,7 +94,7 @@ def test_peers_agree_at_the_rate_of_the_spectral_gap(topology: Topology):
     samples = Samples(inputs, here.dataset.train.labels)
     here = replace(here, dataset=replace(here.dataset, train=samples, test=samples))
     starts = np.random.default_rng(1).standard_normal((2, 4, DIM))
-    runs = [[models(here, world) for world in play(here, world=world_of(x, here))[1]] for x in starts]
+    runs = [[models(here, run_state) for run_state in play(here, run_state=world_of(x, here))[1]] for x in starts]
     differences = [one - other for one, other in zip(*runs, strict=True)]
     apart = [np.linalg.norm(d - d.mean(axis=0)) for d in [starts[0] - starts[1], *differences]]
     rate = (1 - lr) * (1 - spectral_gap(mixing_weights(topology.receives(4, 0, 0), topology.weights)))
@@ -104,9 +104,9 @@ def test_peers_agree_at_the_rate_of_the_spectral_gap(topology: Topology):
 
 def test_a_peer_that_is_away_trains_on_and_rejoins():
     here = made("dpsgd", HYPER, rounds=8, topology=Ring(), clients={"dropout_before_download": 0.4})
-    records, worlds = play(here)
+    records, run_states = play(here)
     away = [{row.client for row in record.clients if row.status != "delivered"} for record in records]
-    trained = [models(here, world) for world in worlds]
+    trained = [models(here, run_state) for run_state in run_states]
     for round in range(1, 8):
         for client in away[round]:
             row = records[round].clients[client]
@@ -118,9 +118,9 @@ def test_a_peer_that_is_away_trains_on_and_rejoins():
 def test_a_peer_that_vanishes_with_its_update_has_trained_for_nothing():
     clients = {"dropout_after_training": 0.4, "examples_per_s": [100.0, 100.0, 100.0, 1.0]}
     here = made("dpsgd", HYPER, rounds=8, topology=Ring(), clients=clients)
-    records, worlds = play(here)
+    records, run_states = play(here)
     full = play(replace(here, population=replace(here.population, settings=Clients(count=4))), rounds=1)[0][0]
-    states = [models(here, world) for world in worlds]
+    states = [models(here, run_state) for run_state in run_states]
     lost = [{row.client for row in record.clients if row.status == "dropped_after_training"} for record in records]
     for round in range(1, 8):
         for client in lost[round]:
@@ -147,22 +147,22 @@ def test_compressed_messages_are_the_compressed_change_since_the_start():
     # Dropped entries count as unchanged: with only the largest of each tensor sent, the others come back to x_0.
     here = made("dpsgd", {**HYPER, "lr": 0.3}, rounds=1, uplink=TopK(keep_ratio=0.1))
     full = replace(here, uplink=Dense())
-    (record,), (world,) = play(here)
+    (record,), (run_state,) = play(here)
     local = models(full, play(replace(full, topology=Ring()), rounds=1)[1][0])
     x0 = here.initial
-    moved = models(here, world) - np.concatenate([t.numpy().reshape(-1) for t in x0.values()])
+    moved = models(here, run_state) - np.concatenate([t.numpy().reshape(-1) for t in x0.values()])
     assert ((moved != 0).sum(axis=1) <= 3 * 2).all() and (moved != 0).any()
-    assert np.abs(moved).max() <= np.abs(local - models(here, world) + moved).max() + 1e-6
+    assert np.abs(moved).max() <= np.abs(local - models(here, run_state) + moved).max() + 1e-6
     # A position of 8 in a bitmap of 1 byte and its label, one of 2 likewise; 2 numbers; 2 listeners.
     assert record.clients[0].uplink_bits == 2 * 8 * (2 * 4 + 2 + 2)
 
 
 def test_half_precision_halves_the_links():
     here = made("dpsgd", HYPER, rounds=2, uplink=Dense(dtype="fp16"))
-    records, worlds = play(here)
+    records, run_states = play(here)
     assert {row.uplink_bits for record in records for row in record.clients} == {LINK}
     exact = models(here, play(replace(here, uplink=Dense()))[1][-1])
-    np.testing.assert_allclose(models(here, worlds[-1]), exact, rtol=0, atol=5e-3)
+    np.testing.assert_allclose(models(here, run_states[-1]), exact, rtol=0, atol=5e-3)
 
 
 @pytest.mark.parametrize("order", ["lian", "average_first"])

@@ -23,8 +23,8 @@ def losses(record: Any, place: str) -> list[float]:
 def test_training_is_that_of_dpsgd():
     plain = made("dpsgd", HYPER)
     tuned = made("dpsgd_ft", {**HYPER, "ft_from": "mean", "ft_lr": 0.3}, evaluation=JUDGED)
-    (records, worlds), (others, other_worlds) = play(plain), play(tuned)
-    assert_same_bits(contents(InlineExecutor(plain), worlds[-1]), contents(InlineExecutor(tuned), other_worlds[-1]))
+    (records, run_states), (others, other_worlds) = play(plain), play(tuned)
+    assert_same_bits(contents(InlineExecutor(plain), run_states[-1]), contents(InlineExecutor(tuned), other_worlds[-1]))
     assert [record.row.uplink_bits for record in records] == [record.row.uplink_bits for record in others]
 
 
@@ -33,9 +33,9 @@ def test_training_is_that_of_dpsgd():
 @pytest.mark.parametrize("given", [{}, {"ft_epochs": 3, "ft_lr": 0.2}], ids=str)
 def test_what_is_judged(ft_from: str, given: dict[str, Any], clients: dict[str, Any]):
     here = made("dpsgd_ft", {**HYPER, "ft_from": ft_from, **given}, rounds=3, evaluation=JUDGED, clients=clients)
-    records, worlds = play(here)
-    for record, world in zip(records, worlds, strict=True):
-        x, expected = models(here, world), []
+    records, run_states = play(here)
+    for record, run_state in zip(records, run_states, strict=True):
+        x, expected = models(here, run_state), []
         for client in range(4):
             tuned = x.mean(axis=0) if ft_from == "mean" else x[client]
             # Full batches, and the lr of round 0 in every round.

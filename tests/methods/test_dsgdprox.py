@@ -21,8 +21,8 @@ def test_follows_its_equations(topology: Topology, clients: dict[str, Any]):
         return batch.gradient(x) + 0.7 * (x - begun)
 
     here = made("dsgdprox", {**HYPER, "mu": 0.7}, rounds=5, topology=topology, clients=clients)
-    for world, x in zip(play(here)[1], followed(here, pulled), strict=True):
-        np.testing.assert_allclose(models(here, world), x, rtol=1e-5, atol=1e-5)
+    for run_state, x in zip(play(here)[1], followed(here, pulled), strict=True):
+        np.testing.assert_allclose(models(here, run_state), x, rtol=1e-5, atol=1e-5)
 
 
 def test_two_steps_by_hand():

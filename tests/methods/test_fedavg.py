@@ -35,7 +35,7 @@ def reference(setup: Setup, train: Training) -> list[Vectors]:
     """x <- sum_i p_i x_i over those who delivered, after every round (x stays where nobody did)."""
     params, models = initial(setup), []
     for round in range(setup.rounds):
-        delivered = setup.population.draw(round).among("delivered")
+        delivered = setup.population.sample_round(round).with_status("delivered")
         ends = [train(setup, round, client, params)[0] for client in delivered]
         weights = [weight(setup, client, int(setup.partition.train.sizes[client])) for client in delivered]
         if ends:
@@ -50,9 +50,9 @@ def assert_equal_models(setup: Setup, train: Training, rtol: float = 1e-5) -> No
     start = initial(setup)
     moved = np.concatenate([(expected[-1][name] - start[name]).ravel() for name in start])
     assert np.abs(moved).max() > 1e-3, "the reference has to move, or nothing is compared"
-    for (_, world), model in zip(played(setup), expected, strict=True):
+    for (_, run_state), model in zip(played(setup), expected, strict=True):
         for name, value in model.items():
-            np.testing.assert_allclose(world.server["params"][name].numpy(), value, rtol=rtol, atol=1e-7)
+            np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=rtol, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_equals_the_equations(hyper: dict[str, Any]):
 def test_one_step_is_exact_to_float32():
     # One Adam step moves every entry by lr g / (|g| + 1e-8): bias corrections in float32 are wrong by 1e-5 of it.
     setup = setup_of("fedavg", {"batch_size": 0, "optimizer": "adam", "lr": 0.01}, sizes=(20,), rounds=1)
-    ((_, world),) = played(setup)
+    ((_, run_state),) = played(setup)
     expected, _ = trained(setup, 0, 0, initial(setup))
     for name, value in expected.items():
-        moved = doubles(world.server["params"])[name] - initial(setup)[name]
+        moved = doubles(run_state.server["params"])[name] - initial(setup)[name]
         np.testing.assert_allclose(moved, value - initial(setup)[name], rtol=4e-6)
 
 
@@ -98,7 +98,7 @@ def test_one_step_is_exact_to_float32():
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_weights_are_shared_by_those_who_deliver(clients: dict[str, Any], weighting: str):
     setup = setup_of("fedavg", {"lr": 0.5, "batch_size": 0, "weighting": weighting}, clients=clients, rounds=6)
-    arrived = {len(setup.population.draw(round).among("delivered")) for round in range(6)}
+    arrived = {len(setup.population.sample_round(round).with_status("delivered")) for round in range(6)}
     assert arrived != {len(SIZES)}, "somebody has to be missing"
     assert_equal_models(setup, trained)
 
@@ -106,8 +106,8 @@ def test_weights_are_shared_by_those_who_deliver(clients: dict[str, Any], weight
 def test_a_round_without_deliveries_leaves_the_model():
     setup = setup_of("fedavg", {"lr": 0.5}, sizes=(5, 7), clients={"dropout_after_training": 0.7}, rounds=12)
     rounds = played(setup)
-    empty = [r for r in range(1, 12) if not setup.population.draw(r).among("delivered")]
-    full = [r for r in range(1, 12) if setup.population.draw(r).among("delivered")]
+    empty = [r for r in range(1, 12) if not setup.population.sample_round(r).with_status("delivered")]
+    full = [r for r in range(1, 12) if setup.population.sample_round(r).with_status("delivered")]
     assert empty
     assert full
     for round in range(1, 12):
@@ -150,7 +150,7 @@ def test_compressed_uplinks_keep_what_they_dropped():
     compressor = ErrorFeedback(inner=TopK(keep_ratio=0.2, scope="model"))
     setup = setup_of("fedavg", {"lr": 0.5, "batch_size": 0}, sizes=(20,), uplink=compressor, rounds=4)
     params, error = initial(setup), {name: 0.0 * value for name, value in initial(setup).items()}
-    for round, (record, world) in enumerate(played(setup)):
+    for round, (record, run_state) in enumerate(played(setup)):
         end, _ = trained(setup, round, 0, params)
         wanted = {name: params[name] - end[name] + error[name] for name in params}
         flat = np.abs(np.concatenate([value.ravel() for value in wanted.values()]))
@@ -159,7 +159,7 @@ def test_compressed_uplinks_keep_what_they_dropped():
         error = {name: wanted[name] - sent[name] for name in wanted}
         params = {name: params[name] - sent[name] for name in params}
         for name, value in params.items():
-            np.testing.assert_allclose(world.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-6)
         assert record.row.uplink_bits < 32 * P
 
 
@@ -169,7 +169,7 @@ def test_a_lost_update_does_not_touch_the_error_memory():
     setup = setup_of("fedavg", {}, uplink=compressor, clients=clients, rounds=6)
     rounds, lost = played(setup), 0
     for round in range(1, 6):
-        for client in setup.population.draw(round).among("dropped_after_training"):
+        for client in setup.population.sample_round(round).with_status("dropped_after_training"):
             before, after = (rounds[r][1].states.get(client) for r in (round - 1, round))
             assert before is after
             lost += 1
@@ -179,9 +179,9 @@ def test_a_lost_update_does_not_touch_the_error_memory():
 def test_the_whole_split_at_once_does_not_depend_on_the_order():
     # One full-batch step from x and averaging is one step of gradient descent on the pooled loss: FedSGD.
     setup = setup_of("fedavg", {"lr": 0.5, "batch_size": 0}, rounds=1)
-    ((_, world),) = played(setup)
+    ((_, run_state),) = played(setup)
     pooled = setup_of("fedavg", {"lr": 0.5, "batch_size": 0}, sizes=(sum(SIZES),), dataset=vectors(), rounds=1)
     expected, _ = trained(pooled, 0, 0, initial(pooled))
     for name, value in expected.items():
-        np.testing.assert_allclose(world.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-7)
-    assert tree.num_entries(world.server["params"]) == P
+        np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-7)
+    assert tree.num_entries(run_state.server["params"]) == P

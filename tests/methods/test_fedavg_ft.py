@@ -46,10 +46,10 @@ def measured(record: RoundRecord, name: str) -> dict[int, float]:
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_clients_are_judged_after_fine_tuning(hyper: dict[str, Any], lr: float, steps: int, engine: str):
     here = made("fedavg_ft", {**HYPER, **hyper}, rounds=3, engine=engine, evaluation=JUDGED)
-    records, worlds = play(here)
+    records, run_states = play(here)
     received = start(here)
-    for record, world in zip(records, worlds, strict=True):
-        x = flat(world.server["params"])
+    for record, run_state in zip(records, run_states, strict=True):
+        x = flat(run_state.server["params"])
         own = measured(record, "own/loss")
         np.testing.assert_allclose([own[k] for k in range(4)], losses(here, tuned(here, x, lr, steps)), rtol=1e-4)
         # After local training it is the received model that is tuned, so that nothing is tuned twice.
@@ -77,9 +77,9 @@ def test_minibatches_are_those_of_the_judging():
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
 def test_training_and_wires_are_those_of_fedavg(clients: dict[str, Any]):
     hyper = {"lr": 0.1, "batch_size": 2, "momentum": 0.5}
-    records, worlds = play(made("fedavg", hyper, clients=clients, evaluation=JUDGED))
+    records, run_states = play(made("fedavg", hyper, clients=clients, evaluation=JUDGED))
     tuned_records, tuned_worlds = play(made("fedavg_ft", {**hyper, "ft_epochs": 3}, clients=clients, evaluation=JUDGED))
-    for one, other in zip(worlds, tuned_worlds, strict=True):
+    for one, other in zip(run_states, tuned_worlds, strict=True):
         assert flat(one.server["params"]).tolist() == flat(other.server["params"]).tolist()
         assert other.states == {}
     for record, twin in zip(records, tuned_records, strict=True):

@@ -27,8 +27,8 @@ def test_follows_its_equations(hyper: dict[str, Any], clients: dict[str, Any], e
     here = made("fedavgm", {**HYPER, **hyper}, rounds=8, engine=engine, clients=clients)
     settings = here.method.hyper.model_dump()
     path = followed(here, HeavyBall(settings["server_lr"], settings["server_momentum"]))
-    records, worlds = play(here)
-    assert_follows(worlds, path)
+    records, run_states = play(here)
+    assert_follows(run_states, path)
     # FedAvg's wire: 40 bytes down, and up with 8 more for a count.
     up = 320 + (64 if settings["weighting"] == "samples" else 0)
     delivered = [row for record in records for row in record.clients if row.status == "delivered"]
@@ -68,11 +68,11 @@ def test_without_momentum_it_is_fedavg(clients: dict[str, Any]):
 
 def test_a_round_in_which_nothing_arrives_moves_nothing():
     here = made("fedavgm", HYPER, rounds=10, clients=ABSENCES[2])
-    worlds = play(here)[1]
-    empty = [round for round in range(1, 10) if not here.population.draw(round).among("delivered")]
+    run_states = play(here)[1]
+    empty = [round for round in range(1, 10) if not here.population.sample_round(round).with_status("delivered")]
     assert empty
     for round in empty:
-        before, after = worlds[round - 1].server, worlds[round].server
+        before, after = run_states[round - 1].server, run_states[round].server
         for part, other in ((before, after), (before["optimizer"], after["optimizer"])):
             name = "params" if part is before else "velocity"
             assert flat(part[name]).tolist() == flat(other[name]).tolist()

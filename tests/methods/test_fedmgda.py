@@ -50,8 +50,8 @@ def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any]):
     settings = setup.method.hyper.model_dump()
     params = initial(setup)
     spread = 0.0
-    for round, (record, world) in enumerate(played(setup)):
-        delivered = setup.population.draw(round).among("delivered")
+    for round, (record, run_state) in enumerate(played(setup)):
+        delivered = setup.population.sample_round(round).with_status("delivered")
         ends = [trained(setup, round, client, params)[0] for client in delivered]
         deltas = [{name: params[name] - end[name] for name in params} for end in ends]
         lengths = [np.linalg.norm(flat(delta)) for delta in deltas]
@@ -63,7 +63,7 @@ def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any]):
         for weight, delta, length in zip(weights, deltas, lengths, strict=True):
             params = {name: params[name] - step * weight / length * delta[name] for name in params}
         for name, value in params.items():
-            np.testing.assert_allclose(world.server["params"][name].numpy(), value, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=1e-4, atol=1e-5)
         assert record.means["fedmgda/direction_norm"] == pytest.approx(np.linalg.norm(weights @ vectors), rel=1e-4)
     assert (spread > 0.01) == (settings["epsilon"] > 0)
 
@@ -107,9 +107,9 @@ def test_bits_of_a_round():
 def test_the_direction_lowers_every_loss_of_two_clients_in_conflict():
     # On one full-batch step the differences are gradients: along d nobody's loss rises, at the first order.
     setup = setup_of("fedmgda", {"lr": 0.01, "batch_size": 0, "epsilon": 1.0}, rounds=1)
-    ((_, world),) = played(setup)
+    ((_, run_state),) = played(setup)
     start = initial(setup)
-    direction = flat(start) - flat(doubles(world.server["params"]))
+    direction = flat(start) - flat(doubles(run_state.server["params"]))
     for client in range(len(SIZES)):
         delta = flat(start) - flat(trained(setup, 0, client, start)[0])
         assert direction @ delta >= -1e-9

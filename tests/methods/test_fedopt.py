@@ -47,9 +47,9 @@ def test_follows_its_equations(kind: str, hyper: dict[str, Any], clients: dict[s
     here = made("fedopt", hyper, rounds=8, engine=engine, clients=clients)
     server = server_of(hyper)
     path = followed(here, server)
-    records, worlds = play(here)
-    assert_follows(worlds, path, tolerance=2e-5)
-    state = worlds[-1].server["optimizer"]
+    records, run_states = play(here)
+    assert_follows(run_states, path, tolerance=2e-5)
+    state = run_states[-1].server["optimizer"]
     np.testing.assert_allclose(flat(state["square"]), server.v, rtol=1e-3, atol=1e-7)
     # Our delta is received - trained.
     np.testing.assert_allclose(flat(state["mean"]), -server.m, rtol=1e-3, atol=1e-5)
@@ -75,8 +75,8 @@ def test_the_first_round_in_closed_form(kind: str):
         sign = np.sign(tau**2 - (0.1 * g) ** 2)
         assert set(sign) == {-1.0, 1.0}, "both branches of Yogi have to occur"
         step = 0.1 * g / (np.sqrt(tau**2 - 0.01 * (0.1 * g) ** 2 * sign) + tau)
-    (world,) = play(here)[1]
-    np.testing.assert_allclose(flat(world.server["params"]), x - eta * step, rtol=1e-5, atol=1e-6)
+    (run_state,) = play(here)[1]
+    np.testing.assert_allclose(flat(run_state.server["params"]), x - eta * step, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

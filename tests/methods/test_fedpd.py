@@ -47,13 +47,13 @@ def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
     method = FedPD(Quadratic(), **{"lr": 0.05, "batch_size": 2, "eta": 0.3, **hyper})
     here = setup(method, rounds=8, engine=engine)
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     exchanges = [seeding.coin(here.seed, round) >= method.hyper.skip_probability for round in range(8)]
     assert sum(exchanges) > 0 and (sum(exchanges) < 8) == (method.hyper.skip_probability > 0)
     for round, (x0, x, anchor, lam) in enumerate(followed(method, here)):
-        np.testing.assert_allclose(flat(worlds[round].server["params"]), x0, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(flat(run_states[round].server["params"]), x0, rtol=1e-5, atol=1e-5)
         for i in CLIENTS:
-            state = tree.to_tensors(executor.get(worlds[round].states[i]))
+            state = tree.to_tensors(executor.get(run_states[round].states[i]))
             for name, value in (("params", x), ("anchor", anchor), ("multiplier", lam)):
                 np.testing.assert_allclose(flat(state[name]), value[i], rtol=1e-4, atol=1e-4, err_msg=name)
         # Everyone or nobody: 40 bytes each way, or nothing at all.
@@ -70,9 +70,9 @@ def exact(**hyper: Any) -> Any:
 def test_with_an_exact_oracle_the_multiplier_is_minus_the_gradient(skip_probability: float):
     here = setup(exact(skip_probability=skip_probability), rounds=4)
     executor = InlineExecutor(here)
-    for world in play(here, executor)[1]:
+    for run_state in play(here, executor)[1]:
         for i in CLIENTS:
-            state = tree.to_tensors(executor.get(world.states[i]))
+            state = tree.to_tensors(executor.get(run_state.states[i]))
             gradient = points(here, i).gradient(flat(state["params"]))
             assert np.abs(gradient).max() > 0.1
             np.testing.assert_allclose(flat(state["multiplier"]), -gradient, atol=2e-5)
@@ -96,13 +96,13 @@ def test_reaches_the_minimiser_of_the_mean_loss(eta: float):
 def test_a_client_that_was_away_goes_on_from_its_own_anchor():
     here = setup(FedPD(Quadratic(), lr=0.05, batch_size=2), rounds=6, clients={"dropout_after_training": 0.4})
     executor = InlineExecutor(here)
-    _, worlds = play(here, executor)
+    _, run_states = play(here, executor)
     met = 0
-    for round, world in enumerate(worlds):
-        delivered = here.population.draw(round).among("delivered")
-        for i, ref in world.states.items():
+    for round, run_state in enumerate(run_states):
+        delivered = here.population.sample_round(round).with_status("delivered")
+        for i, ref in run_state.states.items():
             state = tree.to_tensors(executor.get(ref))
-            fresh = np.array_equal(flat(state["anchor"]), flat(world.server["params"]))
+            fresh = np.array_equal(flat(state["anchor"]), flat(run_state.server["params"]))
             assert fresh == (i in delivered) or not delivered
             met += not fresh
     assert met
@@ -118,14 +118,14 @@ def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], s
     # Also of clients whose last exchange lies behind others that they missed.
     method = FedPD(Quadratic(), lr=0.05, batch_size=2, eta=0.3, skip_probability=skip_probability)
     here = setup(method, rounds=8, clients=clients)
-    records, worlds = play(here)
+    records, run_states = play(here)
     x0, x, lam = start(here), np.tile(start(here), (4, 1)), np.zeros((4, 10))
     anchor, behind, caught_up = x.copy(), set(), 0
-    for round, (record, world) in enumerate(zip(records, worlds, strict=True)):
+    for round, (record, run_state) in enumerate(zip(records, run_states, strict=True)):
         exchange = seeding.coin(here.seed, round) >= skip_probability
         # Where nothing is sent, nothing is lost.
-        drawn = here.population.draw(round)
-        delivered = drawn.among("delivered") if exchange else drawn.among("delivered", "upload_lost")
+        drawn = here.population.sample_round(round)
+        delivered = drawn.with_status("delivered") if exchange else drawn.with_status("delivered", "upload_lost")
         for i in delivered:
             for batch in batches(here, round, i, epochs=1, batch_size=2):
                 x[i] = x[i] - 0.05 * (batch.gradient(x[i]) + lam[i] + (x[i] - anchor[i]) / 0.3)
@@ -134,7 +134,7 @@ def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], s
         if exchange and delivered:
             x0 = anchor[list(delivered)].mean(axis=0)
             anchor[list(delivered)] = x0
-        np.testing.assert_allclose(flat(world.server["params"]), x0, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(flat(run_state.server["params"]), x0, rtol=1e-5, atol=1e-5)
         # Who is behind is told x0 first: 40 bytes more.
         sent = {row.client: row.downlink_bits for row in record.clients if row.client in delivered}
         assert sent == {i: exchange * 320 * (1 + (i in behind)) for i in delivered}

@@ -25,8 +25,8 @@ HYPER = {"lr": 0.1, "batch_size": 2}
 @pytest.mark.parametrize("engine", ENGINES)
 def test_follows_its_equations(hyper: dict[str, Any], clients: dict[str, Any], engine: str):
     here = made("fedprox", {**HYPER, **hyper}, rounds=6, engine=engine, clients=clients)
-    records, worlds = play(here)
-    assert_follows(worlds, followed(here, Server(), proximal(hyper["mu"])))
+    records, run_states = play(here)
+    assert_follows(run_states, followed(here, Server(), proximal(hyper["mu"])))
     up = 320 + (0 if hyper.get("weighting") == "uniform" else 64)
     delivered = [row for record in records for row in record.clients if row.status == "delivered"]
     assert {(row.uplink_bits, row.downlink_bits) for row in delivered} == {(up, 320)}

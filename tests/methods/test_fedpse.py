@@ -54,7 +54,7 @@ def test_who_does_not_deliver_keeps_everything(clients: dict[str, Any], scope: s
     compare(setup)
     rounds, kept = played(setup), 0
     for round in range(1, 6):
-        for client in set(range(len(SIZES))) - set(setup.population.draw(round).among("delivered")):
+        for client in set(range(len(SIZES))) - set(setup.population.sample_round(round).with_status("delivered")):
             before, after = (rounds[r][1].states.get(client) for r in (round - 1, round))
             assert before is after
             kept += before is not None
@@ -87,23 +87,23 @@ def test_tensors_of_one_entry():
     data = vectors(SIZES)
     setup = setup_of("fedpse", BASE | {"keep_ratio": 0.01}, dataset=data, build=Shifted, rounds=3)
     rounds = played(setup)
-    for record, world in rounds:
+    for record, run_state in rounds:
         for row in record.clients:
             # weight [3, 6]: one value, a gap and the code's name; shift []: one value; and n_i.
             assert row.uplink_bits == (32 + 16) + 32 + 64
             assert row.downlink_bits == (32 + 16) + 32
-        for link in world.links.values():
-            assert [int(np.count_nonzero(value)) for value in link["uplink"].values()] == [1, 1]
+        for server_memory in run_state.server_memories.values():
+            assert [int(np.count_nonzero(value)) for value in server_memory["uplink"].values()] == [1, 1]
 
 
 def test_everything_kept_is_fedavg():
     # Dense updates: M_i and M_s are full, D_i = G = the average update, which every client adds to its own base.
     hyper = {"lr": 0.3, "batch_size": 4, "epochs": 2}
     averaged = played(setup_of("fedavg", hyper, rounds=4))
-    for (record, world), (_, expected) in zip(
+    for (record, run_state), (_, expected) in zip(
         played(setup_of("fedpse", hyper | {"keep_ratio": 1.0}, rounds=4)), averaged, strict=True
     ):
-        for state in world.states.values():
+        for state in run_state.states.values():
             close(flat(state["base"]), flat(expected.server["params"]))
             assert not flat(state["residual"]).any()
         assert {row.downlink_bits for row in record.clients} == {32 * 21}
@@ -113,17 +113,17 @@ def test_clients_that_missed_rounds_add_the_common_update_to_their_own_base():
     # keep_ratio 1 with partial participation: W_i = W^0 + the sum of G over the rounds in which i took part.
     setup = setup_of("fedpse", BASE | {"keep_ratio": 1.0}, clients={"per_round": 2}, rounds=6)
     expected = {client: flat(initial(setup)) for client in range(len(SIZES))}
-    for round, (_, world) in enumerate(played(setup)):
-        for client in setup.population.draw(round).selected:
-            expected[client] = expected[client] - flat(world.server["update"])
-            close(flat(world.states[client]["base"]), expected[client])
+    for round, (_, run_state) in enumerate(played(setup)):
+        for client in setup.population.sample_round(round).selected:
+            expected[client] = expected[client] - flat(run_state.server["update"])
+            close(flat(run_state.states[client]["base"]), expected[client])
     assert len({value.tobytes() for value in expected.values()}) > 2
 
 
 def test_the_random_draws_differ_by_client_and_round_and_follow_the_seed():
     def downlinks(seed: int) -> list[np.ndarray]:
         setup = setup_of("fedpse", BASE | {"downstream": "dps"}, seed=seed, rounds=3)
-        return [flat(world.states[i]["base"]) for _, world in played(setup) for i in range(len(SIZES))]
+        return [flat(run_state.states[i]["base"]) for _, run_state in played(setup) for i in range(len(SIZES))]
 
     first, again, other = downlinks(1), downlinks(1), downlinks(2)
     assert all((a == b).all() for a, b in zip(first, again, strict=True))

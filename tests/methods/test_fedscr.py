@@ -11,7 +11,7 @@ import torch
 
 from rayfl.methods.fedscr import FedSCR, FedSCRHyper, divergence, significance
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
 from tests.methods.fedpse_paper import Training, close, flat
@@ -120,13 +120,13 @@ def bits(sent: np.ndarray) -> int:
     return 32 * int((sent != 0).sum()) + 8 * bitmaps
 
 
-def check(paper: Paper, record: RoundRecord, world: World, delivered: tuple[int, ...]) -> None:
-    close(flat(world.server["params"]), flat(paper.x))
+def check(paper: Paper, record: RoundRecord, run_state: RunState, delivered: tuple[int, ...]) -> None:
+    close(flat(run_state.server["params"]), flat(paper.x))
     down = 32 * flat(paper.x).size + 32 * paper.hyper.adaptive
     for row in record.clients:
         assert row.uplink_bits == paper.up.get(row.client, 0)
         assert row.downlink_bits == (0 if row.status == "dropped_before_download" else down)
-    for i, state in world.states.items():
+    for i, state in run_state.states.items():
         close(flat(state["residual"]), flat(paper.residual[i]))
     if paper.hyper.adaptive:
         told = {m.client: m.value for m in record.metrics if m.name == "threshold" and m.client is not None}
@@ -135,17 +135,17 @@ def check(paper: Paper, record: RoundRecord, world: World, delivered: tuple[int,
         tolerance = 1e-6 + MARGIN * paper.hyper.significance_factor
         for i in delivered:
             assert told[i] == pytest.approx(paper.thresholds[i], abs=tolerance)
-        assert float(world.server["variances"]) == pytest.approx(sum(paper.variances), rel=1e-5)
-        assert int(world.server["rounds"]) == len(paper.variances)
+        assert float(run_state.server["variances"]) == pytest.approx(sum(paper.variances), rel=1e-5)
+        assert int(run_state.server["rounds"]) == len(paper.variances)
 
 
 def compare(setup: Setup, train: Training = trained) -> Paper:
     paper = Paper(setup, train)
-    for round, (record, world) in enumerate(played(setup)):
-        delivered = setup.population.draw(round).among("delivered")
+    for round, (record, run_state) in enumerate(played(setup)):
+        delivered = setup.population.sample_round(round).with_status("delivered")
         losses = {m.client: m.value for m in record.metrics if m.name == "train/loss" and m.client is not None}
         paper.play(round, delivered, losses)
-        check(paper, record, world, delivered)
+        check(paper, record, run_state, delivered)
     return paper
 
 
@@ -202,10 +202,10 @@ def test_sent_and_kept_back_is_all_that_was_learned():
     # Uniform weights, everyone present: x^0 - x^T + mean_i e_i = sum_t mean_i delta_i.
     setup = setup_of("fedscr", BASE | {"keep_ratio": 0.2, "weighting": "uniform"}, rounds=10)
     x, learned = initial(setup), 0.0
-    for round, (_, world) in enumerate(played(setup)):
+    for round, (_, run_state) in enumerate(played(setup)):
         learned += np.mean([flat(x) - flat(trained(setup, round, i, x)[0]) for i in range(len(SIZES))], axis=0)
-        x = {name: value.double().numpy() for name, value in world.server["params"].items()}
-        held = np.mean([flat(state["residual"]) for state in world.states.values()], axis=0)
+        x = {name: value.double().numpy() for name, value in run_state.server["params"].items()}
+        held = np.mean([flat(state["residual"]) for state in run_state.states.values()], axis=0)
         np.testing.assert_allclose(flat(initial(setup)) - flat(x) + held, learned, rtol=0, atol=1e-5)
         assert np.abs(held).max() > 1e-3
 
@@ -213,11 +213,11 @@ def test_sent_and_kept_back_is_all_that_was_learned():
 def test_threshold_zero_is_fedavg():
     hyper = {"lr": 0.3, "batch_size": 4, "epochs": 2}
     plain = played(setup_of("fedavg", hyper, rounds=3))
-    for (_, world), (_, expected) in zip(
+    for (_, run_state), (_, expected) in zip(
         played(setup_of("fedscr", hyper | {"threshold": 0.0}, rounds=3)), plain, strict=True
     ):
-        close(flat(world.server["params"]), flat(expected.server["params"]))
-        assert not any(flat(state["residual"]).any() for state in world.states.values())
+        close(flat(run_state.server["params"]), flat(expected.server["params"]))
+        assert not any(flat(state["residual"]).any() for state in run_state.states.values())
 
 
 def test_statistics_by_hand():

@@ -33,7 +33,7 @@ def test_follows_its_equation(hyper: dict[str, Any], clients: dict[str, Any], en
     uniform, x, path = hyper.get("weighting") == "uniform", start(here), []
     for round in range(6):
         total, weights = np.zeros(10), 0.0
-        for client in here.population.draw(round).among("delivered"):
+        for client in here.population.sample_round(round).with_status("delivered"):
             size = hyper.get("batch_size") or TRAIN[client]
             (batch,) = batches(here, round, client, steps=1, batch_size=size)
             weight = 1.0 if uniform else TRAIN[client]
@@ -41,8 +41,8 @@ def test_follows_its_equation(hyper: dict[str, Any], clients: dict[str, Any], en
         if weights:
             x = x - 0.3 * hyper.get("lr_decay", 1.0) ** round * total / weights
         path.append(x)
-    records, worlds = play(here)
-    assert_follows(worlds, path)
+    records, run_states = play(here)
+    assert_follows(run_states, path)
     delivered = [row for record in records for row in record.clients if row.status == "delivered"]
     assert {(row.uplink_bits, row.downlink_bits) for row in delivered} == {(320 if uniform else 384, 320)}
     assert {row.num_steps for row in delivered} == {1}

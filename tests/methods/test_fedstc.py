@@ -11,7 +11,7 @@ from rayfl import tree
 from rayfl.determinism import seeding
 from rayfl.methods.fedstc import FedSTC, FedSTCHyper
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from tests.compress.ternary_paper import num_bits, stc
 from tests.methods.fedpse_paper import Training, close, flat, unflat
@@ -68,10 +68,10 @@ class Paper:
     def bits(self, sent: np.ndarray) -> int:
         return sum(num_bits(sent[block], self.hyper.keep_ratio) for block in self.blocks)
 
-    def play(self, round: int, world: World) -> None:
-        drawn = self.setup.population.draw(round)
-        delivered = drawn.among("delivered")
-        self.up, self.down = {}, {i: self.missed(i) for i in drawn.among("delivered", "dropped_after_training")}
+    def play(self, round: int, run_state: RunState) -> None:
+        drawn = self.setup.population.sample_round(round)
+        delivered = drawn.with_status("delivered")
+        self.up, self.down = {}, {i: self.missed(i) for i in drawn.with_status("delivered", "dropped_after_training")}
         total, weights = np.zeros_like(self.x), 0.0
         for i in delivered:
             end, _ = self.train(self.setup, round, i, unflat(self.x, self.like))
@@ -84,7 +84,7 @@ class Paper:
         if not delivered:
             return
         update = self.server + total / weights
-        self.broadcasts.append(self.stc_at(update, flat(world.server["touched"]) == len(self.broadcasts) + 1))
+        self.broadcasts.append(self.stc_at(update, flat(run_state.server["touched"]) == len(self.broadcasts) + 1))
         self.server = update - self.broadcasts[-1]
         self.x = self.x - self.broadcasts[-1]
         for i in delivered:
@@ -114,27 +114,27 @@ def sparse_bits(support: np.ndarray, tensors: list[slice]) -> int:
     return total
 
 
-def check(paper: Paper, record: RoundRecord, world: World, round: int) -> None:
+def check(paper: Paper, record: RoundRecord, run_state: RunState, round: int) -> None:
     """Everything that a round leaves behind."""
-    close(flat(world.server["params"]), paper.x)
-    close(flat(world.server["residual"]), paper.server)
-    assert int(world.server["count"]) == len(paper.broadcasts)
+    close(flat(run_state.server["params"]), paper.x)
+    close(flat(run_state.server["residual"]), paper.server)
+    assert int(run_state.server["count"]) == len(paper.broadcasts)
     for row in record.clients:
         assert row.uplink_bits == paper.up.get(row.client, 0)
         assert row.downlink_bits == paper.down.get(row.client, 0), (round, row)
-    for i, state in world.states.items():
-        assert int(world.links[i]["count"]) == paper.count[i]
+    for i, state in run_state.states.items():
+        assert int(run_state.server_memories[i]["count"]) == paper.count[i]
         close(flat(state["residual"]), paper.residual[i])
         if paper.count[i] == len(paper.broadcasts):
-            for name, value in world.server["params"].items():
+            for name, value in run_state.server["params"].items():
                 assert state["params"][name].tobytes() == value.numpy().tobytes(), "caught up to the last bit"
 
 
 def compare(setup: Setup, train: Training = trained) -> Paper:
     paper = Paper(setup, train)
-    for round, (record, world) in enumerate(played(setup)):
-        paper.play(round, world)
-        check(paper, record, world, round)
+    for round, (record, run_state) in enumerate(played(setup)):
+        paper.play(round, run_state)
+        check(paper, record, run_state, round)
     return paper
 
 
@@ -177,11 +177,13 @@ def test_nothing_is_lost_on_either_side():
     # sum_t mean_i delta_i = x^0 - x^T + A + mean_i A_i: all that was learned is in the model or in a residual.
     setup = setup_of("fedstc", BASE | {"keep_ratio": 0.1, "weighting": "uniform"}, rounds=12)
     x, learned = flat(initial(setup)), 0.0
-    for round, (_, world) in enumerate(played(setup)):
+    for round, (_, run_state) in enumerate(played(setup)):
         ends = [flat(trained(setup, round, i, unflat(x, initial(setup)))[0]) for i in range(len(SIZES))]
         learned += x - np.mean(ends, axis=0)
-        x = flat(world.server["params"])
-        held = flat(world.server["residual"]) + np.mean([flat(s["residual"]) for s in world.states.values()], axis=0)
+        x = flat(run_state.server["params"])
+        held = flat(run_state.server["residual"]) + np.mean(
+            [flat(s["residual"]) for s in run_state.states.values()], axis=0
+        )
         np.testing.assert_allclose(flat(initial(setup)) - x + held, learned, rtol=0, atol=1e-5)
         assert np.abs(held).max() > 1e-3
 
@@ -189,8 +191,8 @@ def test_nothing_is_lost_on_either_side():
 def test_the_server_keeps_no_more_broadcasts_than_a_model_is_large():
     setup = setup_of("fedstc", BASE, rounds=20)
     numbers: list[list[int]] = []
-    for _, world in played(setup):
-        kept = world.server["broadcasts"]
+    for _, run_state in played(setup):
+        kept = run_state.server["broadcasts"]
         assert sum(part.nbytes for parts in kept.values() for part in parts.values()) < 4 * 21
         numbers.append([int(number) for number in kept])
     assert all(row == list(range(row[0], round + 1)) for round, row in enumerate(numbers, start=1))
@@ -200,9 +202,9 @@ def test_the_server_keeps_no_more_broadcasts_than_a_model_is_large():
 
 def test_a_round_in_which_nothing_arrives_changes_nothing():
     setup = setup_of("fedstc", BASE, rounds=2)
-    world = played(setup)[-1][1]
+    run_state = played(setup)[-1][1]
     context = setup.context(2, setup.plan(2), seeding.NOBODY, "server")
     nothing = {"update": setup.method.gather["update"].empty()}
-    after, _ = setup.server_half.server_update(world.server, nothing, [], context)
-    assert tree.flatten(after).keys() == tree.flatten(world.server).keys()
-    assert all(value is tree.flatten(world.server)[name] for name, value in tree.flatten(after).items())
+    after, _ = setup.server_half.server_update(run_state.server, nothing, [], context)
+    assert tree.flatten(after).keys() == tree.flatten(run_state.server).keys()
+    assert all(value is tree.flatten(run_state.server)[name] for name, value in tree.flatten(after).items())

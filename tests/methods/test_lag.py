@@ -46,10 +46,10 @@ def followed(here: Setup, clients: list[Points] | None = None) -> list[Round]:
     known: list[list[float]] = [[] for _ in clients]
     uploaded: list[np.ndarray | None] = [None] * 4
     for round in range(here.rounds):
-        drawn = here.population.draw(round)
+        drawn = here.population.sample_round(round)
         asked, uploads = set(), set()
-        for k in (*drawn.among("delivered"), *drawn.among("dropped_after_training")):
-            away = k not in drawn.among("delivered")
+        for k in (*drawn.with_status("delivered"), *drawn.with_status("dropped_after_training")):
+            away = k not in drawn.with_status("delivered")
             change = clients[k].gradient(x) + hyper["l2"] * x - sent[k]
             if "smoothness" in hyper:
                 point = uploaded[k]
@@ -82,19 +82,19 @@ def followed(here: Setup, clients: list[Points] | None = None) -> list[Round]:
 def check(here: Setup) -> list[Round]:
     """Play, and compare who downloads, who uploads, every state and every byte; returns what was to be."""
     executor, expected = InlineExecutor(here), followed(here)
-    records, worlds = play(here, executor)
-    for record, world, wanted in zip(records, worlds, expected, strict=True):
+    records, run_states = play(here, executor)
+    for record, run_state, wanted in zip(records, run_states, expected, strict=True):
         bits = {row.client: (row.uplink_bits, row.downlink_bits) for row in record.clients}
         assert bits == {k: (MODEL * (k in wanted.uploads), MODEL * (k in wanted.asked)) for k in bits}
         assert {row.client for row in record.clients if row.status == "delivered"} == wanted.uploads
-        np.testing.assert_allclose(flat(world.server["params"]), wanted.x, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(flat(run_state.server["params"]), wanted.x, rtol=1e-5, atol=1e-5)
         remembered = np.zeros(10)
-        for k, ref in world.states.items():
+        for k, ref in run_state.states.items():
             own = flat(tree.to_tensors(executor.get(ref))["sent"])
             np.testing.assert_allclose(own, wanted.sent[k], rtol=1e-4, atol=1e-5)
             remembered += own
         # The server's lagged sum is that of the gradients that the clients sent last.
-        np.testing.assert_allclose(flat(world.server["gradients"]), remembered, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(flat(run_state.server["gradients"]), remembered, rtol=1e-5, atol=1e-5)
     return expected
 
 
@@ -130,8 +130,8 @@ def test_reaches_the_loss_of_gradient_descent_with_fewer_bytes(kind: type[Method
         return float(np.mean([each.loss(x) - each.loss(minimiser) for each in mine]))
 
     def bits_until(here: Setup, target: float) -> int:
-        records, worlds = play(here)
-        first = next(r for r, world in enumerate(worlds) if gap(flat(world.server["params"])) < target)
+        records, run_states = play(here)
+        first = next(r for r, run_state in enumerate(run_states) if gap(flat(run_state.server["params"])) < target)
         return sum(record.row.uplink_bits for record in records[: first + 1])
 
     for share in (1e-3, 1e-5):
@@ -142,9 +142,9 @@ def test_reaches_the_loss_of_gradient_descent_with_fewer_bytes(kind: type[Method
 def test_without_a_threshold_it_is_gradient_descent():
     here = setup(LAG(Quadratic(), lr=0.5, threshold=0.0), rounds=8)
     x = start(here)
-    for world in play(here)[1]:
+    for run_state in play(here)[1]:
         x = x - 0.5 * np.mean([points(here, k).gradient(x) for k in range(4)], axis=0)
-        np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-5)
 
 
 def test_a_change_as_large_as_the_rule_allows_is_not_sent():

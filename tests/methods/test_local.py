@@ -21,12 +21,12 @@ from tests.methods.reference import SIZES, initial, played, setup_of, trained
 def test_every_client_trains_on_its_own(hyper: dict[str, Any]):
     setup = setup_of("local", {"lr": 0.5, **hyper})
     expected = {client: initial(setup) for client in range(len(SIZES))}
-    for round, (record, world) in enumerate(played(setup)):
+    for round, (record, run_state) in enumerate(played(setup)):
         for client in expected:
             expected[client], _ = trained(setup, round, client, expected[client])
             for name, value in expected[client].items():
                 np.testing.assert_allclose(
-                    world.states[client]["params"][name], value, rtol=1e-5, atol=2e-7, err_msg=f"client {client}"
+                    run_state.states[client]["params"][name], value, rtol=1e-5, atol=2e-7, err_msg=f"client {client}"
                 )
         assert (record.row.uplink_bits, record.row.downlink_bits) == (0, 0)
 
@@ -43,7 +43,7 @@ def test_a_client_whose_update_is_lost_keeps_its_model():
     setup = setup_of("local", {}, clients={"dropout_after_training": 0.5}, rounds=5)
     rounds, lost = played(setup), 0
     for round in range(1, 5):
-        for client in setup.population.draw(round, everyone=True).among("dropped_after_training"):
+        for client in setup.population.sample_round(round, everyone=True).with_status("dropped_after_training"):
             assert rounds[round - 1][1].states.get(client) is rounds[round][1].states.get(client)
             lost += 1
     assert lost

@@ -58,7 +58,7 @@ def test_equals_the_equations(clients: dict[str, Any], hyper: dict[str, Any], ta
     x, count = [initial(here) for _ in SIZES], len(SIZES)
     masks, left = [np.ones_like(x[0]["1.weight"], dtype=bool) for _ in SIZES], [1.0] * count
     gates: set[str] = set()
-    for round, (record, world) in enumerate(played(here)):
+    for round, (record, run_state) in enumerate(played(here)):
         ends = []
         for i in range(count):
             good, thick = accuracy(here, x[i], i) > hyper["min_accuracy"], left[i] > target[i]
@@ -69,7 +69,7 @@ def test_equals_the_equations(clients: dict[str, Any], hyper: dict[str, Any], ta
                 x[i], left[i] = initial(here), left[i] * (1 - RATIO)
                 x[i]["1.weight"] = x[i]["1.weight"] * masks[i]
             ends.append(trained(here, round, i, x[i], masks[i]))
-        present = here.population.draw(round, everyone=True).among("delivered")
+        present = here.population.sample_round(round, everyone=True).with_status("delivered")
         graph = RandomNeighbours(degree=2).receives(count, here.seed, round)
         for i in range(count):
             heard = [i, *(j for j in np.flatnonzero(graph[i]) if j in present)] if i in present else [i]
@@ -77,7 +77,7 @@ def test_equals_the_equations(clients: dict[str, Any], hyper: dict[str, Any], ta
             total = np.sum([ends[j]["1.weight"] for j in heard], axis=0)
             weight = np.where(masks[i], total / np.maximum(holders, 1), 0.0)
             x[i] = {"1.weight": weight, "1.bias": np.mean([ends[j]["1.bias"] for j in heard], axis=0)}
-            state = tree.to_tensors(world.states[i])
+            state = tree.to_tensors(run_state.states[i])
             assert np.array_equal(state["mask"]["1.weight"].numpy(), masks[i])
             assert bool(state["mask"]["1.bias"].all())
             assert float(state["left"]) == pytest.approx(left[i])
@@ -114,22 +114,22 @@ def test_a_pruning_rewinds_everything_to_the_start():
     carry = judged(here, 1.0, 1.0, {name: value + 1.0 for name, value in here.initial.items()})
     gate = here.plan(0).stages[0]
     assert (gate.name, gate.split, gate.epochs) == ("gate", "validation", 1)
-    turned = here.method.turn(carry, stage=gate)
+    turned = here.method.end_stage(carry, stage=gate)
     kept = turned["mask"]["1.weight"]
     assert int(kept.sum()) == 9
     assert torch.equal(turned["params"]["1.weight"], torch.where(kept, here.initial["1.weight"], 0.0))
     assert torch.equal(turned["params"]["1.bias"], here.initial["1.bias"])
     assert float(turned["left"]) == 0.5
     # Not above the target any more, and after training nothing turns.
-    assert here.method.turn(turned, stage=gate) is turned
-    assert here.method.turn(carry, stage=Stage("train")) is carry
+    assert here.method.end_stage(turned, stage=gate) is turned
+    assert here.method.end_stage(carry, stage=Stage("train")) is carry
 
 
 def test_the_gate_is_strict():
     here = setup(min_accuracy=0.5, prune_ratio=0.5)
     for right, opens in ((2.0, False), (3.0, True), (0.0, False)):
         carry = judged(here, right, 4.0)
-        turned = here.method.turn(carry, stage=here.plan(0).stages[0])
+        turned = here.method.end_stage(carry, stage=here.plan(0).stages[0])
         assert (turned is not carry) == opens
 
 

@@ -44,7 +44,7 @@ def followed(method: MARINA, here: Setup) -> dict[str, list[np.ndarray]]:
     seen: dict[str, list[np.ndarray]] = {"params": [], "gradient": []}
     started = False
     for round in range(here.rounds):
-        there, sent = here.population.draw(round).among("delivered"), {}
+        there, sent = here.population.sample_round(round).with_status("delivered"), {}
         for i in there:
             now, (last, old) = gradient(here, i, x, hyper.l2), points[i]
             points[i] = (round, x)
@@ -69,9 +69,9 @@ def followed(method: MARINA, here: Setup) -> dict[str, list[np.ndarray]]:
 def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
     method = MARINA(Quadratic(), **{"lr": 0.15, **hyper})
     here = setup(method, rounds=12, uplink=RandK(), engine=engine)
-    records, worlds = play(here)
+    records, run_states = play(here)
     for name, expected in followed(method, here).items():
-        assert_follows(worlds, name, expected)
+        assert_follows(run_states, name, expected)
     # Exact bytes by the coin: 4P, or C(P); the first round is dense; 4P down.
     dense = same_coin(here, method.hyper.dense_probability or RATIO)
     assert 0 < sum(dense[1:]) < 11
@@ -85,9 +85,9 @@ def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
 def test_clients_that_were_away_are_silent_until_they_know_the_old_point():
     method = MARINA(Quadratic(), lr=0.1)
     here = setup(method, rounds=16, uplink=RandK(), clients={"per_round": 3, "dropout_before_download": 0.2})
-    records, worlds = play(here)
+    records, run_states = play(here)
     for name, expected in followed(method, here).items():
-        assert_follows(worlds, name, expected)
+        assert_follows(run_states, name, expected)
     assert any(row.status == "silent" for record in records for row in record.clients)
 
 
@@ -96,9 +96,9 @@ def test_after_a_round_in_which_nothing_arrived_g_is_made_anew():
     here = setup(method, rounds=5, uplink=RandK())
     nobody = setup(method, rounds=5, uplink=RandK(), clients={"dropout_after_training": 1 - 1e-12})
     _, (*_, second) = play(here, rounds=2)
-    _, (third,) = play(nobody, world=second, rounds=3)
+    _, (third,) = play(nobody, run_state=second, rounds=3)
     np.testing.assert_array_equal(flat(third.server["params"]), flat(second.server["params"]))
-    records, (fourth, _) = play(here, world=third)
+    records, (fourth, _) = play(here, run_state=third)
     assert [size for round in bits(records) for size, _ in round] == [DENSE_BITS, SPARSE_BITS]
     x = flat(third.server["params"])
     exact = np.mean([gradient(here, i, x) for i in CLIENTS], axis=0)
@@ -132,7 +132,7 @@ def test_the_mean_bytes_are_p_dense_and_the_rest_compressed():
 
 def test_both_gradients_are_of_one_minibatch():
     here = setup(MARINA(Quadratic(), lr=0.1, batch_size=2, dense_probability=1e-9), rounds=5, uplink=Dense())
-    _, worlds = play(here)
+    _, run_states = play(here)
     x = old = start(here)
     g, expected = np.zeros(10), []
     for round in range(5):
@@ -141,14 +141,14 @@ def test_both_gradients_are_of_one_minibatch():
         g = g + np.mean(difference, axis=0)
         x, old = x - 0.1 * g, x
         expected.append(x)
-    assert_follows(worlds, "params", expected)
+    assert_follows(run_states, "params", expected)
 
 
 def test_clients_remember_the_point_that_they_received():
     here = setup(MARINA(Quadratic(), lr=0.1), rounds=4, uplink=RandK())
     executor = InlineExecutor(here)
-    _, worlds = play(here, executor)
-    for before, after in pairwise(worlds):
+    _, run_states = play(here, executor)
+    for before, after in pairwise(run_states):
         for ref in after.states.values():
             state = tree.to_tensors(executor.get(ref))
             np.testing.assert_array_equal(flat(state["point"]), flat(before.server["params"]))
@@ -156,12 +156,12 @@ def test_clients_remember_the_point_that_they_received():
 
 def test_without_compression_it_is_gradient_descent():
     here = setup(MARINA(Quadratic(), lr=0.3), rounds=10)
-    records, worlds = play(here)
+    records, run_states = play(here)
     x, expected = start(here), []
     for _ in range(10):
         x = x - 0.3 * np.mean([gradient(here, i, x) for i in CLIENTS], axis=0)
         expected.append(x)
-    assert_follows(worlds, "params", expected)
+    assert_follows(run_states, "params", expected)
     assert bits(records) == [{(DENSE_BITS, DENSE_BITS)}] * 10
 
 

@@ -68,9 +68,9 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
     m = [thres(agg(z[i], mbar[i]), ratio[i]) for i in range(count)]
     given = hyper.finetune_lr if isinstance(hyper, MCEPLHyper) else None
     tuned = hyper.lr if given is None else given
-    for round, (record, world) in enumerate(played(here)):
-        status = here.population.draw(round, everyone=True)
-        present, lost = set(status.among("delivered")), set(status.among("dropped_after_training"))
+    for round, (record, run_state) in enumerate(played(here)):
+        status = here.population.sample_round(round, everyone=True)
+        present, lost = set(status.with_status("delivered")), set(status.with_status("dropped_after_training"))
         assert here.topology is not None
         graph = here.topology.receives(count, here.seed, round)
         g, sent = {}, {}
@@ -84,13 +84,13 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
                 mbar[i] = np.mean(heard, axis=0)
                 z[i] = z[i] - tuned * g[i] * mbar[i]
                 m[i] = thres(agg(z[i], mbar[i]), ratio[i])
-        for i, ref in world.states.items():
+        for i, ref in run_state.states.items():
             state = tree.to_tensors(ref)
             np.testing.assert_allclose(state["scores"][LAYER].numpy(), z[i], rtol=1e-4, atol=1e-6)
             assert np.array_equal(state["mask"][LAYER].numpy(), m[i] > 0)
             assert int(state["mask"][LAYER].sum()) == 18 - int((1 - ratio[i]) * 18 + 1e-9)
             # It is judged by m^(k); the biases never move.
-            model = here.method.outcome(state)
+            model = here.method.final_model(state)
             scaled = hyper.weight_scale * initial(here)[LAYER]
             np.testing.assert_allclose(model[LAYER].numpy(), scaled * m[i], rtol=1e-6)
             assert torch.equal(model[BIAS], here.initial[BIAS])
@@ -157,9 +157,9 @@ def test_every_layer_keeps_its_number_in_all_rounds(method: str):
     )
     here = replace(made, topology=RandomNeighbours(degree=2))
     moved, before = 0, [here.first_state(i)["mask"] for i in range(len(SIZES))]
-    for _, world in played(here):
+    for _, run_state in played(here):
         for i, r in enumerate((*ratios, ratios[0])):
-            state = tree.to_tensors(world.states[i])
+            state = tree.to_tensors(run_state.states[i])
             for name, mask in state["mask"].items():
                 assert int(mask.sum()) == mask.numel() - int((1 - r) * mask.numel() + 1e-9)
                 assert torch.equal(state["params"][name], torch.where(mask, here.initial[name], 0.0))

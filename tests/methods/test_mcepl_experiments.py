@@ -38,7 +38,7 @@ def test_two_rounds_in_the_shape_of_cifar10(method: str, monkeypatch: pytest.Mon
     if method != "mcepl":
         table["method"] = {"name": method}
     here, records = prepare(Experiment(**table)), []
-    simulate(here, InlineExecutor(here), lambda record, world: records.append(record))
+    simulate(here, InlineExecutor(here), lambda record, run_state: records.append(record))
     for record in records:
         if method == "mcepl":
             assert [row.uplink_bits for row in record.clients] == [3 * 8 * 153_416] * 4

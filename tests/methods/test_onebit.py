@@ -34,7 +34,7 @@ def followed(here: Setup) -> tuple[list[np.ndarray], list[np.ndarray]]:
     weights = np.array(TRAIN if hyper["weighting"] == "samples" else (1, 1, 1, 1), np.float64)
     x, errors, path, seen = start(here), np.zeros((4, 10)), [], []
     for round in range(here.rounds):
-        drawn, total = here.population.draw(round).among("delivered"), np.zeros(10)
+        drawn, total = here.population.sample_round(round).with_status("delivered"), np.zeros(10)
         for k in drawn:
             wanted = hyper["lr"] * hyper["lr_decay"] ** round * points(here, k).gradient(x)
             wanted += errors[k] if hyper["error_feedback"] else 0
@@ -61,11 +61,11 @@ def followed(here: Setup) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any], engine: str):
     here = setup(OneBitSGD(Quadratic(), **{"lr": 0.2, **hyper}), rounds=8, engine=engine, clients=clients)
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     path, errors = followed(here)
-    for world, x, error in zip(worlds, path, errors, strict=True):
-        np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=1e-6)
-        for k, ref in world.states.items():
+    for run_state, x, error in zip(run_states, path, errors, strict=True):
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-6)
+        for k, ref in run_state.states.items():
             memory = tree.to_tensors(executor.get(ref))["uplink"]["delta"]
             np.testing.assert_allclose(flat(memory), error[k], rtol=1e-5, atol=1e-6)
     # 8 + 2 signs in whole bytes a tensor, two means of 32 bits for each of 3 groups, and a count of examples.
@@ -78,7 +78,7 @@ def test_equals_the_equations_on_logistic_regression():
     here = setup_of("onebit", {"lr": 0.5}, rounds=5)
     samples, x = here.dataset.train, initial(here)
     errors = [{name: np.zeros_like(value) for name, value in x.items()} for _ in range(5)]
-    for record, world in played(here):
+    for record, run_state in played(here):
         total = {name: np.zeros_like(value) for name, value in x.items()}
         for k in range(5):
             rows = here.partition.train[k]
@@ -91,7 +91,7 @@ def test_equals_the_equations_on_logistic_regression():
                 errors[k][name] = wanted - sent
                 total[name] += sent / 5
         x = {name: x[name] - total[name] for name in x}
-        for name, value in doubles(world.server["params"]).items():
+        for name, value in doubles(run_state.server["params"]).items():
             np.testing.assert_allclose(value, x[name], rtol=1e-4, atol=1e-5)
         assert {row.uplink_bits for row in record.clients} == {8 * 3 + 8 * 1 + 4 * 64}
 

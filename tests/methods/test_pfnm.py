@@ -16,7 +16,7 @@ from rayfl.methods.pfnm import PFNM, layers
 from rayfl.methods.shared.neuron_matching import Prior, merge
 from rayfl.models import MLP
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import first_world, server_round
+from rayfl.rounds.rounds import first_run_state, server_round
 from rayfl.task import Classification
 from tests.methods.reference import SIZES, played, setup_of, vectors
 
@@ -28,9 +28,9 @@ def setup(hyper: dict[str, Any], hidden: tuple[int, ...] = (8, 5), **options: An
     return setup_of("pfnm", {"lr": 0.1, "batch_size": 4, **hyper}, build=MLP(hidden=hidden).builder((6,), 3), **options)
 
 
-def personal(here, world) -> list[dict[str, torch.Tensor]]:
+def personal(here, run_state) -> list[dict[str, torch.Tensor]]:
     executor = InlineExecutor(here)
-    return [tree.to_tensors(executor.get(ref))["params"] for _, ref in sorted(world.states.items())]
+    return [tree.to_tensors(executor.get(ref))["params"] for _, ref in sorted(run_state.states.items())]
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_the_server_holds_what_the_matching_gives(hyper: dict[str, Any]):
     here = setup(hyper, rounds=2)
     settings = here.method.hyper.model_dump()
     prior = Prior(settings["sigma"], settings["sigma0"], settings["gamma"], settings["prior_bias"])
-    for round, (record, world) in enumerate(played(here)):
-        networks = [layers(own) for own in personal(here, world)]
+    for round, (record, run_state) in enumerate(played(here)):
+        networks = [layers(own) for own in personal(here, run_state)]
         generator = here.context(round, here.plan(round), NOBODY, "server").generator
         expected = merge(networks, prior, 5, settings["estimate"] == "posterior", generator)
-        for (weight, bias), (w, b) in zip(layers(world.server["params"]), expected, strict=True):
+        for (weight, bias), (w, b) in zip(layers(run_state.server["params"]), expected, strict=True):
             np.testing.assert_allclose(weight, w, rtol=1e-6, atol=1e-7)
             np.testing.assert_allclose(bias, b, rtol=1e-6, atol=1e-7)
         assert record.means["pfnm/hidden_neurons"] == sum(len(bias) for _, bias in expected[:-1]) >= 13
@@ -60,8 +60,8 @@ def test_clients_train_on_from_where_they_are():
     here = setup({"lr": 0.2}, rounds=2)
     (_, first), (_, second) = played(here)
     alone = setup_of("local", {"lr": 0.2, "batch_size": 4}, build=MLP(hidden=(8, 5)).builder((6,), 3), rounds=2)
-    for world, (_, other) in zip((first, second), played(alone), strict=True):
-        for own, same in zip(personal(here, world), personal(alone, other), strict=True):
+    for run_state, (_, other) in zip((first, second), played(alone), strict=True):
+        for own, same in zip(personal(here, run_state), personal(alone, other), strict=True):
             assert all(torch.equal(own[name], same[name]) for name in own)
 
 
@@ -69,7 +69,7 @@ def test_permuted_copies_of_one_network_merge_into_it():
     # Clients whose step is too small to be seen hold the initial network, each with its neurons in another order.
     here = setup({"lr": 1e-30}, rounds=1)
     executor = InlineExecutor(here)
-    world = first_world(here)
+    run_state = first_run_state(here)
     original, draw = here.initial, np.random.default_rng(0)
     states = {}
     for client in range(len(SIZES)):
@@ -78,12 +78,12 @@ def test_permuted_copies_of_one_network_merge_into_it():
         p |= {"1.weight": p["1.weight"][a], "1.bias": p["1.bias"][a]}
         p |= {"3.weight": p["3.weight"][b][:, a], "3.bias": p["3.bias"][b], "5.weight": p["5.weight"][:, b]}
         states[client] = tree.to_arrays({"params": p})
-    world, record = server_round(here, executor, replace(world, states=states))
+    run_state, record = server_round(here, executor, replace(run_state, states=states))
     assert {m.name: m.value for m in record.metrics if m.client is None}["pfnm/hidden_neurons"] == 13
     inputs = torch.from_numpy(vectors().train.inputs)
     batch = type("B", (), {"inputs": inputs})
     task = here.method.task
-    merged, before = (task.outputs(params, batch) for params in (world.server["params"], original))  # type: ignore[arg-type]
+    merged, before = (task.outputs(params, batch) for params in (run_state.server["params"], original))  # type: ignore[arg-type]
     torch.testing.assert_close(merged, before, rtol=1e-5, atol=1e-6)
 
 

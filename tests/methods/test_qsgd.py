@@ -27,9 +27,9 @@ def made(**hyper: object) -> Method:
 def sent(here: Setup) -> tuple[dict[tuple[int, int], np.ndarray], list[np.ndarray]]:
     """What every client sent by (round, client), and x before every round and at the end."""
     here, log = watched(here)
-    _, worlds = play(here)
+    _, run_states = play(here)
     messages = {key: flat(message["delta"].decode()) for key, message in log.up.items()}
-    return messages, [start(here), *(flat(world.server["params"]) for world in worlds)]
+    return messages, [start(here), *(flat(run_state.server["params"]) for run_state in run_states)]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_the_mean_over_many_rounds_is_the_gradient():
 def test_with_many_levels_it_is_gradient_descent():
     here = setup_of("qsgd", {"lr": 0.5, "levels": 2**15 - 1, "weighting": "samples"}, rounds=5)
     samples, x = here.dataset.train, initial(here)
-    for _, world in played(here):
+    for _, run_state in played(here):
         # Weighted by their examples the clients' gradients make up that of all examples together.
         gradient = softmax_gradient(x, samples.inputs.astype(np.float64), samples.labels)
         x = {name: x[name] - 0.5 * gradient[name] for name in x}
-        for name, value in doubles(world.server["params"]).items():
+        for name, value in doubles(run_state.server["params"]).items():
             np.testing.assert_allclose(value, x[name], atol=2e-4)

@@ -12,7 +12,7 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.experiment import methods_registry
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.settings import SettingsError
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
@@ -23,10 +23,10 @@ HYPER = {"lr": 0.1, "batch_size": 2}
 FULL = {"lr": 0.2, "steps": 4, "batch_size": 0}
 
 
-def control_variates(executor: InlineExecutor, world: World) -> np.ndarray:
+def control_variates(executor: InlineExecutor, run_state: RunState) -> np.ndarray:
     """All c_i [4, 10]; 0 for a client that has no state yet."""
     own = np.zeros((4, 10))
-    for client, ref in world.states.items():
+    for client, ref in run_state.states.items():
         own[client] = flat(tree.to_tensors(executor.get(ref))["control_variate"])
     return own
 
@@ -48,11 +48,11 @@ def control_variates(executor: InlineExecutor, world: World) -> np.ndarray:
 def test_follows_its_equations(hyper: dict[str, Any], clients: dict[str, Any], engine: str):
     here = made("scaffold", {**HYPER, **hyper}, rounds=7, engine=engine, clients=clients)
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
-    for world, (x, c, own) in zip(worlds, scaffolded(here), strict=True):
-        np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=5e-6)
-        np.testing.assert_allclose(flat(world.server["control_variate"]), c, rtol=1e-4, atol=2e-5)
-        np.testing.assert_allclose(control_variates(executor, world), own, rtol=1e-4, atol=2e-5)
+    records, run_states = play(here, executor)
+    for run_state, (x, c, own) in zip(run_states, scaffolded(here), strict=True):
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=5e-6)
+        np.testing.assert_allclose(flat(run_state.server["control_variate"]), c, rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(control_variates(executor, run_state), own, rtol=1e-4, atol=2e-5)
         # The invariant, whoever took part and however deltas are weighted.
         np.testing.assert_allclose(c, own.mean(axis=0), atol=1e-12)
     # Twice FedAvg's bytes both ways.
@@ -65,9 +65,9 @@ def test_c_is_the_mean_of_gradients_under_full_participation():
     # One full-batch step: both options say c_i = grad f_i(x).
     for option in ("I", "II"):
         here = made("scaffold", {"lr": 0.2, "steps": 1, "batch_size": 0, "option": option}, rounds=1)
-        (world,) = play(here)[1]
+        (run_state,) = play(here)[1]
         gradients = [points(here, client).gradient(start(here)) for client in range(4)]
-        np.testing.assert_allclose(flat(world.server["control_variate"]), np.mean(gradients, axis=0), atol=2e-6)
+        np.testing.assert_allclose(flat(run_state.server["control_variate"]), np.mean(gradients, axis=0), atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,24 +80,24 @@ def test_c_is_the_mean_of_gradients_under_full_participation():
 def test_c_is_the_mean_whatever_the_uplink_loses(uplink: Compressor, option: str, clients: dict[str, Any]):
     here = made("scaffold", {**HYPER, "option": option}, rounds=8, uplink=uplink, clients=clients)
     executor = InlineExecutor(here)
-    for world in play(here, executor)[1]:
+    for run_state in play(here, executor)[1]:
         owed = np.zeros((4, 10))
-        for client, ref in world.states.items():
+        for client, ref in run_state.states.items():
             # What error feedback still holds of the changes c_i - c_i+.
             memory = tree.to_tensors(executor.get(ref)).get("uplink", {}).get("control_variate")
             owed[client] = 0 if memory is None else flat(memory)
-        mean = (control_variates(executor, world) + owed).mean(axis=0)
-        np.testing.assert_allclose(flat(world.server["control_variate"]), mean, atol=2e-6)
+        mean = (control_variates(executor, run_state) + owed).mean(axis=0)
+        np.testing.assert_allclose(flat(run_state.server["control_variate"]), mean, atol=2e-6)
 
 
 def test_an_absent_client_keeps_its_control_variate():
     here = made("scaffold", HYPER, rounds=10, clients=ABSENCES[2])
     executor = InlineExecutor(here)
-    worlds, kept = play(here, executor)[1], 0
+    run_states, kept = play(here, executor)[1], 0
     for round in range(1, 10):
-        before, after = (control_variates(executor, worlds[r]) for r in (round - 1, round))
+        before, after = (control_variates(executor, run_states[r]) for r in (round - 1, round))
         for client in range(4):
-            present = client in here.population.draw(round).among("delivered")
+            present = client in here.population.sample_round(round).with_status("delivered")
             assert (before[client] == after[client]).all() == (not present)
             kept += not present and bool(before[client].any())
     assert kept

@@ -27,7 +27,7 @@ def followed(here: Setup, momentum: float = 0.0, l2: float = 0.0) -> tuple[list[
     x, memory, path, sums = start(here), np.zeros((4, 10)), [], []
     for round in range(here.rounds):
         total = np.zeros(10)
-        for k in here.population.draw(round).among("delivered"):
+        for k in here.population.sample_round(round).with_status("delivered"):
             gradient = points(here, k).gradient(x) + l2 * x
             memory[k] = momentum * memory[k] + (1 - momentum) * gradient
             total += np.where(memory[k] >= 0, 1, -1)
@@ -43,13 +43,13 @@ def followed(here: Setup, momentum: float = 0.0, l2: float = 0.0) -> tuple[list[
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_the_majority(hyper: dict[str, Any], engine: str):
     here = setup(SignSGD(Quadratic(), **{"lr": 0.1, **hyper}), rounds=12, engine=engine)
-    records, worlds = play(here)
+    records, run_states = play(here)
     path, sums = followed(here, hyper.get("momentum", 0.0), hyper.get("l2", 0.0))
-    for world, x in zip(worlds, path, strict=True):
-        np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=1e-6)
+    for run_state, x in zip(run_states, path, strict=True):
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-6)
     # Four votes can tie, and here some do: those entries stay where they are.
     assert any((total == 0).any() and (total != 0).any() for total in sums)
-    before = [start(here), *(flat(world.server["params"]) for world in worlds)]
+    before = [start(here), *(flat(run_state.server["params"]) for run_state in run_states)]
     for old, new, total in zip(before, before[1:], sums, strict=False):
         assert ((old == new) == (total == 0)).all()
     bits = {(row.uplink_bits, row.downlink_bits) for record in records for row in record.clients}
@@ -59,7 +59,7 @@ def test_follows_the_majority(hyper: dict[str, Any], engine: str):
 def test_follows_the_majority_of_logistic_regressions():
     here = setup_of("signsgd", {"lr": 0.05}, rounds=6)
     samples, x = here.dataset.train, initial(here)
-    for record, world in played_of(here):
+    for record, run_state in played_of(here):
         total = {name: np.zeros_like(value) for name, value in x.items()}
         for k in range(5):
             rows = here.partition.train[k]
@@ -67,7 +67,7 @@ def test_follows_the_majority_of_logistic_regressions():
             for name in x:
                 total[name] += np.where(gradient[name] >= 0, 1, -1)
         x = {name: x[name] - 0.05 * np.sign(total[name]) for name in x}
-        for name, value in doubles(world.server["params"]).items():
+        for name, value in doubles(run_state.server["params"]).items():
             np.testing.assert_allclose(value, x[name], rtol=1e-5, atol=1e-6)
         # Five votes cannot tie: one bit an entry both ways, 18 weights in 3 bytes and 3 biases in one.
         assert {(row.uplink_bits, row.downlink_bits) for row in record.clients} == {(32, 32)}
@@ -77,14 +77,14 @@ def test_follows_the_majority_of_logistic_regressions():
 def test_who_was_away_downloads_the_model_and_who_was_there_only_votes(clients: dict[str, Any]):
     here = setup(SignSGD(Quadratic(), lr=0.1, momentum=0.5), rounds=14, seed=2, clients=clients)
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
+    records, run_states = play(here, executor)
     path, _ = followed(here, momentum=0.5)
     version, has, seen = 0, dict.fromkeys(range(4), 0), set()
-    for round, (record, world, x) in enumerate(zip(records, worlds, path, strict=True)):
-        drawn = here.population.draw(round)
-        delivered = drawn.among("delivered")
+    for round, (record, run_state, x) in enumerate(zip(records, run_states, path, strict=True)):
+        drawn = here.population.sample_round(round)
+        delivered = drawn.with_status("delivered")
         expected = {}
-        for k in (*delivered, *drawn.among("dropped_after_training")):
+        for k in (*delivered, *drawn.with_status("dropped_after_training")):
             expected[k] = (0, 0) if has[k] == version else (0, MODEL)
         version += bool(delivered)
         for k in delivered:
@@ -92,18 +92,18 @@ def test_who_was_away_downloads_the_model_and_who_was_there_only_votes(clients: 
             expected[k], has[k] = (ONE_BIT, expected[k][1] + votes), version
         assert {row.client: (row.uplink_bits, row.downlink_bits) for row in record.clients} == expected
         seen |= {down for _, down in expected.values()}
-        np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-6)
         for k in delivered:
             # Every voter's copy is the server's model, bit for bit.
-            copy = tree.to_tensors(executor.get(world.states[k]))["params"]
-            assert all(np.array_equal(copy[name], value) for name, value in world.server["params"].items())
+            copy = tree.to_tensors(executor.get(run_state.states[k]))["params"]
+            assert all(np.array_equal(copy[name], value) for name, value in run_state.server["params"].items())
     assert MODEL + (ONE_BIT if "per_round" not in clients or clients["per_round"] == 3 else TWO_BITS) in seen
 
 
 def test_a_round_without_votes_moves_nothing_and_costs_nobody_a_model():
     here = setup(SignSGD(Quadratic(), lr=0.1), rounds=3, clients={"dropout_after_training": 1 - 1e-12})
-    records, worlds = play(here)
-    assert flat(worlds[-1].server["params"]).tolist() == start(here).tolist()
+    records, run_states = play(here)
+    assert flat(run_states[-1].server["params"]).tolist() == start(here).tolist()
     assert [(record.row.uplink_bits, record.row.downlink_bits) for record in records] == [(0, 0)] * 3
 
 

@@ -72,12 +72,12 @@ def followed(here: Any, averaged_point: bool = False) -> list[tuple[np.ndarray, 
 def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
     here = setup(STEM(Quadratic(), **{**HYPER, **hyper}), rounds=6, engine=engine)
     executor = InlineExecutor(here)
-    records, worlds = play(here, executor)
-    for world, (x, d, own) in zip(worlds, followed(here), strict=True):
-        np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(flat(world.server["direction"]), d, rtol=1e-4, atol=1e-5)
+    records, run_states = play(here, executor)
+    for run_state, (x, d, own) in zip(run_states, followed(here), strict=True):
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(flat(run_state.server["direction"]), d, rtol=1e-4, atol=1e-5)
         for k in CLIENTS:
-            state = tree.to_tensors(executor.get(world.states[k]))
+            state = tree.to_tensors(executor.get(run_state.states[k]))
             np.testing.assert_allclose(flat(state["point"]), own[k], rtol=1e-5, atol=1e-5)
     # Round 0: the point down, a gradient up. Then point and direction, 40 bytes each, both ways.
     bits = [(row.uplink_bits, row.downlink_bits) for record in records for row in record.clients]
@@ -99,19 +99,19 @@ def test_without_noise_the_mean_direction_is_the_mean_gradient():
     assert tracking_error(here, averaged_point=False) < 1e-12
     assert tracking_error(here, averaged_point=True) > 1e-3
     executor = InlineExecutor(here)
-    for world in play(here, executor)[1]:
-        own = [flat(tree.to_tensors(executor.get(world.states[k]))["point"]) for k in CLIENTS]
+    for run_state in play(here, executor)[1]:
+        own = [flat(tree.to_tensors(executor.get(run_state.states[k]))["point"]) for k in CLIENTS]
         gradients = [points(here, k).gradient(own[k]) for k in CLIENTS]
-        np.testing.assert_allclose(flat(world.server["direction"]), np.mean(gradients, axis=0), atol=2e-6)
+        np.testing.assert_allclose(flat(run_state.server["direction"]), np.mean(gradients, axis=0), atol=2e-6)
 
 
 def test_with_a_of_one_it_is_local_sgd():
     # d_t = g(x_t; batch t), one batch behind: x_2 = x_1 - eta d_1, then I steps on fresh gradients.
     here = setup(STEM(Quadratic(), **{**HYPER, "momentum": 1.0, "steps": 1, "batch_size": 0, "start_batch_size": 0}))
     x = start(here)
-    for world in play(here)[1][1:]:
+    for run_state in play(here)[1][1:]:
         x = x - 0.1 * np.mean([points(here, k).gradient(x) for k in CLIENTS], axis=0)
-        np.testing.assert_allclose(flat(world.server["params"]), x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-6)
 
 
 def test_the_schedules_of_the_paper_at_three_steps():
@@ -123,7 +123,7 @@ def test_the_schedules_of_the_paper_at_three_steps():
 
 def test_a_cosine_takes_the_rounds_that_step():
     # Round 0 makes no step, so of 5 rounds 4 do: (1 + cos(pi r / 4)) / 2 for r = 0, 1, 2, 3.
-    hyper = STEMHyper(lr=0.4, lr_schedule="cosine").spanning(5)
+    hyper = STEMHyper(lr=0.4, lr_schedule="cosine").for_num_rounds(5)
     method = STEM(Quadratic(), **hyper.model_dump())
     rates = [method.plan(round, 0.0).stages[0].lr for round in range(1, 5)]
     assert rates == pytest.approx([0.4, 0.2 + 0.2 * 0.5**0.5, 0.2, 0.2 - 0.2 * 0.5**0.5], rel=1e-12)
@@ -148,12 +148,12 @@ def test_a_worker_that_missed_an_exchange_takes_the_averaged_point():
     # With a = 1 the old gradient has no weight; with a below 1 a stale point would show.
     here = setup(STEM(Quadratic(), **HYPER), rounds=6, clients={"per_round": 3})
     executor = InlineExecutor(here)
-    _, worlds = play(here, executor)
+    _, run_states = play(here, executor)
     back = 0
     for round in range(1, 6):
-        before = worlds[round - 1]
+        before = run_states[round - 1]
         eta, server = 0.1, before.server
-        for k in here.population.draw(round).selected:
+        for k in here.population.sample_round(round).selected:
             x, d = flat(server["params"]), flat(server["direction"])
             stored = tree.to_tensors(executor.get(before.states[k])) if k in before.states else None
             last = -1 if stored is None else int(stored["round"])
@@ -162,7 +162,7 @@ def test_a_worker_that_missed_an_exchange_takes_the_averaged_point():
             for batch in batches(here, round, k, steps=3, batch_size=2):
                 x = x - eta * d
                 d, previous = batch.gradient(x) + 0.7 * (d - batch.gradient(previous)), x
-            after = tree.to_tensors(executor.get(worlds[round].states[k]))
+            after = tree.to_tensors(executor.get(run_states[round].states[k]))
             np.testing.assert_allclose(flat(after["point"]), x, rtol=1e-4, atol=1e-5)
     assert back
 
@@ -170,10 +170,10 @@ def test_a_worker_that_missed_an_exchange_takes_the_averaged_point():
 def test_a_lost_start_is_made_up_for():
     # Nobody's first gradient arrives: the next round's first step takes the fresh gradient alone.
     lost = setup(STEM(Quadratic(), **HYPER), rounds=3, clients={"dropout_after_training": 1 - 1e-12})
-    _, worlds = play(lost, rounds=1)
-    assert not worlds[-1].server["started"]
+    _, run_states = play(lost, rounds=1)
+    assert not run_states[-1].server["started"]
     here = replace(lost, population=setup(STEM(Quadratic(), **HYPER)).population)
-    records, worlds = play(here, world=worlds[-1], rounds=2)
+    records, run_states = play(here, run_state=run_states[-1], rounds=2)
     assert records[0].row.downlink_bits == 4 * 320
     ends = []
     for k in CLIENTS:
@@ -182,4 +182,4 @@ def test_a_lost_start_is_made_up_for():
             x = x - 0.1 * d
             d, previous, kept = batch.gradient(x) + kept * (d - batch.gradient(previous)), x, 0.7
         ends.append(x)
-    np.testing.assert_allclose(flat(worlds[-1].server["params"]), np.mean(ends, axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(flat(run_states[-1].server["params"]), np.mean(ends, axis=0), rtol=1e-5, atol=1e-6)

@@ -17,9 +17,9 @@ CLIENTS = range(4)
 def sent(here: Setup) -> tuple[dict[tuple[int, int], np.ndarray], list[np.ndarray]]:
     """What every client sent by (round, client), and x before every round and at the end."""
     here, log = watched(here)
-    _, worlds = play(here)
+    _, run_states = play(here)
     messages = {key: flat(message["delta"].decode()) for key, message in log.up.items()}
-    return messages, [start(here), *(flat(world.server["params"]) for world in worlds)]
+    return messages, [start(here), *(flat(run_state.server["params"]) for run_state in run_states)]
 
 
 def made(**hyper: object) -> Method:

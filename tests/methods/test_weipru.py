@@ -82,9 +82,9 @@ def test_equals_the_equations(method: str, hyper: dict[str, Any]):
     straight = method == "ind_weipru" and "hard" not in hyper
     x = [initial(here) if straight else prune(initial(here), r) for r in RATIOS]
     came_back = 0
-    for round, (record, world) in enumerate(played(here)):
-        status = here.population.draw(round, everyone=True)
-        present, lost = set(status.among("delivered")), set(status.among("dropped_after_training"))
+    for round, (record, run_state) in enumerate(played(here)):
+        status = here.population.sample_round(round, everyone=True)
+        present, lost = set(status.with_status("delivered")), set(status.with_status("dropped_after_training"))
         graph, before = here.topology.receives(len(x), here.seed, round), [prune(x[i], r) for i, r in enumerate(RATIOS)]
         for i in set(range(len(x))) - lost:
             x[i] = step(here, round, i, x[i], prune(x[i], RATIOS[i]))
@@ -94,9 +94,9 @@ def test_equals_the_equations(method: str, hyper: dict[str, Any]):
             for i in present:
                 heard = [sent[j] for j in sorted(present) if j == i or graph[i, j]]
                 x[i] = prune(mean(method, heard), RATIOS[i])
-        for i, ref in world.states.items():
+        for i, ref in run_state.states.items():
             state = tree.to_tensors(ref)
-            model, expected = here.method.outcome(state), prune(x[i], RATIOS[i])
+            model, expected = here.method.final_model(state), prune(x[i], RATIOS[i])
             for name in (LAYER, BIAS):
                 np.testing.assert_allclose(state["weights"][name].numpy(), x[i][name], rtol=1e-4, atol=1e-6)
                 np.testing.assert_allclose(model[name].numpy(), expected[name], rtol=1e-4, atol=1e-6)
@@ -148,9 +148,9 @@ def test_every_layer_keeps_its_number_in_all_rounds(method: str):
         rounds=5,
     )
     here = replace(made, topology=RandomNeighbours(degree=2))
-    for record, world in played(here):
+    for record, run_state in played(here):
         for i, r in enumerate(RATIOS):
-            state = tree.to_tensors(world.states[i]) if i in world.states else here.first_state(i)
+            state = tree.to_tensors(run_state.states[i]) if i in run_state.states else here.first_state(i)
             for mask in state["mask"].values():
                 size = mask.numel()
                 assert int(mask.sum()) == (size if mask.dim() == 1 else size - int((1 - r) * size + 1e-9))

@@ -14,7 +14,7 @@ from rayfl.experiment.prepare import check_inputs, prepare
 from rayfl.models import CharLSTM, MeanEmbedding
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World, simulate
+from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
 from rayfl.task import Classification
@@ -28,15 +28,15 @@ def experiment(**values: Any) -> Experiment:
     return Experiment(**{"rounds": 2, "partition": "iid", "clients": {"count": 3}, **values})
 
 
-def played(here: Setup) -> tuple[list[RoundRecord], World]:
+def played(here: Setup) -> tuple[list[RoundRecord], RunState]:
     records: list[RoundRecord] = []
-    world = simulate(here, InlineExecutor(here), lambda record, world: records.append(record))
-    return records, world
+    run_state = simulate(here, InlineExecutor(here), lambda record, run_state: records.append(record))
+    return records, run_state
 
 
 def parameters(here: Setup) -> torch.Tensor:
-    _, world = played(here)
-    return torch.cat([tensor.flatten() for tensor in here.server_half.model(world.server).values()])
+    _, run_state = played(here)
+    return torch.cat([tensor.flatten() for tensor in here.server_half.model(run_state.server).values()])
 
 
 def test_dropout_belongs_to_the_run_and_not_to_torch_s_seed():

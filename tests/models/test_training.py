@@ -71,7 +71,7 @@ def test_stacked_clients_have_the_gradients_of_single_ones(name: str):
 @pytest.mark.parametrize("name", sorted(NOT_STACKED))
 def test_what_cannot_be_stacked_says_so_and_runs_in_the_loop(name: str):
     assert not task_of(name).vmappable
-    method = setup_of("fedavg", {}).method.on(task_of(name))
+    method = setup_of("fedavg", {}).method.with_task(task_of(name))
     assert choose("auto", method, torch.device("cuda")) is run_loop
     with pytest.raises(ValueError, match="engine='vmap' cannot run a model with dropout or recurrent layers"):
         choose("vmap", method, CPU)
@@ -80,7 +80,7 @@ def test_what_cannot_be_stacked_says_so_and_runs_in_the_loop(name: str):
 def test_without_dropout_the_emnist_network_can_be_stacked():
     task = task_of("emnist-cnn", EMNISTCNN(dropout=(0.0, 0.0)))
     assert task.vmappable and not task.stochastic
-    method = setup_of("fedavg", {}).method.on(task)
+    method = setup_of("fedavg", {}).method.with_task(task)
     assert choose("auto", method, torch.device("cuda")) is run_vmap
 
 

@@ -31,7 +31,7 @@ def population(seed: int = 1, **clients: Any) -> Population:
 
 
 def there(people: Population, round: int) -> set[int]:
-    return set(range(len(people))) - set(people.draw(round).unavailable)
+    return set(range(len(people))) - set(people.sample_round(round).unavailable)
 
 
 @few
@@ -39,13 +39,13 @@ def there(people: Population, round: int) -> set[int]:
 def test_as_many_as_wanted_of_those_who_are_there(count: int, data: st.DataObject, p: float, seed: int, round: int):
     wanted = data.draw(st.integers(1, count))
     people = population(seed, count=count, per_round=wanted, availability={"probability": p})
-    draw = people.draw(round)
+    draw = people.sample_round(round)
     assert len(draw.selected) == min(wanted, count - len(draw.unavailable))
     assert list(draw.selected) == sorted(set(draw.selected) - set(draw.unavailable))
     assert set(draw.status) == set(draw.selected)
-    assert people.draw(round, everyone=True).selected == tuple(sorted(there(people, round)))
+    assert people.sample_round(round, everyone=True).selected == tuple(sorted(there(people, round)))
     if p == 1.0:
-        assert draw.selected == population(seed, count=count, per_round=wanted).draw(round).selected
+        assert draw.selected == population(seed, count=count, per_round=wanted).sample_round(round).selected
 
 
 @few
@@ -71,8 +71,8 @@ def test_a_clients_chances_are_its_own(chances: list[float], other: float, seed:
 def test_faults_strike_the_same_whoever_is_selected(
     faults: dict[str, float], data: st.DataObject, seed: int, round: int
 ):
-    everyone = population(seed, count=20, **faults).draw(round).status
-    some = population(seed, count=20, per_round=data.draw(st.integers(1, 20)), **faults).draw(round)
+    everyone = population(seed, count=20, **faults).sample_round(round).status
+    some = population(seed, count=20, per_round=data.draw(st.integers(1, 20)), **faults).sample_round(round)
     assert some.status == {client: everyone[client] for client in some.selected}
     assert set(everyone.values()) <= {"delivered", *(DROPOUTS[name] for name, p in faults.items() if p > 0)}
 
@@ -80,7 +80,7 @@ def test_faults_strike_the_same_whoever_is_selected(
 @few
 @given(st.sampled_from(list(DROPOUTS)), chance, chance, seeds, rounds)
 def test_a_higher_chance_of_a_fault_spares_nobody(name: str, a: float, b: float, seed: int, round: int):
-    low, high = (population(seed, count=30, **{name: p}).draw(round).status for p in sorted((a, b)))
+    low, high = (population(seed, count=30, **{name: p}).sample_round(round).status for p in sorted((a, b)))
     struck, more = ({c for c, word in status.items() if word == DROPOUTS[name]} for status in (low, high))
     assert struck <= more
     assert {word for c, word in high.items() if c not in more} <= {"delivered"}
@@ -92,7 +92,7 @@ def test_faults_come_as_often_as_they_are_said_to():
     people = population(
         count=20, dropout_before_download=0.2, dropout_after_download=0.25, dropout_after_training=0.5, upload_loss=0.4
     )
-    words = [word for round in range(1000) for word in people.draw(round).status.values()]
+    words = [word for round in range(1000) for word in people.sample_round(round).status.values()]
     expected = dict(zip((*DROPOUTS.values(), "delivered"), (0.2, 0.2, 0.3, 0.12, 0.18), strict=True))
     for word, p in expected.items():
         assert abs(words.count(word) / len(words) - p) < 0.018
@@ -141,10 +141,10 @@ def trace(tmp_path: Path, *lines: str) -> Path:
 def test_a_trace_says_who_is_there(tmp_path: Path):
     path = str(trace(tmp_path, "0,0,1", "2,1,3", "0,3,3", ""))
     people = population(count=3, availability={"trace": path})
-    assert [people.draw(round).selected for round in range(5)] == [(0,), (0, 2), (2,), (0, 2), ()]
-    assert people.draw(2).unavailable == (0, 1)
+    assert [people.sample_round(round).selected for round in range(5)] == [(0,), (0, 2), (2,), (0, 2), ()]
+    assert people.sample_round(2).unavailable == (0, 1)
     again = population(count=3, availability={"trace": path, "repeat": 4})
-    assert [again.draw(round).selected for round in range(4, 9)] == [(0,), (0, 2), (2,), (0, 2), (0,)]
+    assert [again.sample_round(round).selected for round in range(4, 9)] == [(0,), (0, 2), (2,), (0, 2), (0,)]
 
 
 @few
@@ -234,12 +234,12 @@ def test_peers_come_and_go():
     # Peer 0 is there in about 3 rounds of 10; who is away keeps its state, and its links carry nothing.
     chances = {"availability": {"probability": [0.3, 0.6, 0.9, 1.0]}}
     here = quadratic(DPSGD(Quadratic()), rounds=6, clients=chances, topology=Ring())
-    records, worlds = play(here)
+    records, run_states = play(here)
     shuffled, _ = play(here, Shuffled(here))
     assert [record.clients for record in records] == [record.clients for record in shuffled]
     away = 0
-    for round, (before, after) in enumerate(itertools.pairwise(worlds), start=1):
-        draw = here.population.draw(round, everyone=True)
+    for round, (before, after) in enumerate(itertools.pairwise(run_states), start=1):
+        draw = here.population.sample_round(round, everyone=True)
         assert tuple(row.client for row in records[round].clients) == draw.selected
         away += len(draw.unavailable)
         assert all(after.states.get(client) is before.states.get(client) for client in draw.unavailable)

@@ -21,12 +21,12 @@ def population(seed: int = 1, **clients: Any) -> Population:
 @given(st.integers(1, 30), st.data(), st.integers(0, 2**40), st.integers(0, 10**6))
 def test_m_distinct_clients_in_ascending_order(count: int, data: st.DataObject, seed: int, round: int):
     wanted = data.draw(st.integers(1, count))
-    selected = population(seed, count=count, per_round=wanted).draw(round).selected
+    selected = population(seed, count=count, per_round=wanted).sample_round(round).selected
     assert len(selected) == wanted
     assert list(selected) == sorted(set(selected))
     assert set(selected) <= set(range(count))
-    again = population(seed, count=count, per_round=wanted).draw(round)
-    assert again == population(seed, count=count, per_round=wanted).draw(round)
+    again = population(seed, count=count, per_round=wanted).sample_round(round)
+    assert again == population(seed, count=count, per_round=wanted).sample_round(round)
     assert again.selected == selected
 
 
@@ -45,7 +45,7 @@ def test_m_distinct_clients_in_ascending_order(count: int, data: st.DataObject, 
 )
 def test_a_fraction_is_rounded_half_up_and_never_to_nobody(count: int, fraction: float | None, expected: int):
     assert Clients(count=count, fraction=fraction).num_selected == expected
-    assert len(population(count=count, fraction=fraction).draw(0).selected) == expected
+    assert len(population(count=count, fraction=fraction).sample_round(0).selected) == expected
 
 
 def chi_square(counts: np.ndarray, expected: float) -> float:
@@ -57,7 +57,7 @@ def test_every_client_is_selected_equally_often():
     # factor (1 - 4/10) 10/9 = 2/3: the statistic is 2/3 of a chi-square with 9 degrees of freedom, whose 1e-6
     # quantile is 45.1 (scipy.stats.chi2.isf(1e-6, 9)); the seed is fixed, so this passes always or never.
     people = population(count=10, per_round=4)
-    counts = np.bincount(np.concatenate([people.draw(round).selected for round in range(3000)]), minlength=10)
+    counts = np.bincount(np.concatenate([people.sample_round(round).selected for round in range(3000)]), minlength=10)
     assert counts.sum() == 12000
     assert chi_square(counts, 1200) < 45.1 * 2 / 3
 
@@ -65,7 +65,7 @@ def test_every_client_is_selected_equally_often():
 def test_pairs_are_selected_equally_often():
     # 2 of 5: each of the 10 pairs in one round of ten; 2000 rounds are 200 each, chi-square with 9 degrees of freedom.
     people = population(count=5, per_round=2)
-    pairs = [people.draw(round).selected for round in range(2000)]
+    pairs = [people.sample_round(round).selected for round in range(2000)]
     counts = np.array([pairs.count((a, b)) for a in range(5) for b in range(a + 1, 5)])
     assert chi_square(counts, 200) < 45.1
 
@@ -74,13 +74,16 @@ def test_rounds_are_independent():
     # Of the 4 clients of a round, 4 * 4 / 10 = 1.6 on average are among the next round's. The overlap is
     # hypergeometric with variance 4 * 0.4 * 0.6 * 6 / 9 = 0.64, so the mean of 2000 has a standard deviation of 0.018.
     people = population(count=10, per_round=4)
-    chosen = [set(people.draw(round).selected) for round in range(2001)]
+    chosen = [set(people.sample_round(round).selected) for round in range(2001)]
     overlaps = [len(a & b) for a, b in itertools.pairwise(chosen)]
     assert abs(np.mean(overlaps) - 1.6) < 5 * 0.018
 
 
 def test_another_seed_is_another_draw():
-    draws = [[population(seed, count=50, per_round=10).draw(round).selected for round in range(5)] for seed in range(4)]
+    draws = [
+        [population(seed, count=50, per_round=10).sample_round(round).selected for round in range(5)]
+        for seed in range(4)
+    ]
     assert len({tuple(rounds) for rounds in draws}) == 4
     assert len({selected for rounds in draws for selected in rounds}) == 20
 
@@ -89,7 +92,7 @@ def test_dropouts_come_as_often_as_they_are_said_to():
     # 20,000 chances: before the download 0.3, else after training 0.25, so 0.3, 0.7 * 0.25 = 0.175 and 0.525.
     # Standard deviations at most sqrt(0.25 / 20000) = 0.0035; the bound is five of them.
     people = population(count=20, dropout_before_download=0.3, dropout_after_training=0.25)
-    status = [word for round in range(1000) for word in people.draw(round).status.values()]
+    status = [word for round in range(1000) for word in people.sample_round(round).status.values()]
     expected = {"dropped_before_download": 0.3, "dropped_after_training": 0.175, "delivered": 0.525}
     for word, share in expected.items():
         assert abs(status.count(word) / len(status) - share) < 0.018
@@ -99,7 +102,7 @@ def test_dropouts_come_as_often_as_they_are_said_to():
 def test_dropouts_are_independent_between_clients_and_rounds():
     # Two clients both drop in 0.5 * 0.5 of the rounds, and so does one client in two rounds in a row.
     people = population(count=2, dropout_after_training=0.5)
-    lost = np.array([[s != "delivered" for s in people.draw(round).status.values()] for round in range(4000)])
+    lost = np.array([[s != "delivered" for s in people.sample_round(round).status.values()] for round in range(4000)])
     for both in (lost[:, 0] & lost[:, 1], lost[1:, 0] & lost[:-1, 0]):
         assert abs(both.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 4000)
 
@@ -108,23 +111,23 @@ def test_selection_does_not_depend_on_dropout_nor_dropout_on_selection():
     plain, dropping = (population(count=10, per_round=4, dropout_after_training=p) for p in (0.0, 0.5))
     everyone = population(count=10, dropout_after_training=0.5)
     for round in range(20):
-        draw = dropping.draw(round)
-        assert draw.selected == plain.draw(round).selected
-        assert set(plain.draw(round).status.values()) == {"delivered"}
-        whole = everyone.draw(round)
+        draw = dropping.sample_round(round)
+        assert draw.selected == plain.sample_round(round).selected
+        assert set(plain.sample_round(round).status.values()) == {"delivered"}
+        whole = everyone.sample_round(round)
         assert draw.status == {client: whole.status[client] for client in draw.selected}
 
 
 def test_everyone_means_everyone():
     people = population(count=10, per_round=4, dropout_before_download=0.5)
-    assert people.draw(3, everyone=True).selected == tuple(range(10))
+    assert people.sample_round(3, everyone=True).selected == tuple(range(10))
 
 
 def test_among():
     draw = Participation((1, 4, 6), {1: "delivered", 4: "dropped_after_training", 6: "delivered"})
-    assert draw.among("delivered") == (1, 6)
-    assert draw.among("dropped_after_training", "delivered") == (1, 4, 6)
-    assert draw.among("dropped_before_download") == ()
+    assert draw.with_status("delivered") == (1, 6)
+    assert draw.with_status("dropped_after_training", "delivered") == (1, 4, 6)
+    assert draw.with_status("dropped_before_download") == ()
 
 
 def test_traits():

@@ -62,7 +62,7 @@ class Summing(Method):
             carry = {**carry, "sum": carry["sum"] + (weights[:, None] * part.inputs).sum(dim=0)}
         return {**carry, "steps": carry["steps"] + 1}
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         return {**carry, f"after {stage.name}": carry["steps"].clone()}
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
@@ -163,7 +163,7 @@ class Descending(Summing):
         gradient = self.task.grad(carry["params"], batch)
         return {"params": {name: tensor - 0.1 * gradient[name] for name, tensor in carry["params"].items()}}
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         return carry
 
 
@@ -187,7 +187,7 @@ class Judging(Summing):
         losses = self.task.metrics(carry["params"], batch)["loss"]
         return {**carry, "loss": carry["loss"] + (losses if batch.weights is None else losses * batch.weights).sum()}
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         return carry
 
 

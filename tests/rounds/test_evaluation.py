@@ -133,9 +133,9 @@ def test_an_adaptation_step_is_judged_and_thrown_away(monkeypatch: pytest.Monkey
         "eval_begin",
         lambda self, state, model, carry, ctx: self.start(carry["params"] if carry is not None else model),
     )
-    result, world = played(adapted)[-1]
+    result, run_state = played(adapted)[-1]
     measured = {(m.client, m.name): m.value for m in result.metrics}
     for client in range(len(SIZES)):
         loss, _ = by_numpy(adapted, trained(adapted, 0, client, start)[0], adapted.partition.test[client])
         assert measured[client, "own/loss"] == pytest.approx(loss, rel=1e-5)
-    assert all(bool((world.server["params"][name] == value).all()) for name, value in expected.items())
+    assert all(bool((run_state.server["params"][name] == value).all()) for name, value in expected.items())

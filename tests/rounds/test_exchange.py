@@ -12,7 +12,7 @@ from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
 from rayfl.population.sampling import Participation
-from rayfl.rounds.calls import Report
+from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
@@ -28,7 +28,7 @@ def test_links_are_billed_on_both_ends():
     graph = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], bool)
     ledger = Ledger(Participation((0, 1, 2), {}))
     for client, bits, values in ((0, 100, 5), (1, 30, 4), (2, 7, 3)):
-        ledger.add(Report(client, sent=True, uplink_bits=bits, num_values=values))
+        ledger.add(ClientResult(client, sent=True, uplink_bits=bits, num_values=values))
     bill(graph, [0, 1, 2], ledger)
     # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
     assert [ledger.reports[i].uplink_bits for i in range(3)] == [200, 30, 7]
@@ -191,9 +191,9 @@ def test_what_cannot_be_cut_is_added_as_a_whole():
 
 @pytest.mark.parametrize("method", ["dpsgd", "dispfl"])
 def test_the_cut_into_calls_changes_no_bit(method: str, monkeypatch: pytest.MonkeyPatch):
-    worlds = []
+    run_states = []
     for most in (CALL_BYTES, 1):
         monkeypatch.setattr("rayfl.rounds.exchange.CALL_BYTES", most)
         here = prepare(experiment(method, topology={"name": "erdos-renyi", "p": 0.6}))
-        worlds.append(contents(InlineExecutor(here), play(here)[1][-1]))
-    assert_same_bits(*worlds)
+        run_states.append(contents(InlineExecutor(here), play(here)[1][-1]))
+    assert_same_bits(*run_states)

@@ -60,9 +60,9 @@ def test_the_number_of_workers_changes_nothing(method: str, clients: dict[str, A
     here = setup_of(method, {"batch_size": 4}, sizes=(8,) * 9, clients={**faults, **clients}, rounds=3)
     alone = played(here)
     workers = Shuffled(here)
-    records, worlds = play(here, workers)
+    records, run_states = play(here, workers)
     assert [record.clients for record in records] == [record.clients for record, _ in alone]
-    assert_same_bits(contents(workers, worlds[-1]), contents(InlineExecutor(here), alone[-1][1]))
+    assert_same_bits(contents(workers, run_states[-1]), contents(InlineExecutor(here), alone[-1][1]))
     assert {"delivered", "dropped_after_training"} < {row.status for record, _ in alone for row in record.clients}
 
 

@@ -8,7 +8,7 @@ import pytest
 from rayfl.methods.base import Work
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Participation
-from rayfl.rounds.calls import Report
+from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.ledger import Ledger, client_row, record
 from tests.methods.reference import SIZES, played, setup_of
 
@@ -16,7 +16,7 @@ TRAITS = Traits(id=3, num_examples=50, examples_per_s=20.0, uplink_bps=1e6, down
 
 
 def test_a_client_downloads_works_and_uploads_at_its_own_speeds():
-    report = Report(3, True, 500_000, 1_000_000, {"a": Work(2, 30), "b": Work(1, 10)})
+    report = ClientResult(3, True, 500_000, 1_000_000, {"a": Work(2, 30), "b": Work(1, 10)})
     row = client_row(TRAITS, "delivered", report)
     # 1e6 / 4e6 + 40 / 20 + 5e5 / 1e6 = 0.25 + 2 + 0.5 seconds
     assert row.simulated_s == 2.75
@@ -35,15 +35,15 @@ def test_a_client_downloads_works_and_uploads_at_its_own_speeds():
     ],
 )
 def test_status(drawn: Any, sent: bool, status: str):
-    assert client_row(TRAITS, drawn, Report(3, sent)).status == status
+    assert client_row(TRAITS, drawn, ClientResult(3, sent)).status == status
 
 
 def test_waves_add_up():
     ledger = Ledger(Participation((1,), {1: "delivered"}))
-    ledger.add(Report(1, True, 10, 20, {"train": Work(2, 30)}, {"loss": 1.0}))
-    ledger.add(Report(1, False, 5, 7, {}, {"accuracy": 0.5}))
-    ledger.add(Report(2, False, 0, 0, {}, {"accuracy": 1.0}))
-    assert ledger.reports[1] == Report(1, True, 15, 27, {"train": Work(2, 30)}, {"loss": 1.0, "accuracy": 0.5})
+    ledger.add(ClientResult(1, True, 10, 20, {"train": Work(2, 30)}, {"loss": 1.0}))
+    ledger.add(ClientResult(1, False, 5, 7, {}, {"accuracy": 0.5}))
+    ledger.add(ClientResult(2, False, 0, 0, {}, {"accuracy": 1.0}))
+    assert ledger.reports[1] == ClientResult(1, True, 15, 27, {"train": Work(2, 30)}, {"loss": 1.0, "accuracy": 0.5})
     assert set(ledger.reports) == {1, 2}
 
 
@@ -78,9 +78,9 @@ def test_a_round_lasts_until_the_last_client_is_back_or_gone():
 def test_rows_and_means_of_a_record():
     setup = setup_of("fedavg", {})
     ledger = Ledger(Participation((0, 2), {0: "delivered", 2: "dropped_before_download"}))
-    ledger.add(Report(0, True, 8, 16, {"train": Work(1, 9)}, {"train/loss": 2.0, "own/accuracy": 0.5}))
-    ledger.add(Report(1, metrics={"own/accuracy": 1.0}))
-    ledger.add(Report(4, work={"train": Work(1, 11)}))
+    ledger.add(ClientResult(0, True, 8, 16, {"train": Work(1, 9)}, {"train/loss": 2.0, "own/accuracy": 0.5}))
+    ledger.add(ClientResult(1, metrics={"own/accuracy": 1.0}))
+    ledger.add(ClientResult(4, work={"train": Work(1, 11)}))
     ledger.metrics["pooled/accuracy"] = 0.25
     result = record(setup, 6, ledger)
     # Who took part, and who worked without being selected; those who were only judged have metrics and no row.

@@ -5,9 +5,9 @@ DIRECTORY is where a file system of that size is mounted. A line for every run: 
 what it said, and whether the run that was resumed once there was room again is the undisturbed one.
 """
 
-from rayfl.determinism.process import settle
+from rayfl.determinism.process import prepare_process
 
-settle()
+prepare_process()
 
 import json  # noqa: E402
 import shutil  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
@@ -45,10 +45,10 @@ def saved(setup: Setup, directory: Path) -> InlineExecutor:
 def test_the_newest_two_are_kept_and_hold_the_world(setup: Setup, tmp_path: Path):
     executor = saved(setup, tmp_path)
     assert checkpoint.rounds_saved(tmp_path) == [8, 6]
-    _, world = played(setup, executor)
+    _, run_state = played(setup, executor)
     read = checkpoint.load(tmp_path, executor, pytest.fail)
     assert read is not None
-    assert_same_bits(world, read)
+    assert_same_bits(run_state, read)
 
 
 def test_states_are_cut_into_files_of_bounded_size(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -72,7 +72,7 @@ def flip(place: Path) -> None:
 
 
 def lose(place: Path) -> None:
-    (place / "links-0000.safetensors").unlink()
+    (place / "memories-0000.safetensors").unlink()
 
 
 def blank(place: Path) -> None:
@@ -92,8 +92,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     executor = saved(setup, tmp_path)
     damage(tmp_path / "checkpoints" / "00000008")
     said: list[str] = []
-    world = checkpoint.load(tmp_path, executor, said.append)
-    assert world is not None and world.round == 6
+    run_state = checkpoint.load(tmp_path, executor, said.append)
+    assert run_state is not None and run_state.round == 6
     assert len(said) == 1 and said[0].startswith("checkpoint 00000008 is damaged")
 
 
@@ -101,8 +101,8 @@ def test_what_was_cut_while_it_was_written_is_not_looked_at(setup: Setup, tmp_pa
     executor = saved(setup, tmp_path)
     home = tmp_path / "checkpoints"
     (home / "00000008").rename(home / "00000008.partial")
-    world = checkpoint.load(tmp_path, executor, pytest.fail)
-    assert world is not None and world.round == 6
+    run_state = checkpoint.load(tmp_path, executor, pytest.fail)
+    assert run_state is not None and run_state.round == 6
 
 
 def test_later_ones_that_were_passed_over_make_way_for_new_ones(setup: Setup, tmp_path: Path):
@@ -111,7 +111,7 @@ def test_later_ones_that_were_passed_over_make_way_for_new_ones(setup: Setup, tm
     (home / "00000009.partial").mkdir()
     # As after a run whose records ended before both that it had.
     for round, kept in ((2, ["00000002"]), (3, ["00000002", "00000003"]), (4, ["00000003", "00000004"])):
-        checkpoint.save(tmp_path, World(round=round), executor)
+        checkpoint.save(tmp_path, RunState(round=round), executor)
         assert sorted(path.name for path in home.iterdir()) == kept
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_left_where_the_disk_refuses(setup: Setup, tmp_path: Path, mo
 
     monkeypatch.setattr(checkpoint, "save_states", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoint.save(tmp_path, World(round=3), InlineExecutor(setup))
+        checkpoint.save(tmp_path, RunState(round=3), InlineExecutor(setup))
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
@@ -129,7 +129,7 @@ def test_another_format_says_so(setup: Setup, tmp_path: Path):
     executor = saved(setup, tmp_path)
     path = tmp_path / "checkpoints" / "00000008" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "rayfl": "7.0"}))
-    with pytest.raises(SettingsError, match=r"has format 99, written by rayfl 7.0; .* reads format 1"):
+    with pytest.raises(SettingsError, match=r"has format 99, written by rayfl 7.0; .* reads format 2"):
         checkpoint.load(tmp_path, executor, pytest.fail)
 
 

@@ -98,8 +98,8 @@ class Elastic(Wrapping):
         squares = self.task.evaluated(params, batch).square().flatten(1).sum(dim=1)
         return squares.mean() if batch.weights is None else (squares * batch.weights).sum() / batch.weights.sum()
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
-        return carry if stage.name == SENSITIVITY else _beside(carry, super().turn(_without(carry), stage=stage))
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+        return carry if stage.name == SENSITIVITY else _beside(carry, super().end_stage(_without(carry), stage=stage))
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         finished = super().finish(state, _without(carry), ctx)
@@ -121,11 +121,11 @@ class Elastic(Wrapping):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return super().broadcast(_without(server), ctx)
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        return super().personal(_without(server), link, ctx)
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        return super().personal_message(_without(server), server_memory, ctx)
 
-    def reply(self, server: State, link: State, ctx: Context) -> Reply:
-        return super().reply(_without(server), link, ctx)
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        return super().reply(_without(server), server_memory, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -65,7 +65,7 @@ class LearningRate(HyperParameters):
         wave = 1 + math.cos(math.pi * round / self.lr_rounds)
         return self.lr * (0.5 * wave if self.lr_schedule == "cosine" else wave)
 
-    def spanning(self, rounds: int) -> Self:
+    def for_num_rounds(self, rounds: int) -> Self:
         if not self.is_cosine:
             return self
         if self.lr_rounds is None:

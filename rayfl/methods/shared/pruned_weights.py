@@ -60,7 +60,7 @@ class PrunedWeights(Method):
         return {n: kept[n] if n in kept else torch.ones_like(w, dtype=torch.bool) for n, w in weights.items()}
 
     def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        params = self.outcome(state)
+        params = self.final_model(state)
         return {"params": params, "gradient": params, "loss": torch.zeros(())}
 
     def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
@@ -84,13 +84,13 @@ class PrunedWeights(Method):
 
     def sent(self, state: State, carry: Carry, ctx: Context) -> Finished:
         """One step, pruned and sent; a metric bills the message as the paper does, 4 bytes a weight, pruned or not."""
-        new = self.pruned(self.descended(self.outcome(state), carry, ctx), ctx.traits)
+        new = self.pruned(self.descended(self.final_model(state), carry, ctx), ctx.traits)
         message = {"weights": sparse_packet(new["weights"], new["mask"])}
         bill = {"comm/link_megabytes": 4e-6 * tree.num_entries(new["weights"])}
         return Finished(new, message, 1.0, self.trained(state, carry, ctx) | bill)
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": self.outcome(state)}
+        return {"params": self.final_model(state)}
 
-    def outcome(self, state: State) -> Tree:
+    def final_model(self, state: State) -> Tree:
         return masks.masked(state["weights"], state["mask"])

@@ -34,9 +34,9 @@ class Wrapping(Method, ServerHalf):
         self.personalized, self.splits = inner.personalized, {**inner.splits, **type(self).splits}
         self.own_compression = inner.own_compression
 
-    def on(self, task: Task) -> Self:
-        twin = super().on(task)
-        twin.inner = twin.server = self.inner.on(task)
+    def with_task(self, task: Task) -> Self:
+        twin = super().with_task(task)
+        twin.inner = twin.server = self.inner.with_task(task)
         return twin
 
     def inside(self, ctx: Context) -> Context:
@@ -58,14 +58,14 @@ class Wrapping(Method, ServerHalf):
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
         return self.inner.step(carry, batch, stage=stage)
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
-        return self.inner.turn(carry, stage=stage)
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+        return self.inner.end_stage(carry, stage=stage)
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         return self.inner.finish(state, carry, self.inside(ctx))
 
-    def absorb(self, state: State, received: Message, ctx: Context) -> State:
-        return self.inner.absorb(state, received, self.inside(ctx))
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+        return self.inner.receive_reply(state, received, self.inside(ctx))
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
         return self.inner.eval_stages(round)
@@ -73,14 +73,14 @@ class Wrapping(Method, ServerHalf):
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         return self.inner.eval_begin(state, model, carry, self.inside(ctx))
 
-    def outcome(self, state: State) -> Tree:
-        return self.inner.outcome(state)
+    def final_model(self, state: State) -> Tree:
+        return self.inner.final_model(state)
 
     def init_server(self, params: Tree) -> State:
         return self.server.init_server(params)
 
-    def init_link(self, client: Traits, params: Tree) -> State:
-        return self.server.init_link(client, params)
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
+        return self.server.init_server_memory(client, params)
 
     def model(self, server: State) -> Tree:
         return self.server.model(server)
@@ -88,19 +88,19 @@ class Wrapping(Method, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return self.server.broadcast(server, self.inside(ctx))
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        return self.server.personal(server, link, self.inside(ctx))
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        return self.server.personal_message(server, server_memory, self.inside(ctx))
 
-    def remember(self, link: State, message: Message, ctx: Context) -> State:
-        return self.server.remember(link, message, self.inside(ctx))
+    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
+        return self.server.store_uplink(server_memory, message, self.inside(ctx))
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         return self.server.server_update(server, received, delivered, self.inside(ctx))
 
-    def reply(self, server: State, link: State, ctx: Context) -> Reply:
-        return self.server.reply(server, link, self.inside(ctx))
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        return self.server.reply(server, server_memory, self.inside(ctx))
 
-    def gives(self, hook: Literal["personal", "reply"]) -> bool:
-        return self.server.gives(hook)
+    def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
+        return self.server.overrides(hook)

@@ -55,7 +55,7 @@ class FedFomo(GradientMethod, ServerHalf):
         losses = [self.task.loss(model, batch) for model in (carry["received"], *models(carry))]
         return {**carry, "losses": torch.stack(losses)}
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         if stage.name == "train":
             return carry
         before, losses = carry["received"], carry["losses"]
@@ -79,7 +79,7 @@ class FedFomo(GradientMethod, ServerHalf):
     def init_server(self, params: Tree) -> State:
         return {"models": {}}
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"affinity": torch.zeros(0), "sent": torch.zeros(0, dtype=torch.bool)}
 
     def model(self, server: State) -> Tree:
@@ -88,8 +88,8 @@ class FedFomo(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        affinity = link["affinity"] if len(link["affinity"]) else torch.zeros(ctx.num_clients)
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        affinity = server_memory["affinity"] if len(server_memory["affinity"]) else torch.zeros(ctx.num_clients)
         others = [int(client) for client in server["models"] if int(client) != ctx.traits.id]
         chosen = sorted(
             sorted(others, key=lambda client: (-float(affinity[client]), client))[: self.hyper.num_candidates]
@@ -99,10 +99,10 @@ class FedFomo(GradientMethod, ServerHalf):
         message = {f"candidate{place}": server["models"][str(client)].open() for place, client in enumerate(chosen)}
         return message, {"affinity": affinity, "sent": sent}
 
-    def remember(self, link: State, message: Message, ctx: Context) -> State:
-        affinity = link["affinity"].clone()
-        affinity[link["sent"]] += message["gains"].decode()["gains"]
-        return {**link, "affinity": affinity}
+    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
+        affinity = server_memory["affinity"].clone()
+        affinity[server_memory["sent"]] += message["gains"].decode()["gains"]
+        return {**server_memory, "affinity": affinity}
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

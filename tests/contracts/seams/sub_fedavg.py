@@ -63,7 +63,7 @@ class SubFedAvg(GradientMethod, ServerHalf):
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         return self.descend(carry, loss, tree.mul(gradient, carry["mask"]), stage)
 
-    def turn(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         if stage.name == "first":
             return {**carry, "early": self.pruned(carry)}
         if stage.name == "rest":
@@ -104,7 +104,7 @@ class SubFedAvg(GradientMethod, ServerHalf):
     def init_server(self, params: Tree) -> State:
         return {"params": params}
 
-    def init_link(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"mask": everything(params)}
 
     def model(self, server: State) -> Tree:
@@ -113,10 +113,10 @@ class SubFedAvg(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal(self, server: State, link: State, ctx: Context) -> tuple[Message, State]:
-        return {"model": sparse_packet(server["params"], link["mask"])}, link
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+        return {"model": sparse_packet(server["params"], server_memory["mask"])}, server_memory
 
-    def remember(self, link: State, message: Message, ctx: Context) -> State:
+    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
         return {"mask": message["model"].support()}
 
     def server_update(

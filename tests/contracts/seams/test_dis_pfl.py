@@ -55,7 +55,7 @@ def expected(setup: Setup, regrow: str = "gradient") -> tuple[np.ndarray, np.nda
     masks = first_masks(setup)
     weights, trained = start(setup) * masks, start(setup) * masks
     for round in range(ROUNDS):
-        here = set(setup.population.draw(round, everyone=True).among("delivered"))
+        here = set(setup.population.sample_round(round, everyone=True).with_status("delivered"))
         share, lr = 0.25 * (1 + math.cos(math.pi * round / ROUNDS)), LR * DECAY**round
         used = masks.copy()
         for i in range(4):
@@ -88,14 +88,16 @@ def test_dis_pfl_follows_its_equations(way: Way, topology: Topology, dropout: fl
     here = setup(DisPFL, rounds=ROUNDS, engine=way.engine, topology=topology, hyper=hyper, clients=clients)
     weights, masks, trained = expected(here, regrow)
     executor = way.executor(here)
-    records, worlds = play(here, executor)
-    states = [tree.to_tensors(executor.get(worlds[-1].states[client])) for client in range(4)]
+    records, run_states = play(here, executor)
+    states = [tree.to_tensors(executor.get(run_states[-1].states[client])) for client in range(4)]
     np.testing.assert_allclose([flat(state["params"]) for state in states], weights, rtol=1e-4, atol=1e-5)
     assert np.array_equal([flat(state["mask"]) > 0 for state in states], masks)
-    np.testing.assert_allclose([flat(here.method.outcome(state)) for state in states], trained, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        [flat(here.method.final_model(state)) for state in states], trained, rtol=1e-4, atol=1e-5
+    )
     # 0.25: int(0.3125 * 0.75 * 8) and int(0.3125 * 2); 0.5: 3.75, 1.25; 0.75: 5.625, 1.875; 1: everything.
-    for world in worlds:
-        found = [tree.to_tensors(executor.get(world.states[client]))["mask"] for client in range(4)]
+    for run_state in run_states:
+        found = [tree.to_tensors(executor.get(run_state.states[client]))["mask"] for client in range(4)]
         counts = [(int(mask["weight"].sum()), int(mask["bias"].sum())) for mask in found]
         assert counts == [(1, 0), (3, 1), (5, 1), (8, 2)]
     assert (masks != first_masks(here)).any()
@@ -107,9 +109,9 @@ def test_a_link_costs_the_kept_values_and_one_bit_an_entry(way: Way):
     here = setup(DisPFL, rounds=2, engine=way.engine, topology=RandomNeighbours(degree=2), hyper=hyper)
     records, _ = play(here, way.executor(here))
     # 5 values of 4 bytes; a bitmap of 8 entries in 1 byte and its label; 1 position of 2 in 1 byte and its label.
-    link = 8 * (5 * 4 + 2 + 2)
+    server_memory = 8 * (5 * 4 + 2 + 2)
     for record in records:
-        assert [client.downlink_bits for client in record.clients] == [2 * link] * 4
-        assert record.row.uplink_bits == 4 * 2 * link
+        assert [client.downlink_bits for client in record.clients] == [2 * server_memory] * 4
+        assert record.row.uplink_bits == 4 * 2 * server_memory
         # What the paper counts: the values of two links, 1 MB = 1e6 bytes.
         assert record.means["comm/busiest_megabytes"] == pytest.approx(2 * 5 * 4 / 1e6)

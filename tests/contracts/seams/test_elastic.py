@@ -23,7 +23,7 @@ HYPER = {"lr": LR, "epochs": 1, "batch_size": 2}
 def factors(setup: Setup, round: int, x: np.ndarray) -> np.ndarray:
     """zeta [10]: the output is c o x, so the gradient of its mean squared norm is 2 mean(c^2) o x."""
     total = np.zeros(10)
-    for client in setup.population.draw(round).selected:
+    for client in setup.population.sample_round(round).selected:
         omega, heldout = np.zeros(10), points(setup, client, "heldout")
         order = heldout_order(setup, round, client)
         for rows in np.split(order, 2):
@@ -44,7 +44,7 @@ def expected(setup: Setup, elastic: bool) -> tuple[list[np.ndarray], np.ndarray,
     x, c, own, models = start(setup), np.zeros(10), np.zeros((4, 10)), []
     for round in range(ROUNDS):
         zeta = factors(setup, round, x) if elastic else 1.0
-        selected = setup.population.draw(round).selected
+        selected = setup.population.sample_round(round).selected
         deltas, changes = [], []
         for i in selected:
             y, stream = x, batches(setup, round, i, epochs=1, batch_size=2)
@@ -68,10 +68,12 @@ def test_elastic_scaffold_follows_its_equations(way: Way, elastic: bool, per_rou
     here = setup(method, rounds=ROUNDS, engine=way.engine, clients={"per_round": per_round})
     models, c, own = expected(here, elastic)
     executor = way.executor(here)
-    records, worlds = play(here, executor)
-    np.testing.assert_allclose([flat(world.server["params"]) for world in worlds], models, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(flat(worlds[-1].server["control_variate"]), c, rtol=1e-4, atol=1e-5)
-    for client, state in worlds[-1].states.items():
+    records, run_states = play(here, executor)
+    np.testing.assert_allclose(
+        [flat(run_state.server["params"]) for run_state in run_states], models, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(flat(run_states[-1].server["control_variate"]), c, rtol=1e-4, atol=1e-5)
+    for client, state in run_states[-1].states.items():
         np.testing.assert_allclose(
             flat(tree.to_tensors(executor.get(state))["control_variate"]), own[client], rtol=1e-4, atol=1e-5
         )

@@ -27,7 +27,7 @@ def expected(setup: Setup) -> tuple[list[np.ndarray], list[set[int]], list[int]]
     affinity, heard, downloads = np.zeros((4, 4)), [], []
     for round in range(num_rounds):
         new, count = {}, 0
-        for i in setup.population.draw(round).selected:
+        for i in setup.population.sample_round(round).selected:
             others = [j for j in relayed if j != i]
             chosen = sorted(sorted(others, key=lambda j: (-affinity[i, j], j))[:2])
             count += len(chosen)
@@ -63,8 +63,8 @@ class Shy(FedFomo):
 
 def test_a_packet_that_was_not_sent_is_not_relayed(way: Way):
     here = setup(Shy, rounds=2, engine=way.engine, hyper={**HYPER, "num_candidates": 3})
-    records, worlds = play(here, way.executor(here))
-    assert sorted(worlds[-1].server["models"]) == ["0", "2", "3"]
+    records, run_states = play(here, way.executor(here))
+    assert sorted(run_states[-1].server["models"]) == ["0", "2", "3"]
     assert [client.status for client in records[0].clients] == ["delivered"] * 4
     # Client 1 hears three models, the others each of the other two.
     assert [client.downlink_bits for client in records[1].clients] == [640, 960, 640, 640]
@@ -76,8 +76,8 @@ def test_fedfomo_follows_its_equations(way: Way, per_round: int):
     here = setup(FedFomo, rounds=ROUNDS, engine=way.engine, hyper=HYPER, clients={"per_round": per_round})
     models, heard, downloads = expected(here)
     executor = way.executor(here)
-    records, worlds = play(here, executor)
-    states = worlds[-1].states
+    records, run_states = play(here, executor)
+    states = run_states[-1].states
     for client, model in enumerate(models):
         if client in states:
             params = tree.to_tensors(executor.get(states[client]))["params"]

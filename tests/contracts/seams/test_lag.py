@@ -35,11 +35,13 @@ def expected(setup: Setup, lr: float, threshold: float) -> tuple[list[np.ndarray
 def test_lag_follows_its_equations(way: Way):
     here = setup(LAG, rounds=ROUNDS, engine=way.engine, hyper={"lr": 0.3, "threshold": 0.1})
     models, counts = expected(here, 0.3, 0.1)
-    records, worlds = play(here, way.executor(here))
+    records, run_states = play(here, way.executor(here))
     assert [record.row.delivered for record in records] == counts
     # 10 entries of 4 bytes from each that uploads, nothing from the silent.
     assert [record.row.uplink_bits for record in records] == [320 * count for count in counts]
-    np.testing.assert_allclose([flat(world.server["params"]) for world in worlds], models, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        [flat(run_state.server["params"]) for run_state in run_states], models, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_x_moves_in_a_round_in_which_everyone_is_silent(way: Way):

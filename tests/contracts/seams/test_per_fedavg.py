@@ -38,9 +38,9 @@ def expected(setup: Setup, rounds: int) -> list[np.ndarray]:
 
 def test_per_fedavg_follows_its_equations(way: Way):
     here = setup(PerFedAvg, rounds=4, engine=way.engine, hyper=HYPER)
-    records, worlds = play(here, way.executor(here))
+    records, run_states = play(here, way.executor(here))
     np.testing.assert_allclose(
-        [flat(world.server["params"]) for world in worlds], expected(here, 4), rtol=1e-5, atol=1e-6
+        [flat(run_state.server["params"]) for run_state in run_states], expected(here, 4), rtol=1e-5, atol=1e-6
     )
     # 3 steps of 3 batches of 2 samples, of which some are the last one of an odd split.
     assert [client.num_steps for client in records[0].clients] == [3] * 4
@@ -49,9 +49,9 @@ def test_per_fedavg_follows_its_equations(way: Way):
 @pytest.mark.parametrize("split", ["own", "own_after_training"])
 def test_the_model_judged_is_one_adaptation_step_away(way: Way, split: str):
     here = setup(PerFedAvg, rounds=3, engine=way.engine, hyper=HYPER, evaluation=Evaluation(pooled=False))
-    records, worlds = play(here, way.executor(here))
+    records, run_states = play(here, way.executor(here))
     measured = {m.client: m.value for m in records[-1].metrics if m.name == f"{split}/loss" and m.client is not None}
-    received, x = (flat(world.server["params"]) for world in worlds[-2:])
+    received, x = (flat(run_state.server["params"]) for run_state in run_states[-2:])
     for client in range(4):
         mine = points(here, client)
         if split == "own_after_training":

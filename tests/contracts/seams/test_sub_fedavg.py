@@ -64,8 +64,10 @@ def test_sub_fedavg_follows_its_equations(way: Way):
     # The example prunes, and every part of the gate is what keeps it shut at least once.
     assert story.densities[-1] != [10] * 4
     assert story.refusals == {"masks are equal", "sparse enough", "loss is too large"}
-    records, worlds = play(here, way.executor(here))
-    np.testing.assert_allclose([flat(world.server["params"]) for world in worlds], story.models, rtol=1e-4, atol=1e-5)
+    records, run_states = play(here, way.executor(here))
+    np.testing.assert_allclose(
+        [flat(run_state.server["params"]) for run_state in run_states], story.models, rtol=1e-4, atol=1e-5
+    )
     ups = [[client.uplink_bits for client in record.clients] for record in records]
     downs = [[client.downlink_bits for client in record.clients] for record in records]
     assert ups == [[bits(density) for density in row] for row in story.densities]

@@ -71,7 +71,7 @@ def expected(setup: Setup, inner: Setup) -> tuple[list[Vectors], list[Vectors]]:
     assert isinstance(hyper, ElasticHyper)
     params, models, ratios = initial(setup), [], []
     for round in range(setup.rounds):
-        clients = setup.population.draw(round).among("delivered")
+        clients = setup.population.sample_round(round).with_status("delivered")
         shares = np.array([len(setup.partition.train[client]) for client in clients], float)
         shares /= shares.sum()
         ends = [trained(inner, round, client, params)[0] for client in clients]
@@ -106,9 +106,9 @@ def test_fedavg_with_elastic_follows_algorithm_1(hyper: dict[str, Any], clients:
     inner = replace(here, method=plain.method)
     models, ratios = expected(here, inner)
     tau = here.method.hyper.model_dump()["tau"]
-    for (record, world), model, ratio in zip(played(here), models, ratios, strict=True):
+    for (record, run_state), model, ratio in zip(played(here), models, ratios, strict=True):
         for name, value in model.items():
-            np.testing.assert_allclose(world.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-6)
         # The share with zeta > 1 is the distribution function of the normalised sensitivity at tau.
         below = np.concatenate([value.ravel() for value in ratio.values()]) < tau
         assert record.means["elastic/boosted_share"] == below.mean()
@@ -160,12 +160,12 @@ def test_where_nothing_is_sensitive_nothing_changes():
     plain = setup_of("fedavg", HYPER, rounds=1)
     zeros = {name: np.zeros_like(value) for name, value in plain.initial_arrays.items()}
     here = around(replace(plain, initial_arrays=zeros))
-    ((record, world),) = played(here)
+    ((record, run_state),) = played(here)
     ((_, other),) = played(replace(here, method=plain.method))
     assert record.means["elastic/boosted_share"] == 0.0
     for name, value in other.server["params"].items():
         assert value.abs().max() > 0
-        assert torch.equal(world.server["params"][name], value)
+        assert torch.equal(run_state.server["params"][name], value)
 
 
 def test_a_tensor_without_a_sensitivity_is_left_alone():
@@ -232,8 +232,8 @@ def test_every_method_with_a_delta_can_be_wrapped(name: str):
     ends = []
     for elastic in (False, True, {"tau": 1.5, "every": 2}):
         setup = prepare(table({"name": name, "elastic": elastic}, splits={"heldout_ratio": 0.1}))
-        *_, (record, world) = played(setup)
-        ends.append(doubles(world.server["params"]))
+        *_, (record, run_state) = played(setup)
+        ends.append(doubles(run_state.server["params"]))
         assert ("elastic/boosted_share" in record.means) == (elastic is not False)
     for other in ends[1:]:
         assert any(not np.array_equal(value, other[key]) for key, value in ends[0].items())

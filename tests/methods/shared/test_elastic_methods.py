@@ -69,7 +69,7 @@ def zeta_of(here: Setup) -> Factors:
     """zeta by Eq. 5 to 7. The output is c o x, so the gradient of the mean of ||F||^2 is 2 mean(c^2) o x."""
 
     def zeta(round: int, x: np.ndarray) -> np.ndarray:
-        delivered = here.population.draw(round).among("delivered")
+        delivered = here.population.sample_round(round).with_status("delivered")
         total = np.zeros(10)
         for client in delivered:
             heldout, omega = points(here, client, "heldout"), np.zeros(10)
@@ -89,9 +89,9 @@ def test_zeta_multiplies_the_delta_before_the_servers_step(case: str, engine: st
     name, hyper, reference = CASES[case]
     plain = made(name, {**HYPER, **hyper}, rounds=ROUNDS, engine=engine, clients=clients)
     here = replace(plain, method=Elastic(plain.method, mu=MEMORY, tau=FLOOR, batch_size=2))
-    records, worlds = play(here)
+    records, run_states = play(here)
     path = reference(plain, zeta_of(plain))
-    assert_follows(worlds, path, tolerance=2e-5)
+    assert_follows(run_states, path, tolerance=2e-5)
     assert np.abs(path[-1] - reference(plain, untouched)[-1]).max() > 1e-2
     # The sensitivity goes up beside what the method sends, and nothing more comes down.
     bare = play(plain)[0]
@@ -104,8 +104,8 @@ def test_zeta_multiplies_the_delta_before_the_servers_step(case: str, engine: st
 def test_scaffolds_control_variates_are_left_alone(clients: dict[str, Any]):
     plain = made("scaffold", HYPER, rounds=ROUNDS, clients=clients)
     here = replace(plain, method=Elastic(plain.method, mu=MEMORY, tau=FLOOR, batch_size=2))
-    for world, (_, c, own) in zip(play(here)[1], scaffolded(plain, zeta_of(plain)), strict=True):
-        np.testing.assert_allclose(flat(world.server["control_variate"]), c, rtol=1e-4, atol=2e-5)
+    for run_state, (_, c, own) in zip(play(here)[1], scaffolded(plain, zeta_of(plain)), strict=True):
+        np.testing.assert_allclose(flat(run_state.server["control_variate"]), c, rtol=1e-4, atol=2e-5)
         np.testing.assert_allclose(c, own.mean(axis=0), atol=1e-12)
 
 

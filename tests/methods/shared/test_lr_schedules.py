@@ -12,7 +12,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.dispfl import DisPFLHyper
 from rayfl.methods.shared.distributed_gradient import GradientStep
 from rayfl.methods.shared.lr_schedules import LearningRate
-from rayfl.rounds.rounds import World
+from rayfl.rounds.rounds import RunState
 from rayfl.settings import SettingsError
 from tests.methods.reference import initial, played, setup_of, softmax_gradient
 
@@ -30,15 +30,15 @@ RATES = [
 
 @pytest.mark.parametrize(("settings", "expected"), RATES, ids=str)
 def test_rates_at_the_first_the_middle_and_the_last_round(settings: dict[str, Any], expected: list[float]):
-    hyper = LearningRate(lr=0.4, **settings).spanning(8)
+    hyper = LearningRate(lr=0.4, **settings).for_num_rounds(8)
     assert [hyper.rate(round) for round in (0, 2, 4, 7)][: len(expected)] == pytest.approx(expected, rel=1e-12)
     assert all(hyper.rate(round) > 0 for round in range(8))
 
 
 def test_the_length_is_filled_in_where_it_counts():
-    assert LearningRate(lr_schedule="cosine").spanning(30).lr_rounds == 30
-    assert LearningRate(lr_schedule="cosine-literal", lr_rounds=40).spanning(30).lr_rounds == 40
-    assert LearningRate().spanning(30) == LearningRate()
+    assert LearningRate(lr_schedule="cosine").for_num_rounds(30).lr_rounds == 30
+    assert LearningRate(lr_schedule="cosine-literal", lr_rounds=40).for_num_rounds(30).lr_rounds == 40
+    assert LearningRate().for_num_rounds(30) == LearningRate()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_contradictions_get_one_sentence(settings: dict[str, Any], sentence: str
 
 def test_a_cosine_that_does_not_last():
     with pytest.raises(ValueError, match=r"lr_rounds=5 is below the 6 rounds of training.*leave lr_rounds out"):
-        LearningRate(lr_schedule="cosine", lr_rounds=5).spanning(6)
+        LearningRate(lr_schedule="cosine", lr_rounds=5).for_num_rounds(6)
     with pytest.raises(ValueError, match="lr_rounds=5 ends before round 5; set lr_rounds to all rounds"):
         LearningRate(lr_schedule="cosine", lr_rounds=5).rate(5)
     with pytest.raises(ValueError, match="lr_schedule='cosine' needs the number of rounds; set lr_rounds"):
@@ -118,12 +118,12 @@ def test_training_takes_the_rates_of_the_cosine(method: str):
     x = initial(here)
     rows = np.concatenate([here.partition.train[client] for client in range(here.num_clients)])
     inputs, labels = here.dataset.train.inputs[rows].astype(np.float64), here.dataset.train.labels[rows]
-    worlds: list[World] = [world for _, world in played(here)]
-    for world, rate in zip(worlds, (0.6, 0.45, 0.15), strict=True):
+    run_states: list[RunState] = [run_state for _, run_state in played(here)]
+    for run_state, rate in zip(run_states, (0.6, 0.45, 0.15), strict=True):
         gradient = softmax_gradient(x, inputs, labels)
         x = {name: value - rate * gradient[name] for name, value in x.items()}
         for name, value in x.items():
-            np.testing.assert_allclose(world.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-6)
 
 
 def test_every_method_with_a_decay_has_the_schedules():

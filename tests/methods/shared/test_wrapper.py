@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from rayfl.compress.dense import Dense
-from rayfl.determinism.seeding import Draws
+from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import Context, Method, Plan, ServerHalf, Stage, Work
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.local import Local
@@ -49,7 +49,7 @@ def test_the_inner_method_sees_its_own_stages_and_work_alone():
         initial={},
         uplink=Dense(),
         downlink=Dense(),
-        draws=Draws(0),
+        draws=LazyGenerator(0),
         work={"measure": Work(1, 4), "train": Work(2, 8)},
     )
     assert wrapper.inside(ctx) == replace(ctx, plan=Plan((inner,), up=False), work={"train": Work(2, 8)})
@@ -64,6 +64,6 @@ def test_splits_of_both_are_needed():
 
 def test_another_form_of_the_task_reaches_the_inner_method():
     wrapper = Wrapping(FedAvg(Quadratic()))
-    twin = wrapper.on(Quadratic().functional())
+    twin = wrapper.with_task(Quadratic().functional())
     assert (twin.task.uses_functorch, twin.inner.task.uses_functorch) == (True, True)
     assert not wrapper.inner.task.uses_functorch
