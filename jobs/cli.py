@@ -142,7 +142,7 @@ def sweep(
         from rayfl.experiment.sweep import read_sweep
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
-        settings += [f"report.{key}={json.dumps(value)}" for key, value in _reading(target, best_over).items()]
+        settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
         combinations = read_sweep(file, settings)
         if combinations is None:
             raise ValueError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
@@ -152,7 +152,7 @@ def sweep(
         sys.exit(run_all(combinations, directory, parallel, overwrite))
 
 
-def _reading(
+def _report_options(
     target: float | None, best_over: Sequence[str], last: int | None = None, metric: str | None = None
 ) -> dict[str, object]:
     """The options that stand for settings of `[report]`."""
@@ -179,7 +179,7 @@ def report(
 ) -> None:
     """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs."""
     with sentences():
-        from rayfl.experiment.report_options import reading_of
+        from rayfl.experiment.report_options import agreed_options
         from rayfl.report.page import report as write
         from rayfl.report.page import require, summary
         from rayfl.run_directory.record import read_run, run_directories
@@ -190,10 +190,10 @@ def report(
             return
         name = "report.html" if len(found) == 1 else "comparison.html"
         default = directories[0] / name if len(directories) == 1 else Path(name)
-        given = _reading(target, best_over, last, metric)
-        require(found, reading_of([], given))
-        reading = reading_of([read_run(directory).experiment for directory in found], given)
-        print(f"report: {write(found, output or default, reading)}")
+        given = _report_options(target, best_over, last, metric)
+        require(found, agreed_options([], given))
+        options = agreed_options([read_run(directory).experiment for directory in found], given)
+        print(f"report: {write(found, output or default, options)}")
 
 
 @main.command()
@@ -204,7 +204,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None) -> None:
     """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
     with sentences():
         from rayfl.experiment.experiment import read
-        from rayfl.experiment.prepare import deal
+        from rayfl.experiment.prepare import make_partition
         from rayfl.experiment.sweep import read_sweep
         from rayfl.report import partition_picture as drawing
 
@@ -214,7 +214,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None) -> None:
         if path.suffix not in (".png", ".svg"):
             raise ValueError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")
         dataset = experiment.data.load()
-        partition = deal(experiment, dataset)
+        partition = make_partition(experiment, dataset)
         Console(width=None if sys.stdout.isatty() else 140).print(drawing.table(dataset, partition))
         path.write_bytes(drawing.picture(dataset, partition, path.suffix[1:]))
         print(f"picture: {path}")
@@ -249,9 +249,9 @@ def datasets() -> None:
     with sentences():
         from rayfl.choices import named
         from rayfl.data.datasets import Source
-        from rayfl.data.partition import Scheme
+        from rayfl.data.partition import PartitionScheme
 
-        for title, kind in (("dataset", Source), ("partition", Scheme)):
+        for title, kind in (("dataset", Source), ("partition", PartitionScheme)):
             table = Table(title, "what it is", "options")
             for name, each in named(kind).items():
                 table.add_row(name, _first_sentence(each), "\n".join(_options(each)))

@@ -89,7 +89,7 @@ def headline(means: Mapping[str, float]) -> str:
     """The one or two values that tell how a run is doing."""
     accuracies = [name for name in HEADLINES if name in means and name.endswith("accuracy")][:2]
     names = accuracies or [name for name in HEADLINES if name in means][:1]
-    return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not judged"
+    return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"
 
 
 def megabytes(bits: float) -> str:
@@ -126,15 +126,15 @@ def sweep_result(
     """The table that ends a sweep: title and status of every run, and the numbers of those that finished."""
     table = Table(title=f"{name}: {len(rows)} runs", title_justify="left")
     accuracies = [key for _, _, found in rows if found for key in found["final"]]
-    judged = next((key for key in (*HEADLINES, *accuracies) if key in accuracies), None)
+    evaluated = next((key for key in (*HEADLINES, *accuracies) if key in accuracies), None)
     table.add_column("run", overflow="fold")
-    for head in ("", *([f"final {judged}"] if judged else []), "uplink", "downlink"):
+    for head in ("", *([f"final {evaluated}"] if evaluated else []), "uplink", "downlink"):
         table.add_column(head, justify="left" if not head else "right")
     for title, status, found in rows:
         cells = []
         if found:
-            value = found["final"].get(judged or "")
-            cells = [f"{100 * value:.2f} %" if value is not None else ""] if judged else []
+            value = found["final"].get(evaluated or "")
+            cells = [f"{100 * value:.2f} %" if value is not None else ""] if evaluated else []
             cells += [f"{found[key]:.3f} MB" for key in ("uplink_megabytes", "downlink_megabytes")]
         table.add_row(Text(title), status, *cells)
     Console(width=None if sys.stdout.isatty() else 140).print(table)

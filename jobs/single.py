@@ -11,7 +11,7 @@ from jobs import console
 from rayfl.determinism import platform
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, read
-from rayfl.experiment.identity import science
+from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import NAMES, KeptFiles, kept_files
 from rayfl.experiment.methods_registry import method
 from rayfl.experiment.prepare import moved, prepare
@@ -95,7 +95,10 @@ def cut_run(directory: Path, experiment: Experiment) -> Run | None:
 def is_of(found: Run, experiment: Experiment) -> bool:
     """Whether a run is of this experiment: the same settings, seed, rounds and files."""
     before, now = found.experiment, kept_files(experiment.as_dict()).table
-    return {**science(before), "seed": before.get("seed")} == {**science(now), "seed": now["seed"]}
+    return {**determining_settings(before), "seed": before.get("seed")} == {
+        **determining_settings(now),
+        "seed": now["seed"],
+    }
 
 
 def describe_again(before: Run, experiment: Experiment) -> None:
@@ -112,7 +115,7 @@ def _describe(directory: Path, files: KeptFiles, platform: Mapping[str, object])
 def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
     """The experiment of a run, changed by overrides. SettingsError where these would change what was done so far."""
     experiment = read(before.directory / "experiment.toml", overrides)
-    old, new = science(before.experiment), science(kept_files(experiment.as_dict()).table)
+    old, new = determining_settings(before.experiment), determining_settings(kept_files(experiment.as_dict()).table)
     for key in sorted(old.keys() | new.keys()):
         if key in NAMES and old.get(key) != new.get(key):
             raise SettingsError(

@@ -28,7 +28,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
-from rayfl.experiment.report_options import Reading
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
 from rayfl.report.page import report, summary
 from rayfl.rounds.calls import ClientError
@@ -84,9 +84,9 @@ def sweep(
     return FAILED if failed else 0
 
 
-def _page(finished: Sequence[Path], directory: Path, reading: Reading) -> Path:
+def _page(finished: Sequence[Path], directory: Path, options: ReportOptions) -> Path:
     with writing(directory, f"draw the page with: rayfl report {directory}"):
-        return report(finished, directory / "comparison.html", reading)
+        return report(finished, directory / "comparison.html", options)
 
 
 def _validated(

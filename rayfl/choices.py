@@ -1,7 +1,7 @@
 """A name or a table of an experiment file -> the object that it describes.
 
-There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Source`, `Scheme` or `Topology` in its room
-is a new compressor, model, dataset, partition or topology, found by its class attribute `name`.
+There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Source`, `PartitionScheme` or `Topology` in
+its room is a new compressor, model, dataset, partition or topology, found by its class attribute `name`.
 """
 
 import importlib

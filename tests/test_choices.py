@@ -6,12 +6,12 @@ from rayfl import choices
 from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
-from rayfl.data.partition import Scheme
+from rayfl.data.partition import PartitionScheme
 from rayfl.models import Architecture
 from rayfl.settings import SettingsError
 from rayfl.topology.graphs import Topology
 
-KINDS: list[type[choices.Choice]] = [Compressor, Source, Scheme, Architecture, Topology]
+KINDS: list[type[choices.Choice]] = [Compressor, Source, PartitionScheme, Architecture, Topology]
 
 
 def test_these_are_all_kinds():

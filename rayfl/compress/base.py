@@ -50,7 +50,7 @@ class Divisible(Protocol):
         ...
 
 
-class EveryEntry(ABC):
+class WholeTensorCodec(ABC):
     """The part that codecs share whose packets send every entry; they say how to decode."""
 
     shapes: Shapes

@@ -96,13 +96,13 @@ class Compose(Compressor):
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The inner packet of the kept entries, and their positions. ValueError on NaN and infinity, or from inner."""
         flats = {name: entries(name, tensor) for name, tensor in x.items()}
-        kept = self.outer.choose(flats, generator)
-        inner, _ = self.inner.encode(kept.values(flats), {}, generator)
-        if kept.seed is not None:
-            parts = {OUTER + SEED: kept.seed}
+        selection = self.outer.choose(flats, generator)
+        inner, _ = self.inner.encode(selection.values(flats), {}, generator)
+        if selection.seed is not None:
+            parts = {OUTER + SEED: selection.seed}
         else:
             parts = {
-                f"{OUTER}{name}.positions": encode_counted(kept.positions[name], flat.numel())
+                f"{OUTER}{name}.positions": encode_counted(selection.positions[name], flat.numel())
                 for name, flat in flats.items()
             }
         parts |= {INNER + name: part for name, part in inner.parts.items()}
@@ -110,7 +110,7 @@ class Compose(Compressor):
         # Any: see ComposeCodec.
         codec: Any = inner.codec
         return Packet(
-            parts, ComposeCodec(shapes_of(x), kept.draw, replace(codec, shapes=()), self._factor(num_entries))
+            parts, ComposeCodec(shapes_of(x), selection.draw, replace(codec, shapes=()), self._factor(num_entries))
         ), memory
 
     def omega(self, num_entries: int) -> float | None:

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, cuts, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries
 from rayfl.tree import Tree
 
 
 @dataclass(frozen=True)
-class DenseCodec(EveryEntry):
+class DenseCodec(WholeTensorCodec):
     """Reads one buffer a tensor, under the tensor's name."""
 
     shapes: Shapes

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -22,7 +22,7 @@ LARGEST = np.uint32(0x7F7FFFFF)
 
 
 @dataclass(frozen=True)
-class NaturalCodec(EveryEntry):
+class NaturalCodec(WholeTensorCodec):
     """Reads "<name>.exponents" (the biased exponent, a byte; 0 is zero) and "<name>.signs" (a bit, 1 is negative)."""
 
     shapes: Shapes

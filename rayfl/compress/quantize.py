@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress import bits
-from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -33,7 +33,7 @@ SMALLEST_NORMAL, SMALLEST = 2.0**-126, 2.0**-149
 
 
 @dataclass(frozen=True)
-class QuantizeCodec(EveryEntry):
+class QuantizeCodec(WholeTensorCodec):
     """Reads "<name>.norms" (fp32, one a bucket) and the signed levels of a tensor.
 
     Coding "fixed": "<name>.levels", 1 + ceil(log2(s + 1)) bits an entry, the sign above the level. "trits": the same

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of, zeros_of
 from rayfl.compress.positions import positions_of
-from rayfl.compress.sparse import KeepRatio, Kept, Scope, Sparsifier, kept_entries, kept_share, split_positions
+from rayfl.compress.sparse import KeepRatio, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import UNIT_ROUNDOFF, decode_values, encode_values, entries, scaled
 from rayfl.tree import Tree
 
@@ -67,16 +67,16 @@ class RandK(Sparsifier):
     positions: Literal["seed", "coded"] = "seed"
     scope: Scope = "tensor"
 
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """Random positions, the same for both kinds of `positions`."""
         sizes = {name: flat.numel() for name, flat in flats.items()}
         if not sum(sizes.values()):
-            return Kept({name: np.empty(0, np.int64) for name in sizes})
+            return Selection({name: np.empty(0, np.int64) for name in sizes})
         seed = generator.integers(0, 1 << 64, 1, dtype=np.uint64)
         rule = UniformDraw(self.keep_ratio, self.scope)
         positions = rule(int(seed[0]), sizes)
         scales = self._scales(sizes) if self.scale else {}
-        return Kept(positions, scales, seed, rule) if self.positions == "seed" else Kept(positions, scales)
+        return Selection(positions, scales, seed, rule) if self.positions == "seed" else Selection(positions, scales)
 
     def most_kept(self, num_entries: int) -> int:
         return kept_entries(num_entries, self.keep_ratio)

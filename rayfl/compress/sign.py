@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.base import EveryEntry, Packet, Quantizer, Shapes, shapes_of
+from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -21,7 +21,7 @@ ROUNDING = 2.0**-40
 
 
 @dataclass(frozen=True)
-class SignCodec(EveryEntry):
+class SignCodec(WholeTensorCodec):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.scale", one fp32."""
 
     shapes: Shapes
@@ -67,7 +67,7 @@ class ScaledSign(Quantizer):
 
 
 @dataclass(frozen=True)
-class OneBitCodec(EveryEntry):
+class OneBitCodec(WholeTensorCodec):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.means", fp32 [2 * num_groups].
 
     The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.

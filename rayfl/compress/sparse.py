@@ -47,7 +47,7 @@ class Draw(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class Selection:
     """What a sparsifier keeps: increasing int64 `positions` of each tensor, and `scales` on the values (1 if absent).
 
     Where `draw` gives the same positions from `seed`, uint64 [1], the seed is sent in place of the positions.
@@ -142,7 +142,7 @@ def sparse_packet(values: Tree, support: Tree, dtype: ValueType = "fp32") -> Pac
             given = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
             raise ValueError(f"support of {name!r} is {given}; it must be bool of shape {tuple(tensor.shape)}")
         positions[name] = np.flatnonzero(mask.cpu().numpy())
-    return _packet(flats, Kept(positions), shapes_of(values), dtype)
+    return _packet(flats, Selection(positions), shapes_of(values), dtype)
 
 
 def top_k_support(x: Tree, keep_ratio: float, scope: Scope = "tensor") -> Tree:
@@ -207,7 +207,7 @@ class Sparsifier(Compressor):
     values: ValueType = "fp32"
 
     @abstractmethod
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """What is kept of finite float32 tensors [numel]."""
 
     @abstractmethod
@@ -236,9 +236,9 @@ class TopK(Sparsifier):
     keep_ratio: KeepRatio = 0.1
     scope: Scope = "tensor"
 
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """The positions of the largest entries; draws nothing."""
-        return Kept(_top_k(flats, self.keep_ratio, self.scope))
+        return Selection(_top_k(flats, self.keep_ratio, self.scope))
 
     def most_kept(self, num_entries: int) -> int:
         return kept_entries(num_entries, self.keep_ratio)
@@ -250,13 +250,13 @@ class TopK(Sparsifier):
         return kept_share(num_entries, self.keep_ratio, self.scope) * (1 - UNIT_ROUNDOFF[self.values] ** 2)
 
 
-def _packet(flats: Tree, kept: Kept, shapes: Shapes, dtype: ValueType) -> Packet:
-    parts = {} if kept.seed is None else {SEED: kept.seed}
-    for name, chosen in kept.values(flats).items():
+def _packet(flats: Tree, selection: Selection, shapes: Shapes, dtype: ValueType) -> Packet:
+    parts = {} if selection.seed is None else {SEED: selection.seed}
+    for name, chosen in selection.values(flats).items():
         parts[f"{name}.values"] = encode_values(name, chosen, dtype)
-        if kept.draw is None:
-            parts[f"{name}.positions"] = encode_positions(kept.positions[name], flats[name].numel())
-    return Packet(parts, SparseCodec(shapes, dtype, kept.draw))
+        if selection.draw is None:
+            parts[f"{name}.positions"] = encode_positions(selection.positions[name], flats[name].numel())
+    return Packet(parts, SparseCodec(shapes, dtype, selection.draw))
 
 
 def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray]:

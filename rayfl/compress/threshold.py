@@ -7,7 +7,7 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.compress.positions import positions_of
-from rayfl.compress.sparse import Kept, Sparsifier, at_least
+from rayfl.compress.sparse import Selection, Sparsifier, at_least
 from rayfl.compress.values import UNIT_ROUNDOFF
 from rayfl.tree import Tree
 
@@ -34,9 +34,9 @@ class Threshold(Sparsifier):
             raise ValueError(f"threshold={self.threshold} is above 1, which no entry reaches; give one in (0, 1]")
         return self
 
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Kept:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """The positions of the entries that reach the threshold; draws nothing."""
-        return Kept({name: self._positions(flat.numpy()) for name, flat in flats.items()})
+        return Selection({name: self._positions(flat.numpy()) for name, flat in flats.items()})
 
     def most_kept(self, num_entries: int) -> int:
         return num_entries

@@ -1,4 +1,4 @@
-"""Partition, who holds which samples, and Scheme, what decides it."""
+"""A `Partition` states which client has which samples; a `PartitionScheme` decides it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Shards:
         return cls(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64, copy=False), offsets)
 
     @classmethod
-    def owned(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> "Shards":
+    def per_owner(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> "Shards":
         """From the owner of each sample; a client's samples end up in ascending order."""
         order = np.lexsort((indices, owners))
         offsets = np.zeros(num_clients + 1, np.int64)
@@ -111,10 +111,10 @@ class Partition:
         )
 
     def _train_where(self, chosen: np.ndarray) -> Shards:
-        return Shards.owned(self.train.indices[chosen], self.train.owners[chosen], len(self.train))
+        return Shards.per_owner(self.train.indices[chosen], self.train.owners[chosen], len(self.train))
 
 
-class Scheme(Choice, ABC):
+class PartitionScheme(Choice, ABC):
     """What an experiment's `[partition]` table names: its fields are the options, `split` deals the samples."""
 
     label: ClassVar[str] = "partition"
@@ -139,7 +139,7 @@ class Scheme(Choice, ABC):
         return Partition(train=train, validation=empty, heldout=empty, test=test)
 
     def check_num_clients(self, num_clients: int) -> None:
-        """ValueError if there is nobody to deal to."""
+        """ValueError if there are no clients."""
         if num_clients < 1:
             raise ValueError(f"num_clients={num_clients} is below 1: give at least one client")
 

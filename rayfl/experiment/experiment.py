@@ -13,10 +13,10 @@ from rayfl.choices import Choice, make
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
-from rayfl.data.partition import Scheme
+from rayfl.data.partition import PartitionScheme
 from rayfl.experiment import methods_registry, toml
 from rayfl.experiment.input_files import located
-from rayfl.experiment.report_options import Reading
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.models import Architecture
@@ -152,7 +152,7 @@ class Experiment(Settings):
     seed: int = Field(default=1, ge=0, description="the only source of randomness")
     rounds: int = Field(ge=1, description="communication rounds, T")
     data: Annotated[Source, *_field(Source)]
-    partition: Annotated[Scheme, *_field(Scheme)]
+    partition: Annotated[PartitionScheme, *_field(PartitionScheme)]
     clients: Clients
     model: Annotated[Architecture, *_field(Architecture)]
     method: Annotated[MethodChoice, BeforeValidator(_choice), PlainSerializer(_named)]
@@ -164,7 +164,7 @@ class Experiment(Settings):
     runtime: Runtime = Field(default_factory=Runtime)
     checkpoint: Checkpoints = Field(default_factory=Checkpoints)
     output: Output = Field(default_factory=Output)
-    report: Reading = Field(default_factory=Reading)
+    report: ReportOptions = Field(default_factory=ReportOptions)
 
     @field_validator("name")
     @classmethod

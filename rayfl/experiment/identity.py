@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rayfl.settings import SettingsError, nearest
 
-NOT_SCIENCE = ("seed", "name", "label", "checkpoint", "output", "report")
+NOT_DETERMINING = ("seed", "name", "label", "checkpoint", "output", "report")
 """Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
 
 
@@ -21,9 +21,9 @@ _ONLY_TIME = (
 """Settings of `[runtime]` that change the time and nothing else."""
 
 
-def science(experiment: Mapping[str, object]) -> dict[str, object]:
+def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     """All that decides a run's numbers but for its seed, as dotted keys."""
-    kept = {key: value for key, value in experiment.items() if key not in NOT_SCIENCE}
+    kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
     only_time = {f"runtime.{key}" for key in _ONLY_TIME}
     return {key: value for key, value in flatten(kept).items() if key not in only_time}
 
@@ -38,12 +38,12 @@ def flatten(tree: object, prefix: str = "") -> dict[str, object]:
 
 def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:
     """SettingsError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
-    known = {setting for one in experiments for setting in science(one)}
+    known = {setting for one in experiments for setting in determining_settings(one)}
     for name in tuned:
-        if not any(is_of(setting, name) for setting in known):
+        if not any(lies_in(setting, name) for setting in known):
             raise SettingsError(f"the best over {name!r} is asked for, which no run sets: {nearest(name, known)}")
 
 
-def is_of(setting: str, name: str) -> bool:
+def lies_in(setting: str, name: str) -> bool:
     """Whether the dotted key `setting` is `name` or lies in the table `name`."""
     return setting == name or setting.startswith(f"{name}.")

@@ -24,7 +24,7 @@ def prepare(experiment: Experiment) -> Setup:
     task = Classification(experiment.model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
     chosen = experiment.method.make(task, experiment.rounds)
     check_inputs(task, experiment.model.name, dataset)
-    partition = deal(experiment, dataset)
+    partition = make_partition(experiment, dataset)
     runtime = experiment.runtime
     setup = Setup(
         seed=experiment.seed,
@@ -82,7 +82,7 @@ def check(setup: Setup, experiment: Experiment) -> None:
         raise SettingsError("runtime.device='cuda' needs a GPU, and this machine has none; use device='cpu'")
 
 
-def deal(experiment: Experiment, dataset: Dataset) -> Partition:
+def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     """Who holds what, with the splits that the experiment or the method asks for set aside."""
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)

@@ -7,7 +7,7 @@ from pydantic import Field
 from rayfl.settings import Settings
 
 
-class Reading(Settings):
+class ReportOptions(Settings):
     """The `[report]` table: what decides which run is better. It changes no run, only the page that compares them."""
 
     target: float | None = Field(
@@ -20,9 +20,11 @@ class Reading(Settings):
     metric: str | None = Field(default=None, description="the accuracy that decides; default: what most runs have")
 
 
-def reading_of(experiments: Sequence[Mapping[str, object]], given: Mapping[str, object] | None = None) -> Reading:
+def agreed_options(
+    experiments: Sequence[Mapping[str, object]], given: Mapping[str, object] | None = None
+) -> ReportOptions:
     """`given`, else what all `experiments` say in `[report]`, else the defaults. SettingsError for a wrong value."""
     tables = [table if isinstance(table := one.get("report"), Mapping) else {} for one in experiments]
-    known = [key for key in Reading.model_fields if tables and all(key in table for table in tables)]
+    known = [key for key in ReportOptions.model_fields if tables and all(key in table for table in tables)]
     agreed = {key: tables[0][key] for key in known if all(table[key] == tables[0][key] for table in tables)}
-    return Reading(**{**agreed, **(given or {})})
+    return ReportOptions(**{**agreed, **(given or {})})

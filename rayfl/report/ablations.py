@@ -9,7 +9,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from rayfl.experiment.identity import is_of, science
+from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.report import wording
 from rayfl.report.plots.lines import key
 from rayfl.report.scores import Score, last_mean, over, percent
@@ -41,7 +41,7 @@ def pairs(found: Sequence[Group], tuned: Sequence[str] = ()) -> list[Pair]:
     on = [
         {
             setting: value
-            for setting, value in science(group.runs[0].experiment).items()
+            for setting, value in determining_settings(group.runs[0].experiment).items()
             if value is not None and value is not False
         }
         for group in found
@@ -57,13 +57,13 @@ def pairs(found: Sequence[Group], tuned: Sequence[str] = ()) -> list[Pair]:
 def _switched(without: dict[str, object], having: dict[str, object], tuned: Sequence[str]) -> str:
     """The one setting or table that `having` has and `without` lacks, "" where they do not differ just so."""
     differ = [setting for setting in {**without, **having} if without.get(setting) != having.get(setting)]
-    differ = [setting for setting in differ if not any(is_of(setting, one) for one in tuned)]
+    differ = [setting for setting in differ if not any(lies_in(setting, one) for one in tuned)]
     if not differ or any(setting in without for setting in differ):
         return ""
     parts = [setting.split(".") for setting in differ]
     shared = takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))
     name = ".".join(words[0] for words in shared)
-    return name if name and not any(is_of(setting, name) for setting in without) else ""
+    return name if name and not any(lies_in(setting, name) for setting in without) else ""
 
 
 def difference(pair: Pair, name: str, last: int) -> Difference:
@@ -88,7 +88,7 @@ def _seed(run: Run) -> object:
     return run.experiment.get("seed")
 
 
-def switches(
+def ablations(
     found: Sequence[Group], names: Sequence[str], last: int, tuned: Sequence[str] = ()
 ) -> list[dict[str, object]]:
     """A table for each switched setting; differences of the first of `names` in full, of the others in short."""

@@ -11,9 +11,9 @@ from typing import TypedDict
 import jinja2
 
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.report_options import Reading, reading_of
+from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
-from rayfl.report.ablations import switches
+from rayfl.report.ablations import ablations
 from rayfl.report.client_status import fates
 from rayfl.report.figures import accuracy_names, sections
 from rayfl.report.ranking import described, differences, ranking
@@ -68,16 +68,16 @@ class Summary(TypedDict):
     wall_s: float
 
 
-def report(directories: Sequence[Path], output: Path, reading: Reading | None = None) -> Path:
-    """Write the page about one run or several to `output`; `reading` None: as the runs' `[report]` tables agree.
+def report(directories: Sequence[Path], output: Path, options: ReportOptions | None = None) -> Path:
+    """Write the page about one run or several to `output`; `options` None: as the runs' `[report]` tables agree.
 
-    SettingsError if a directory is no run, or none is given. What `reading` names and no run has is passed over, since
+    SettingsError if a directory is no run, or none is given. What `options` names and no run has is passed over, since
     the runs that have it may have failed, and the page says so; `require` refuses it.
     """
     if not directories:
         raise SettingsError("a report needs at least one run directory: name one")
     runs = [read_run(directory) for directory in directories]
-    shown = page(groups(runs), reading or reading_of([run.experiment for run in runs]))
+    shown = page(groups(runs), options or agreed_options([run.experiment for run in runs]))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -90,13 +90,13 @@ def report(directories: Sequence[Path], output: Path, reading: Reading | None = 
     return output
 
 
-def require(directories: Sequence[Path], reading: Reading) -> None:
-    """SettingsError if `reading` names a setting or an accuracy that no run has."""
+def require(directories: Sequence[Path], options: ReportOptions) -> None:
+    """SettingsError if `options` names a setting or an accuracy that no run has."""
     runs = [read_run(directory) for directory in directories]
-    require_settings([run.experiment for run in runs], reading.best_over)
+    require_settings([run.experiment for run in runs], options.best_over)
     known = accuracy_names(groups(runs))
-    if reading.metric is not None and reading.metric not in known:
-        raise SettingsError(f"no run has recorded the accuracy {reading.metric!r}: {nearest(reading.metric, known)}")
+    if options.metric is not None and options.metric not in known:
+        raise SettingsError(f"no run has recorded the accuracy {options.metric!r}: {nearest(options.metric, known)}")
 
 
 def summary(run: Run) -> Summary:
@@ -129,32 +129,32 @@ def _mean_kilobytes(run: Run, column: str) -> float:
     return float(bits[bits > 0].mean()) / 8e3 if (bits > 0).any() else 0.0
 
 
-def page(found: Sequence[Group], reading: Reading) -> dict[str, object]:
+def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
     """All that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
     found = [_measured(group) for group in found]
-    names = sorted(accuracy_names(found), key=lambda name: name != reading.metric)
+    names = sorted(accuracy_names(found), key=lambda name: name != options.metric)
     lede, choices = _lede(found), []
     if several and names:
-        if reading.best_over:
-            choices = choose(found, reading.best_over, names[0], reading.last)
+        if options.best_over:
+            choices = choose(found, options.best_over, names[0], options.last)
             found = [choice.winner for choice in choices]
-        found = sorted(found, key=lambda group: -rank_value(smoothed(group, names[0], reading.last)))
+        found = sorted(found, key=lambda group: -rank_value(smoothed(group, names[0], options.last)))
     return {
         "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
         "lede": lede,
         "unfinished": [run_label(run) for run in runs if not run.finished],
         "unmeasured": [_which(run) for run in runs if several and not run.metrics.num_rows],
         "uneven": [group.label for group in found if len({len(run.rounds) for run in group.runs}) > 1],
-        "unknown_metric": reading.metric if several and reading.metric not in (None, *names) else None,
+        "unknown_metric": options.metric if several and options.metric not in (None, *names) else None,
         "empty": not any(len(run.rounds) for run in runs),
         "cards": [] if several else _cards(found[0].runs[0]),
-        "targets": targets(found, names[0], reading.target, reading.last) if several and names else None,
-        "tuning": tuning(choices, reading.best_over, names[0], reading.last, found) if choices else None,
-        "ranking": ranking(found, names, reading.last) if several else None,
+        "targets": targets(found, names[0], options.target, options.last) if several and names else None,
+        "tuning": tuning(choices, options.best_over, names[0], options.last, found) if choices else None,
+        "ranking": ranking(found, names, options.last) if several else None,
         "most_columns": _MOST_COLUMNS,
-        "switches": switches(found, names, reading.last, reading.best_over) if several and names else [],
+        "ablations": ablations(found, names, options.last, options.best_over) if several and names else [],
         "fates": fates(found),
         "settings": _settings([run for group in found for run in group.runs]),
         "differences": differences(found) if len(found) > 1 else None,

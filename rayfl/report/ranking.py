@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayfl.experiment.identity import NOT_SCIENCE, flatten, science
+from rayfl.experiment.identity import NOT_DETERMINING, determining_settings, flatten
 from rayfl.report import wording
 from rayfl.report.plots.lines import key
 from rayfl.report.scores import percent, rank_value, smoothed
@@ -91,7 +91,9 @@ _DENSE = {"name": "dense", "dtype": "fp32"}
 
 
 def _but_uplink(run: Run) -> dict[str, object]:
-    return {key: value for key, value in science(run.experiment).items() if key.partition(".")[0] != "uplink"}
+    return {
+        key: value for key, value in determining_settings(run.experiment).items() if key.partition(".")[0] != "uplink"
+    }
 
 
 def _ratio(group: Group, dense: Group | None) -> float:
@@ -117,7 +119,7 @@ def differences(found: Sequence[Group]) -> dict[str, object]:
     keys = [
         name
         for name in dict.fromkeys(name for one in flat for name in one)
-        if name.partition(".")[0] not in NOT_SCIENCE
+        if name.partition(".")[0] not in NOT_DETERMINING
     ]
     table = [(name, [wording.value(one[name]) if name in one else wording.NONE for one in flat]) for name in keys]
     table = [(name, cells) for name, cells in table if len(set(cells)) > 1]

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from rayfl.experiment.identity import science
+from rayfl.experiment.identity import determining_settings
 from rayfl.run_directory.record import Run
 
 MEGABYTE_BITS = 8e6
@@ -143,14 +143,14 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     together: dict[str, list[Run]] = {}
     for run in runs:
         # Two runs of one seed are two runs, not two draws: the second starts a group of its own.
-        key = repr(sorted(science(run.experiment).items()))
+        key = repr(sorted(determining_settings(run.experiment).items()))
         while any(other.experiment.get("seed") == run.experiment.get("seed") for other in together.get(key, ())):
             key += "'"
         together.setdefault(key, []).append(run)
     found = [Group(_shared_name([run_label(run) for run in members]), tuple(members)) for members in together.values()]
     labels: list[str] = []
     for group in found:
-        namesakes = [science(other.runs[0].experiment) for other in found if other.label == group.label]
+        namesakes = [determining_settings(other.runs[0].experiment) for other in found if other.label == group.label]
         label = group.label + (_difference(group, namesakes) if len(namesakes) > 1 else "")
         if label in labels:
             label = f"{group.label} ({group.runs[0].directory.name})"
@@ -165,7 +165,7 @@ def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
 
     Nothing where they differ in no setting that all have, or in many.
     """
-    own = science(group.runs[0].experiment)
+    own = determining_settings(group.runs[0].experiment)
     shared = [key for key in own if all(key in other for other in namesakes)]
     keys = [key for key in shared if any(other[key] != own[key] for other in namesakes)]
     words = [str(own[key]) if key.endswith(".name") else f"{key.rpartition('.')[2]}={own[key]}" for key in keys]

@@ -16,7 +16,7 @@ _DECIDES = "Up and down"
 
 
 @dataclass(frozen=True)
-class Price:
+class CostToTarget:
     """What the seeds of a group that reached the target had spent when an evaluation first showed it.
 
     `reached` of `count` seeds did; `rounds` are those played, so reaching it in round 0 takes 1; `best` is the largest
@@ -46,7 +46,7 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
     return math.floor(100 * exact + 1e-9) / 100 or exact
 
 
-def price(group: Group, name: str, target: float) -> Price:
+def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
     """What the group paid for the target accuracy."""
     there, played = [], []
     for run in group.runs:
@@ -54,7 +54,7 @@ def price(group: Group, name: str, target: float) -> Price:
             there.append(one)
             played.append(int((run.rounds["round"].to_numpy() <= one.round).sum()))
     measured = [found for run in group.runs if (found := series(run, name)) is not None]
-    return Price(
+    return CostToTarget(
         len(there),
         len(group.runs),
         over(played),
@@ -70,7 +70,7 @@ def targets(found: Sequence[Group], name: str, target: float | None, last: int) 
     wanted = default_target(found, name, last) if target is None else target
     if wanted is None:
         return None
-    prices = [price(group, name, wanted) for group in found]
+    prices = [cost_to_target(group, name, wanted) for group in found]
     order = sorted(range(len(found)), key=lambda place: (*_dearness(prices[place]), place))
     with_seeds = any(len(group.runs) > 1 for group in found)
     return sortable(
@@ -88,7 +88,7 @@ def targets(found: Sequence[Group], name: str, target: float | None, last: int) 
     )
 
 
-def _columns(prices: Sequence[Price], finals: Sequence[Score], counted: bool) -> list[Column]:
+def _columns(prices: Sequence[CostToTarget], finals: Sequence[Score], counted: bool) -> list[Column]:
     """Whichever column orders them, groups of which more seeds reached the target come first."""
     reached = [(-one.reached / one.count,) for one in prices]
     costs = {
@@ -113,14 +113,14 @@ def _columns(prices: Sequence[Price], finals: Sequence[Score], counted: bool) ->
     ]
 
 
-def _dearness(one: Price) -> tuple[float, float, float]:
+def _dearness(one: CostToTarget) -> tuple[float, float, float]:
     """First those that all seeds reached, by megabytes and rounds; last those that none did, by how near they came."""
     if one.reached:
         return (-one.reached / one.count, one.megabytes.mean, one.rounds.mean)
     return (0.0, -one.best if not math.isnan(one.best) else math.inf, 0.0)
 
 
-def _reached(one: Price) -> str:
+def _reached(one: CostToTarget) -> str:
     if not one.reached:
         return wording.NONE if math.isnan(one.best) else f"not reached (best {wording.percent(one.best)})"
     if one.count == 1:

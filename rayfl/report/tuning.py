@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayfl.experiment.identity import is_of, science
+from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.report import wording
 from rayfl.report.plots.lines import key
 from rayfl.report.scores import percent, rank_value, smoothed
@@ -25,7 +25,7 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
     """
     families: dict[str, list[Group]] = {}
     for group in found:
-        rest = {key: value for key, value in _settings(group).items() if not any(is_of(key, one) for one in tuned)}
+        rest = {key: value for key, value in _settings(group).items() if not any(lies_in(key, one) for one in tuned)}
         families.setdefault(repr(sorted(rest.items())), []).append(group)
     choices = []
     for family in families.values():
@@ -35,12 +35,12 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
 
 
 def _settings(group: Group) -> dict[str, object]:
-    return science(group.runs[0].experiment)
+    return determining_settings(group.runs[0].experiment)
 
 
 def _value(group: Group, name: str) -> object:
     """The value of one setting; of a table, its settings in words."""
-    found = {key: value for key, value in _settings(group).items() if is_of(key, name)}
+    found = {key: value for key, value in _settings(group).items() if lies_in(key, name)}
     if set(found) == {name}:
         return found[name]
     words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in found.items()]

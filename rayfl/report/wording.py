@@ -13,9 +13,9 @@ _PLACES = {
     "personal_pooled": "Own models, pooled test set, after the exchange",
     "personal_pooled_after_training": "Own models, pooled test set, after local training",
 }
-"""The places at which rayfl/evaluation.py judges models, in words."""
+"""The moments at which `rayfl.rounds.evaluation` evaluates models, in words."""
 MEANINGS = {
-    "pooled/accuracy": "The model that the server holds, judged on test data of all clients together.",
+    "pooled/accuracy": "The model that the server holds, evaluated on test data of all clients together.",
     "own/accuracy": "Each client's model as the exchange left it, before it trains on, on its own test data.",
     "own_after_training/accuracy": "Each client's model right after its local training, on its own test data.",
     "personal_pooled/accuracy": "Each client's model as the exchange left it, on test data of all clients together.",

@@ -43,7 +43,7 @@ def gathered(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -
         totals = added(rule, packets, rows)
         if rule.entrywise:
             for index, total in enumerate(totals):
-                totals[index] = settled(total, total.result)
+                totals[index] = keep_result_only(total, total.result)
         return totals
     totals = [rule.empty() for _ in rows]
     results: list[Tree] = [{name: blank(shape) for name, shape in shapes} for _ in rows]
@@ -52,7 +52,9 @@ def gathered(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -
         for total, result in zip(totals, results, strict=True):
             if total.count:
                 result[name].view(-1)[first:last] = total.result[name]
-    return [settled(total, result if total.count else {}) for total, result in zip(totals, results, strict=True)]
+    return [
+        keep_result_only(total, result if total.count else {}) for total, result in zip(totals, results, strict=True)
+    ]
 
 
 def added(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> list[Aggregate]:
@@ -81,7 +83,7 @@ def in_pieces(packets: Mapping[int, Packet]) -> Iterator[dict[int, Packet]]:
         yield dict(zip(packets, each, strict=True))
 
 
-def settled(total: Aggregate, result: Tree) -> Aggregate:
+def keep_result_only(total: Aggregate, result: Tree) -> Aggregate:
     """An aggregate that keeps its result, and not the sums that it was made of."""
     return replace(total, sum={}, weights={}, known=result)
 

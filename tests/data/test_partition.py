@@ -23,7 +23,7 @@ def test_shards_are_views_into_one_array():
 
 
 def test_shards_from_owners_are_sorted_within_each_client():
-    shards = Shards.owned(np.array([9, 1, 5, 3]), np.array([2, 0, 2, 0]), num_clients=4)
+    shards = Shards.per_owner(np.array([9, 1, 5, 3]), np.array([2, 0, 2, 0]), num_clients=4)
     assert [shards[client].tolist() for client in range(4)] == [[1, 3], [], [5, 9], []]
 
 
@@ -34,7 +34,7 @@ def test_an_unknown_client_is_an_index_error(client):
 
 
 def test_ten_thousand_clients_pickle_as_two_arrays():
-    shards = Shards.owned(np.arange(60_000), np.arange(60_000) % 10_000, 10_000)
+    shards = Shards.per_owner(np.arange(60_000), np.arange(60_000) % 10_000, 10_000)
     # 60,000 + 10,001 numbers of 8 bytes, and less than a kilobyte around them.
     assert 0 <= len(pickle.dumps(shards, protocol=5)) - 8 * 70_001 < 1024
 

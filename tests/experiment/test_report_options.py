@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from jobs.cli import main
 from rayfl.experiment.experiment import Experiment, read, to_toml
-from rayfl.experiment.identity import science
-from rayfl.experiment.report_options import Reading, reading_of
+from rayfl.experiment.identity import determining_settings
+from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.settings import SettingsError
 from tests.hand_written import run_of
 
@@ -37,15 +37,15 @@ def rayfl(*arguments: object):
 def test_options_go_before_what_the_runs_agree_on_and_that_before_the_defaults():
     one = {"report": {"target": 0.5, "last": 5, "best_over": ["lr"], "metric": None, "of a later version": 1}}
     other = {"report": {"target": 0.6, "last": 5, "best_over": ["lr"], "metric": None}}
-    assert reading_of([one, other]) == Reading(last=5, best_over=("lr",))
-    assert reading_of([one, other], {"last": 1}) == Reading(last=1, best_over=("lr",))
-    assert reading_of([one, {}]) == reading_of([one, {"report": "?"}]) == reading_of([]) == Reading()
+    assert agreed_options([one, other]) == ReportOptions(last=5, best_over=("lr",))
+    assert agreed_options([one, other], {"last": 1}) == ReportOptions(last=1, best_over=("lr",))
+    assert agreed_options([one, {}]) == agreed_options([one, {"report": "?"}]) == agreed_options([]) == ReportOptions()
 
 
 @pytest.mark.parametrize("values", [{"target": 80.0}, {"target": 0.0}, {"last": 0}, {"best_over": "method.lr"}])
 def test_what_makes_no_sense_is_refused(values):
     with pytest.raises(SettingsError, match=f"{next(iter(values))}=.* is not allowed; it must be"):
-        Reading(**values)
+        ReportOptions(**values)
 
 
 def test_the_table_is_part_of_the_experiment_and_parts_no_runs(tmp_path):
@@ -53,7 +53,7 @@ def test_the_table_is_part_of_the_experiment_and_parts_no_runs(tmp_path):
     file.write_text(SWEEP)
     plain, said = read(file, ["report.target=0.8"]), read(file, ['report.best_over=["method.lr"]'])
     assert (plain.report.target, said.report.best_over) == (0.8, ("method.lr",))
-    assert science(plain.as_dict()) == science(said.as_dict())
+    assert determining_settings(plain.as_dict()) == determining_settings(said.as_dict())
     assert Experiment(**said.as_dict()) == said
     file.write_text(to_toml(said))
     assert read(file) == said

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rayfl.report.ablations import difference, pairs, points, switches
+from rayfl.report.ablations import ablations, difference, pairs, points
 from rayfl.report.scores import Score
 from rayfl.report.series import groups
 from tests.hand_written import ACCURACY, run_of
@@ -73,7 +73,7 @@ def test_the_difference_is_taken_seed_by_seed(tmp_path):
     assert (found.difference.mean, found.difference.count, found.better) == (pytest.approx(0.05), 3, 2)
     # Squares of the gains' distances from 0.05: 0.0025 + 0.0225 + 0.04 = 0.065, over n - 1.
     assert found.difference.deviation == pytest.approx(math.sqrt(0.065 / 2))
-    (table,) = switches(groups(runs), [ACCURACY, "own/accuracy"], 3)
+    (table,) = ablations(groups(runs), [ACCURACY, "own/accuracy"], 3)
     assert table["setting"] == "method.elastic"
     assert table["head"] == [
         "Run", "Without", "With", "Difference", "Higher in", "Difference: Own test data, after the exchange"
@@ -102,7 +102,7 @@ def test_the_mean_of_the_last_evaluations_is_compared(tmp_path):
 def test_sides_without_a_seed_in_common_make_no_row(tmp_path):
     runs = [run(tmp_path / "off", 0.5, 1), run(tmp_path / "on", 0.6, 2, elastic=ELASTIC)]
     assert len(pairs(groups(runs))) == 1
-    assert switches(groups(runs), [ACCURACY], 3) == []
+    assert ablations(groups(runs), [ACCURACY], 3) == []
 
 
 def test_each_host_has_a_row_named_by_the_run_without(tmp_path):
@@ -114,7 +114,7 @@ def test_each_host_has_a_row_named_by_the_run_without(tmp_path):
             run(tmp_path / f"{name}-on", 0.6, name=name, elastic=ELASTIC),
         )
     ]
-    (table,) = switches(groups(runs), [ACCURACY], 3)
+    (table,) = ablations(groups(runs), [ACCURACY], 3)
     rows = table["rows"]
     assert isinstance(rows, list)
     assert [(one.label, cells[2]) for one, cells in rows] == [("fedavg, ", "+10.00 (1)"), ("fedpd, ", "+10.00 (1)")]

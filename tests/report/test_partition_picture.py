@@ -63,7 +63,7 @@ def test_the_picture_is_the_same_bytes_each_time(image_format, signature, num_cl
     dataset = balanced(num_classes=10, train_per_class=80, test_per_class=2)
     owners = generator(0).permutation(np.arange(800) % num_clients)
     empty = Shards.empty(num_clients)
-    train = Shards.owned(np.arange(800), owners, num_clients)
+    train = Shards.per_owner(np.arange(800), owners, num_clients)
     first, again = (picture(dataset, Partition(train, empty, empty, empty), image_format) for _ in range(2))
     assert first.startswith(signature)
     assert first == again

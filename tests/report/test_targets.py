@@ -8,7 +8,7 @@ from rayfl.report.plots.lines import key
 from rayfl.report.scores import Score, final, last_mean, over, percent, smoothed
 from rayfl.report.series import groups
 from rayfl.report.sortable_table import Column, sortable
-from rayfl.report.targets import default_target, price, targets
+from rayfl.report.targets import cost_to_target, default_target, targets
 from tests.hand_written import ACCURACY, group_of, run_of
 
 
@@ -43,7 +43,7 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
         run_of(tmp_path / "2", {0: 0.3, 1: 0.6, 2: 0.2}, seed=2),
         run_of(tmp_path / "3", {0: 0.3, 1: 0.59}, rounds=9, seed=3),
     )
-    found = price(group, ACCURACY, 0.6)
+    found = cost_to_target(group, ACCURACY, 0.6)
     assert (found.reached, found.count, found.best) == (2, 3, 0.8)
     # 4 and 2 rounds of 1 MB up, 4 MB both ways, 2 s; of a and b the deviation is |a - b| / sqrt(2).
     spread = 2 / math.sqrt(2)
@@ -51,9 +51,9 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
     assert (found.uplink_megabytes.mean, found.uplink_megabytes.deviation) == (3, pytest.approx(spread))
     assert (found.megabytes.mean, found.megabytes.deviation) == (12, pytest.approx(4 * spread))
     assert (found.simulated_s.mean, found.simulated_s.deviation) == (6, pytest.approx(2 * spread))
-    nobody = price(group, ACCURACY, 0.81)
+    nobody = cost_to_target(group, ACCURACY, 0.81)
     assert (nobody.reached, nobody.megabytes.count, nobody.best) == (0, 0, 0.8)
-    assert math.isnan(price(group, "own/accuracy", 0.5).best)
+    assert math.isnan(cost_to_target(group, "own/accuracy", 0.5).best)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.report_options import Reading
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.page import report
 from rayfl.report.series import Group, groups
 from rayfl.report.tuning import choose, tuning
@@ -95,8 +95,8 @@ def test_a_key_is_tuned_as_a_whole_and_not_by_its_first_letters(tmp_path):
 
 def test_the_page_shows_the_winners_alone(tmp_path):
     directories = [run.directory for group in runs_of(tmp_path, FINALS) for run in group.runs]
-    reading = Reading(best_over=("method.lr",), target=0.5, last=1)
-    page = report(directories, tmp_path / "page.html", reading).read_text(encoding="utf-8")
+    options = ReportOptions(best_over=("method.lr",), target=0.5, last=1)
+    page = report(directories, tmp_path / "page.html", options).read_text(encoding="utf-8")
     assert "Best over method.lr" in page and "What it took to reach 50 %" in page
     for (name, lr), shown in zip(FINALS, (0, 1, 0, 0, 1, 1), strict=True):
         assert (f">{name}, lr={lr}<" in page.replace("</span>", ">")) == bool(shown), (name, lr)

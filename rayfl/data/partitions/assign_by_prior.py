@@ -13,7 +13,9 @@ LEAST_SHARE = 1e-300
 """Floor of a Dirichlet prior: a client whose likely labels have run out takes any that is left."""
 
 
-def deal(labels: np.ndarray, priors: np.ndarray, sizes: np.ndarray, generator: np.random.Generator) -> Shards:
+def assign_by_prior(
+    labels: np.ndarray, priors: np.ndarray, sizes: np.ndarray, generator: np.random.Generator
+) -> Shards:
     """The samples of each client.
 
     labels: int64 [num_samples]; priors: [num_clients, num_classes], rows need no norm; sizes: how many samples each
@@ -31,7 +33,7 @@ def deal(labels: np.ndarray, priors: np.ndarray, sizes: np.ndarray, generator: n
     granted = wanted[requests]
     place = np.arange(len(requests)) - np.searchsorted(granted, granted)
     line_starts = np.cumsum(supply) - supply
-    return Shards.owned(line[line_starts[granted] + place], clients[requests], num_clients)
+    return Shards.per_owner(line[line_starts[granted] + place], clients[requests], num_clients)
 
 
 def even_sizes(total: int, parts: int) -> np.ndarray:

@@ -6,18 +6,18 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition, Scheme, Shards
-from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, deal, even_sizes, proportional_sizes
+from rayfl.data.partition import Partition, PartitionScheme, Shards
+from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, even_sizes, proportional_sizes
 from rayfl.data.partitions.matching_test_split import matching_test_split
 
 MAX_ATTEMPTS = 200
 
 
-class DirichletClient(Scheme):
+class DirichletClient(PartitionScheme):
     """Each client draws a label prior from Dirichlet(alpha); all hold equally many samples (Dis-PFL; ALGORITHMS 8.2).
 
-    Dealt without replacement (`deal`); the test split follows the client's label shares (`matching_test_split`).
-    Dis-PFL uses alpha 0.3 for CIFAR-10 and 0.2 for CIFAR-100 and Tiny-ImageNet.
+    Samples are dealt without replacement (`assign_by_prior`); the test split has the client's label shares
+    (`matching_test_split`). Dis-PFL uses alpha 0.3 for CIFAR-10 and 0.2 for CIFAR-100 and Tiny-ImageNet.
     """
 
     name: ClassVar[str] = "dirichlet-client"
@@ -29,12 +29,12 @@ class DirichletClient(Scheme):
         self.check_num_clients(num_clients)
         priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
         labels = self.class_labels(dataset, dataset.train)
-        train = deal(labels, priors, even_sizes(len(labels), num_clients), generator)
+        train = assign_by_prior(labels, priors, even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
         return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
 
 
-class SharedGroups(Scheme):
+class SharedGroups(PartitionScheme):
     """As dirichlet-client, but the clients of a group share one prior (`my_part` of Dis-PFL; ALGORITHMS 8.3).
 
     The groups are consecutive runs of clients of the same size up to one: with 20 clients and 4 groups, clients 0 to 4
@@ -57,12 +57,12 @@ class SharedGroups(Scheme):
         of_groups = _priors(self.alpha, self.num_groups, dataset.num_classes, generator)
         group = np.arange(num_clients) * self.num_groups // num_clients
         labels = self.class_labels(dataset, dataset.train)
-        train = deal(labels, of_groups[group], even_sizes(len(labels), num_clients), generator)
+        train = assign_by_prior(labels, of_groups[group], even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
         return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
 
 
-class DirichletSizes(Scheme):
+class DirichletSizes(PartitionScheme):
     """Label priors from Dirichlet(alpha) and log-normal sizes (Elastic; ALGORITHMS 8.5).
 
     Client i wants n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in all; sigma=0 is balanced, 0.3
@@ -81,12 +81,12 @@ class DirichletSizes(Scheme):
         # The location log(n / num_clients) cancels in the scaling.
         weights = generator.lognormal(0.0, self.sigma, num_clients)
         labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
-        train = deal(labels, priors, proportional_sizes(len(labels), weights), generator)
-        test = deal(test_labels, priors, proportional_sizes(len(test_labels), weights), generator)
+        train = assign_by_prior(labels, priors, proportional_sizes(len(labels), weights), generator)
+        test = assign_by_prior(test_labels, priors, proportional_sizes(len(test_labels), weights), generator)
         return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count or sigma")
 
 
-class DirichletClass(Scheme):
+class DirichletClass(PartitionScheme):
     """Each class is shared out by proportions from Dirichlet(alpha) over the clients (Yurochkin; ALGORITHMS 8.4).
 
     Class after class, clients that already hold num_samples / num_clients samples get no more. The draw is repeated
@@ -149,4 +149,4 @@ def _share_out(labels: np.ndarray, edges: np.ndarray, num_clients: int, generato
     for label in range(len(edges)):
         samples = generator.permutation(np.flatnonzero(labels == label))
         owners[samples] = np.repeat(np.arange(num_clients), _share_sizes(edges[label], len(samples)))
-    return Shards.owned(np.arange(len(labels)), owners, num_clients)
+    return Shards.per_owner(np.arange(len(labels)), owners, num_clients)

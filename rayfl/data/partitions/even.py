@@ -6,10 +6,10 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition, Scheme, Shards
+from rayfl.data.partition import Partition, PartitionScheme, Shards
 
 
-class Iid(Scheme):
+class Iid(PartitionScheme):
     """All samples, shuffled and cut into equal parts (sizes differ by at most one); the test samples likewise."""
 
     name: ClassVar[str] = "iid"
@@ -22,7 +22,7 @@ class Iid(Scheme):
         return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
 
 
-class LambdaRatio(Scheme):
+class LambdaRatio(PartitionScheme):
     """The split of FedPSE (ALGORITHMS 8.1); `ratio` is its lambda: 0 is iid, 1 gives each client one run of labels.
 
     A random fraction `ratio` of the samples is sorted by label and cut into num_clients consecutive equal blocks; the

@@ -6,12 +6,12 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition, Scheme, Shards
-from rayfl.data.partitions.assign_by_prior import deal, even_sizes
+from rayfl.data.partition import Partition, PartitionScheme, Shards
+from rayfl.data.partitions.assign_by_prior import assign_by_prior, even_sizes
 from rayfl.data.partitions.matching_test_split import matching_test_split
 
 
-class Pathological(Scheme):
+class Pathological(PartitionScheme):
     """Each client holds samples of a few random classes in equal shares (Dis-PFL; ALGORITHMS 8.3).
 
     Every client wants the same number of samples, half of them from each of two classes, say. They are dealt without
@@ -29,12 +29,12 @@ class Pathological(Scheme):
         self.check_num_clients(num_clients)
         held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
         labels = self.class_labels(dataset, dataset.train)
-        train = deal(labels, held.astype(np.float64), even_sizes(len(labels), num_clients), generator)
+        train = assign_by_prior(labels, held.astype(np.float64), even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
         return self.finish(train, test, "lower clients.count or raise classes_per_client")
 
 
-class LabelsPerClient(Scheme):
+class LabelsPerClient(PartitionScheme):
     """Each client draws some distinct classes at random (the agents of MCE-PL; ALGORITHMS 8.6).
 
     The train samples of a class, shuffled, are divided equally over its holders; the last one takes the remainder.
@@ -64,7 +64,7 @@ class LabelsPerClient(Scheme):
             within = np.arange(used.sum()) - np.repeat(np.cumsum(used) - used, used)
             indices.append(samples[np.repeat(starts, used) + within])
             owners.append(np.repeat(holders, used))
-        train = Shards.owned(np.concatenate(indices), np.concatenate(owners), num_clients)
+        train = Shards.per_owner(np.concatenate(indices), np.concatenate(owners), num_clients)
         test = Shards.of([np.flatnonzero(held[client][test_labels]) for client in range(num_clients)])
         return self.finish(train, test, "lower clients.count or raise labels_per_client or used_ratio")
 

@@ -32,4 +32,4 @@ def matching_test_split(dataset: Dataset, train: Shards, num_samples: int, gener
         for client, label in np.argwhere(wanted)
     ]
     owners = np.repeat(np.arange(len(train)), wanted.sum(axis=1))
-    return Shards.owned(np.concatenate([np.empty(0, np.int64), *taken]), owners, len(train))
+    return Shards.per_owner(np.concatenate([np.empty(0, np.int64), *taken]), owners, len(train))

@@ -6,10 +6,10 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition, Scheme, Shards
+from rayfl.data.partition import Partition, PartitionScheme, Shards
 
 
-class Natural(Scheme):
+class Natural(PartitionScheme):
     """One client a group of the dataset, in the order of the group numbers (ALGORITHMS 8.5).
 
     Groups with fewer than `min_samples` samples (train and test together) or without train samples are dropped. With
@@ -46,4 +46,4 @@ def _members(of_samples: np.ndarray, groups: np.ndarray) -> Shards:
     """The samples of each of the sorted `groups`."""
     position = np.minimum(np.searchsorted(groups, of_samples), len(groups) - 1)
     chosen = np.flatnonzero(groups[position] == of_samples)
-    return Shards.owned(chosen, position[chosen], len(groups))
+    return Shards.per_owner(chosen, position[chosen], len(groups))

@@ -21,7 +21,7 @@ Splits = tuple[Samples, Samples]
 """Train and test samples."""
 
 
-def kept(cache: Path, name: str, files: Sequence[Path], read: Callable[[], Splits]) -> Splits:
+def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[[], Splits]) -> Splits:
     """What `read` makes of `files`, memory-mapped from `cache`/arrays if it is there, else read and put there.
 
     Taken for the same are files of the same paths, sizes and times of change, in the same order. Where `cache` cannot

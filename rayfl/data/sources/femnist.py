@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.array_cache import kept
+from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched
 from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
 from rayfl.data.sources.moments import moments
-from rayfl.data.sources.per_owner import Owned, joined
+from rayfl.data.sources.per_owner import OwnerSamples, joined
 from rayfl.data.sources.tff import read_tff, tff_files
 from rayfl.settings import SettingsError
 
@@ -45,12 +45,12 @@ class FederatedEMNIST(Fetched):
             parts = [_tff(path) for path in files]
         else:
             raise self.missing(f"{folder} has neither train/*.json and test/*.json nor fed_emnist_*.h5")
-        train, test = kept(self.cache, self.name, files, lambda: joined(self.name, *parts))
+        train, test = cached_arrays(self.cache, self.name, files, lambda: joined(self.name, *parts))
         mean, std = moments(train.inputs)
         return Dataset(self.name, train, test, NUM_CLASSES, "image", mean, std)
 
 
-def _leaf(folder: Path) -> Iterator[Owned]:
+def _leaf(folder: Path) -> Iterator[OwnerSamples]:
     for user in read_leaf(folder):
         try:
             pixels, labels = np.array(user.x, np.float64), np.array(user.y, np.float64)
@@ -59,12 +59,12 @@ def _leaf(folder: Path) -> Iterator[Owned]:
         yield _written(folder, user.name, pixels, labels)
 
 
-def _tff(path: Path) -> Iterator[Owned]:
+def _tff(path: Path) -> Iterator[OwnerSamples]:
     for name, (pixels, labels) in read_tff(path, "pixels", "label"):
         yield _written(path, name, pixels, labels)
 
 
-def _written(place: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> Owned:
+def _written(place: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> OwnerSamples:
     """pixels: [n, 28, 28] or [n, 784] from 0 to 1; labels: [n] from 0 to 61. SettingsError if they are not."""
     num_images = len(labels)
     if pixels.size != num_images * SIDE * SIDE:
@@ -72,7 +72,7 @@ def _written(place: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -
     if num_images and not (_within(pixels, 0, 1) and _within(labels, 0, NUM_CLASSES - 1)):
         raise SettingsError(f"{place}: writer {writer!r} has grey values outside [0, 1] or labels outside 0 to 61")
     images = np.rint(pixels * 255).astype(np.uint8).reshape(num_images, 1, SIDE, SIDE)
-    return Owned(writer, images, labels.astype(np.int64))
+    return OwnerSamples(writer, images, labels.astype(np.int64))
 
 
 def _within(values: np.ndarray, low: float, high: float) -> bool:

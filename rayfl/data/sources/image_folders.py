@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.sources.array_cache import kept
+from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched
 from rayfl.data.torchvision import torchvision
 from rayfl.settings import SettingsError
@@ -53,7 +53,7 @@ class _ImageFolders(Fetched):
 
     def _dataset(self, train: Files, test: Files) -> Dataset:
         paths = [Path(path) for path, _ in (*train, *test)]
-        train_samples, test_samples = kept(
+        train_samples, test_samples = cached_arrays(
             self.cache, self.name, paths, lambda: (self._samples(train), self._samples(test))
         )
         return Dataset(

@@ -9,7 +9,7 @@ from rayfl.data.datasets import Samples
 from rayfl.settings import SettingsError
 
 
-class Owned(NamedTuple):
+class OwnerSamples(NamedTuple):
     """What one owner has in one split. inputs: [n, ...]; labels: int64 [n]."""
 
     owner: str
@@ -17,7 +17,7 @@ class Owned(NamedTuple):
     labels: np.ndarray
 
 
-def joined(dataset: str, train: Iterable[Owned], test: Iterable[Owned]) -> tuple[Samples, Samples]:
+def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> tuple[Samples, Samples]:
     """Both splits; the group of a sample is its owner's place among the sorted names of all owners of either split.
 
     SettingsError if a split has no samples.
@@ -31,7 +31,7 @@ def joined(dataset: str, train: Iterable[Owned], test: Iterable[Owned]) -> tuple
     return _samples(splits["train"], numbers), _samples(splits["test"], numbers)
 
 
-def _samples(parts: list[Owned], numbers: dict[str, int]) -> Samples:
+def _samples(parts: list[OwnerSamples], numbers: dict[str, int]) -> Samples:
     owners = [numbers[part.owner] for part in parts]
     return Samples(
         inputs=np.concatenate([part.inputs for part in parts]),

@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.array_cache import kept
+from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched
 from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
-from rayfl.data.sources.per_owner import Owned, joined
+from rayfl.data.sources.per_owner import OwnerSamples, joined
 from rayfl.data.sources.tff import read_tff, tff_files
 from rayfl.settings import SettingsError
 
@@ -59,7 +59,7 @@ class Shakespeare(Fetched):
             parts = [_tff(path) for path in files]
         else:
             raise self.missing(f"{folder} has neither train/*.json and test/*.json nor shakespeare_*.h5")
-        train, test = kept(self.cache, self.name, files, lambda: joined(self.name, *parts))
+        train, test = cached_arrays(self.cache, self.name, files, lambda: joined(self.name, *parts))
         return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
 
 
@@ -75,7 +75,7 @@ def windows(snippet: str) -> tuple[np.ndarray, np.ndarray]:
     return np.lib.stride_tricks.sliding_window_view(line[:-1], LENGTH), line[LENGTH:]
 
 
-def _leaf(folder: Path) -> Iterator[Owned]:
+def _leaf(folder: Path) -> Iterator[OwnerSamples]:
     for user in read_leaf(folder):
         texts = [*user.x, *user.y]
         lengths = [LENGTH] * len(user.x) + [1] * len(user.y)
@@ -83,11 +83,11 @@ def _leaf(folder: Path) -> Iterator[Owned]:
             raise SettingsError(
                 f"{folder}: role {user.name!r} has samples that are not {LENGTH} characters and the next"
             )
-        yield Owned(user.name, tokens("".join(user.x)).reshape(-1, LENGTH), tokens("".join(user.y)))
+        yield OwnerSamples(user.name, tokens("".join(user.x)).reshape(-1, LENGTH), tokens("".join(user.y)))
 
 
-def _tff(path: Path) -> Iterator[Owned]:
+def _tff(path: Path) -> Iterator[OwnerSamples]:
     for name, (snippets,) in read_tff(path, "snippets"):
         for snippet in snippets:
             text = snippet.decode("utf-8", errors="replace") if isinstance(snippet, bytes) else str(snippet)
-            yield Owned(name, *windows(text))
+            yield OwnerSamples(name, *windows(text))

@@ -28,7 +28,7 @@ def label_places(dots: np.ndarray, sizes: np.ndarray, taken: np.ndarray, frame: 
     # Those with the most neighbours choose first, or whoever comes first: the better of several orders is taken.
     crowd = np.count_nonzero(np.linalg.norm(dots[:, None] - dots, axis=2) < _CROWD, axis=1)
     orders = [np.argsort(-crowd, kind="stable"), *np.random.default_rng(0).permuted(_indices(len(dots)), axis=1)]
-    tries = [_prepare_process([int(index) for index in order], alone, options, lines) for order in orders]
+    tries = [_settle([int(index) for index in order], alone, options, lines) for order in orders]
     best = min(tries, key=lambda tried: tried[0])[1]
     return np.array([options[index][best[index], :2] for index in range(len(dots))]).reshape(-1, 2)
 
@@ -37,7 +37,7 @@ def _indices(count: int) -> np.ndarray:
     return np.tile(np.arange(count), (_TRIES, 1))
 
 
-def _prepare_process(
+def _settle(
     order: Sequence[int], alone: Sequence[np.ndarray], options: Sequence[np.ndarray], lines: Sequence[np.ndarray]
 ) -> tuple[float, dict[int, int]]:
     """The option of each label when all have chosen, in this order, until none would move; and what they cost."""

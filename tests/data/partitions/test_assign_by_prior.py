@@ -1,6 +1,6 @@
 import numpy as np
 
-from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, deal, even_sizes, proportional_sizes
+from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, even_sizes, proportional_sizes
 from rayfl.data.partitions.matching_test_split import label_counts
 
 
@@ -16,7 +16,7 @@ def test_proportional_sizes_go_by_the_largest_remainders():
 
 def test_one_label_a_client_is_dealt_exactly():
     labels = np.array([1, 0, 2, 1, 0, 2])
-    shards = deal(labels, np.eye(3), np.array([2, 2, 2]), np.random.default_rng(0))
+    shards = assign_by_prior(labels, np.eye(3), np.array([2, 2, 2]), np.random.default_rng(0))
     assert [shards[client].tolist() for client in range(3)] == [[1, 4], [0, 3], [2, 5]]
 
 
@@ -24,7 +24,9 @@ def test_a_client_whose_labels_have_run_out_goes_short():
     # Both clients want three samples of label 0, of which there are four; nobody may take label 1.
     labels = np.array([0, 0, 0, 0, 1, 1])
     for seed in range(20):
-        shards = deal(labels, np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([3, 3]), np.random.default_rng(seed))
+        shards = assign_by_prior(
+            labels, np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([3, 3]), np.random.default_rng(seed)
+        )
         assert sorted(shards.indices.tolist()) == [0, 1, 2, 3]
         assert sorted(shards.sizes.tolist()) in ([1, 3], [2, 2])
 
@@ -33,7 +35,7 @@ def test_a_client_with_a_floor_takes_what_is_left():
     labels = np.array([0, 0, 0, 0, 1, 1])
     priors = np.array([[1.0, LEAST_SHARE], [1.0, LEAST_SHARE]])
     for seed in range(20):
-        shards = deal(labels, priors, np.array([3, 3]), np.random.default_rng(seed))
+        shards = assign_by_prior(labels, priors, np.array([3, 3]), np.random.default_rng(seed))
         assert shards.sizes.tolist() == [3, 3]
         assert sorted(shards.indices.tolist()) == [0, 1, 2, 3, 4, 5]
 
@@ -60,7 +62,7 @@ def test_the_law_is_that_of_one_random_request_after_another():
     draw, repeats = np.random.default_rng(0), 4000
     mean = np.zeros_like(exact)
     for _ in range(repeats):
-        mean += label_counts(labels, deal(labels, priors, np.array(wants), draw), 3) / repeats
+        mean += label_counts(labels, assign_by_prior(labels, priors, np.array(wants), draw), 3) / repeats
     # A count is at most 2, so its standard deviation is at most 1, and that of the mean at most 1 / sqrt(4000) = 0.016.
     np.testing.assert_allclose(mean, exact, atol=0.05)
     # A process in which client 0 is always first would give it 2 * 0.8 * 0.8 + 2 * 0.8 * 0.2 = 1.6 of label 0.
@@ -70,6 +72,6 @@ def test_the_law_is_that_of_one_random_request_after_another():
 def test_ten_thousand_clients_share_sixty_thousand_samples():
     draw = np.random.default_rng(0)
     labels = draw.integers(0, 10, 60_000)
-    shards = deal(labels, draw.dirichlet(np.full(10, 0.3), 10_000) + 1e-9, even_sizes(60_000, 10_000), draw)
+    shards = assign_by_prior(labels, draw.dirichlet(np.full(10, 0.3), 10_000) + 1e-9, even_sizes(60_000, 10_000), draw)
     assert set(shards.sizes.tolist()) == {6}
     assert np.array_equal(np.sort(shards.indices), np.arange(60_000))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.datasets import Samples
-from rayfl.data.sources.array_cache import kept
+from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.image_folders import CINIC10
 from tests.data.sources.test_image_folders import write_cinic
 
@@ -37,7 +37,7 @@ def files(tmp_path) -> list[Path]:
 def test_the_second_time_is_mapped_and_the_same(tmp_path, files, groups):
     read = Reader(groups)
     for _ in range(2):
-        train, test = kept(tmp_path / "cache", "toy", files, read)
+        train, test = cached_arrays(tmp_path / "cache", "toy", files, read)
         assert train.inputs.dtype == np.uint8 and train.inputs.ravel().tolist() == list(range(12))
         assert (train.labels.tolist(), test.labels.tolist(), test.groups) == ([0, 1, 2], [7], None)
         assert (None if train.groups is None else train.groups.tolist()) == ([4, 4, 5] if groups else None)
@@ -46,8 +46,8 @@ def test_the_second_time_is_mapped_and_the_same(tmp_path, files, groups):
 
 
 def test_mapped_arrays_travel_out_of_band(tmp_path, files):
-    kept(tmp_path / "cache", "toy", files, Reader())
-    train, _ = kept(tmp_path / "cache", "toy", files, Reader())
+    cached_arrays(tmp_path / "cache", "toy", files, Reader())
+    train, _ = cached_arrays(tmp_path / "cache", "toy", files, Reader())
     buffers: list[pickle.PickleBuffer] = []
     content = pickle.dumps(train, protocol=5, buffer_callback=buffers.append)
     assert [buffer.raw().nbytes for buffer in buffers] == [12, 24, 24]
@@ -56,17 +56,17 @@ def test_mapped_arrays_travel_out_of_band(tmp_path, files):
 
 def test_changed_files_another_order_and_other_names_are_read_anew(tmp_path, files):
     read, cache = Reader(), tmp_path / "cache"
-    kept(cache, "toy", files, read)
-    kept(cache, "toy", files[::-1], read)
-    kept(cache, "toy", files[:1], read)
-    kept(cache, "other", files, read)
+    cached_arrays(cache, "toy", files, read)
+    cached_arrays(cache, "toy", files[::-1], read)
+    cached_arrays(cache, "toy", files[:1], read)
+    cached_arrays(cache, "other", files, read)
     assert read.calls == 4
     files[0].write_text("second")
-    kept(cache, "toy", files, read)
+    cached_arrays(cache, "toy", files, read)
     assert read.calls == 5
     # As long as before, but from another time.
     os.utime(files[0], ns=(1, 1))
-    kept(cache, "toy", files, read)
+    cached_arrays(cache, "toy", files, read)
     assert read.calls == 6
 
 
@@ -74,7 +74,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, files):
     (tmp_path / "cache").write_text("a file, not a folder")
     read = Reader()
     for calls in (1, 2):
-        assert kept(tmp_path / "cache", "toy", files, read)[0].labels.tolist() == [0, 1, 2]
+        assert cached_arrays(tmp_path / "cache", "toy", files, read)[0].labels.tolist() == [0, 1, 2]
         assert read.calls == calls
 
 
@@ -84,7 +84,7 @@ def test_nothing_half_written_is_left_or_used(tmp_path, files, monkeypatch):
 
     with monkeypatch.context() as context:
         context.setattr(np, "save", full)
-        assert kept(tmp_path / "cache", "toy", files, Reader())[1].labels.tolist() == [7]
+        assert cached_arrays(tmp_path / "cache", "toy", files, Reader())[1].labels.tolist() == [7]
     assert list((tmp_path / "cache" / "arrays").iterdir()) == []
 
 

@@ -1,10 +1,10 @@
-"""What holds for every scheme that the registry finds."""
+"""What holds for every partition scheme that the registry finds."""
 
 import numpy as np
 import pytest
 
 from rayfl.choices import named
-from rayfl.data.partition import Partition, Scheme
+from rayfl.data.partition import Partition, PartitionScheme
 from rayfl.data.partitions.dirichlet import DirichletClass
 from rayfl.data.partitions.even import LambdaRatio
 from rayfl.data.partitions.labels import LabelsPerClient
@@ -12,22 +12,22 @@ from rayfl.data.sources.synthetic import Synthetic
 from rayfl.determinism.seeding import generator
 
 OPTIONS = {LambdaRatio: {"ratio": 0.5}, LabelsPerClient: {"labels_per_client": 3}, DirichletClass: {"min_samples": 1}}
-SCHEMES = [scheme for scheme in named(Scheme).values() if issubclass(scheme, Scheme)]
+SCHEMES = [scheme for scheme in named(PartitionScheme).values() if issubclass(scheme, PartitionScheme)]
 USE_EVERYTHING = ("iid", "lambda-ratio", "dirichlet-client", "dirichlet-class", "dirichlet-sizes", "shared-groups")
 DATASET = Synthetic(num_groups=8, samples_per_group=50, num_classes=4, dim=5).load()
 
 
-def dealt(scheme: type[Scheme], seed: int = 0, num_clients: int = 8) -> Partition:
+def make_partition(scheme: type[PartitionScheme], seed: int = 0, num_clients: int = 8) -> Partition:
     return scheme(**OPTIONS.get(scheme, {})).split(DATASET, num_clients, generator(seed, purpose="partition"))
 
 
 def test_all_schemes_of_the_specification_are_found():
-    assert set(named(Scheme)) >= {*USE_EVERYTHING, "pathological", "labels-per-client", "natural"}
+    assert set(named(PartitionScheme)) >= {*USE_EVERYTHING, "pathological", "labels-per-client", "natural"}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_train_samples_belong_to_one_client_and_exist(scheme):
-    partition = dealt(scheme)
+    partition = make_partition(scheme)
     indices = partition.train.indices
     assert indices.dtype == np.int64
     assert len(np.unique(indices)) == len(indices)
@@ -40,7 +40,7 @@ def test_train_samples_belong_to_one_client_and_exist(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_every_client_has_its_own_test_samples_each_once(scheme):
-    partition = dealt(scheme)
+    partition = make_partition(scheme)
     for client in range(8):
         indices = partition.test[client]
         assert len(np.unique(indices)) == len(indices)
@@ -52,12 +52,12 @@ def test_every_client_has_its_own_test_samples_each_once(scheme):
 @pytest.mark.parametrize("name", USE_EVERYTHING)
 def test_schemes_that_use_every_train_sample(name):
     (scheme,) = (scheme for scheme in SCHEMES if scheme.name == name)
-    assert np.array_equal(np.sort(dealt(scheme).train.indices), np.arange(len(DATASET.train)))
+    assert np.array_equal(np.sort(make_partition(scheme).train.indices), np.arange(len(DATASET.train)))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_the_generator_decides(scheme):
-    first, again, other = dealt(scheme), dealt(scheme), dealt(scheme, seed=1)
+    first, again, other = make_partition(scheme), make_partition(scheme), make_partition(scheme, seed=1)
     for split in ("train", "test"):
         assert np.array_equal(first.split(split).indices, again.split(split).indices)
         assert np.array_equal(first.split(split).offsets, again.split(split).offsets)
@@ -68,7 +68,7 @@ def test_the_generator_decides(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_more_clients_than_samples_are_refused_with_one_sentence(scheme):
     with pytest.raises(ValueError, match=r"client") as error:
-        dealt(scheme, num_clients=1000)
+        make_partition(scheme, num_clients=1000)
     assert "\n" not in str(error.value)
     assert "1000" in str(error.value) or "leaves client" in str(error.value)
 
@@ -76,4 +76,4 @@ def test_more_clients_than_samples_are_refused_with_one_sentence(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_no_clients_are_refused(scheme):
     with pytest.raises(ValueError, match="num_clients=0 is below 1"):
-        dealt(scheme, num_clients=0)
+        make_partition(scheme, num_clients=0)
