@@ -14,7 +14,7 @@ from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import NAMES, KeptFiles, kept_files
 from rayfl.experiment.methods_registry import method
-from rayfl.experiment.prepare import moved, prepare
+from rayfl.experiment.prepare import prepare
 from rayfl.report.page import report, summary
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
@@ -41,7 +41,7 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        _play(files, setup, directory, resumed=False)
+        _play(experiment, setup, directory, resumed=False)
     return directory
 
 
@@ -65,7 +65,7 @@ def go_on(before: Run, experiment: Experiment, anywhere: bool = False) -> Path:
     with _placed(experiment, setup):
         with writing(before.directory, f"go on with: rayfl resume {before.directory}"):
             _describe(before.directory, files, here)
-        _play(files, setup, before.directory, resumed=True)
+        _play(experiment, setup, before.directory, resumed=True)
     return before.directory
 
 
@@ -165,10 +165,7 @@ def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> 
             )
 
 
-def _play(files: KeptFiles, setup: Setup, directory: Path, resumed: bool) -> None:
-    experiment = Experiment(**files.within(directory))
-    if files.contents:
-        setup = moved(setup, experiment)
+def _play(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) -> None:
     with console.following(experiment.rounds, experiment.label or experiment.name) as listener:
         if experiment.runtime.executor == "inline":
             with session.stoppable() as stopping, suppress(Stopped):

@@ -1,8 +1,9 @@
 """Files that an experiment names and a run cannot do without: an availability trace, a graph.
 
-A run keeps copies of them in `files/` of its directory and reads only those, so that what becomes of the originals
-changes nothing. A copy is called by what is in it (files/trace-0f3a5c1b2d4e.csv): experiments with the same settings
-have the same files. In an experiment's TOML file a path is relative to that file, elsewhere to the current directory.
+They are read once, as a run is prepared, and copied into `files/` of its directory, for the reader and for a resume:
+what becomes of the originals changes nothing. A copy is called by what is in it (files/trace-0f3a5c1b2d4e.csv):
+experiments with the same settings have the same files. In an experiment's TOML file a path is relative to that file,
+elsewhere to the current directory.
 """
 
 import hashlib
@@ -34,10 +35,6 @@ class KeptFiles:
             place.parent.mkdir(exist_ok=True)
             if not place.is_file() or place.read_bytes() != content:
                 write_whole(place, lambda partial, content=content: partial.write_bytes(content))
-
-    def within(self, directory: Path) -> dict[str, Any]:
-        """The table as it is to be played from a run directory, whatever the current directory."""
-        return mapped(self.table, lambda key, name: str(directory.absolute() / name))
 
 
 # Any: an experiment's table.

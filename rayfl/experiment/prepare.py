@@ -1,7 +1,5 @@
 """From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
@@ -36,7 +34,7 @@ def prepare(experiment: Experiment) -> Setup:
         initial_arrays=tree.to_arrays(task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))),
         uplink=experiment.uplink,
         downlink=experiment.downlink,
-        topology=experiment.topology,
+        topology=None if experiment.topology is None else experiment.topology.read(experiment.clients.count),
         evaluation=experiment.evaluation,
         chunk_size=runtime.chunk_size,
         engine_name=runtime.engine,
@@ -44,14 +42,6 @@ def prepare(experiment: Experiment) -> Setup:
         threads=runtime.threads,
     )
     check(setup, experiment)
-    return setup
-
-
-def moved(setup: Setup, experiment: Experiment) -> Setup:
-    """The setup of the same experiment whose files lie elsewhere. Errors are those of `prepare`."""
-    population = Population(experiment.clients, experiment.seed, setup.population.num_examples)
-    setup = replace(setup, population=population, topology=experiment.topology)
-    setup.check()
     return setup
 
 

@@ -4,7 +4,7 @@ A client's chances are its own: what another one is like changes nothing about t
 """
 
 import csv
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -69,13 +69,21 @@ class Trace(Settings):
     trace: str = Field(min_length=1, description="path of the file")
     repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
 
-    def check(self, count: int) -> None:
-        """ValueError for what is no trace of so many clients."""
-        read_trace(Path(self.trace), count)
+    def read(self, count: int) -> "TraceLines":
+        """What the file says of `count` clients. SettingsError for a file that is no trace of them."""
+        return TraceLines(read_trace(Path(self.trace), count), self.repeat)
+
+
+@dataclass(frozen=True, eq=False)
+class TraceLines:
+    """A trace that was read: `lines` are int64 [num_lines, 3] with a client, its first and its last round."""
+
+    lines: np.ndarray
+    repeat: int | None = None
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """1 for the clients that are there in this round and 0 for the others, float64 [count]."""
-        client, first, last = read_trace(Path(self.trace), count).T
+        client, first, last = self.lines.T
         now = round if self.repeat is None else round % self.repeat
         there = np.zeros(count)
         there[client[(first <= now) & (now <= last)]] = 1.0
@@ -85,7 +93,7 @@ class Trace(Settings):
 Availability = PerClient | Diurnal | Trace
 
 
-def available(model: Availability | None, count: int, seed: int, round: int) -> np.ndarray:
+def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: int, round: int) -> np.ndarray:
     """Boolean [count]: who can be reached in this round; everybody where there is no model."""
     if model is None:
         return np.ones(count, dtype=bool)
@@ -96,19 +104,11 @@ def available(model: Availability | None, count: int, seed: int, round: int) -> 
 def read_trace(path: Path, count: int) -> np.ndarray:
     """A trace's lines as int64 [num_lines, 3]: client, first and last round. SettingsError for what is no trace."""
     try:
-        written = path.stat().st_mtime_ns
+        rows = list(csv.reader(path.read_bytes().decode("utf-8-sig").splitlines()))
+    except (UnicodeDecodeError, csv.Error):
+        raise SettingsError(f"the trace {path} is no CSV file; write one with the header {','.join(COLUMNS)}") from None
     except (OSError, ValueError):  # ValueError: a name that no file can have
         raise SettingsError(f"the trace {str(path)!r} cannot be read; give the path of a CSV file") from None
-    return _read(path, written, count)
-
-
-@lru_cache(maxsize=4)
-def _read(path: Path, written: int, count: int) -> np.ndarray:
-    """`written`: the file's time, so that one that has changed is read again."""
-    try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error):
-        raise SettingsError(f"the trace {path} is no CSV file; write one with the header {','.join(COLUMNS)}") from None
     if not rows or tuple(cell.strip() for cell in rows[0]) != COLUMNS:
         raise SettingsError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; put it there")
     lines = [_line(path, number, row, count) for number, row in enumerate(rows[1:], start=2) if row]

@@ -5,7 +5,7 @@ All of it is drawn from the experiment's seed. A simulated dropout is science: i
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.determinism import seeding
-from rayfl.population.availability import Availability, Trace, available
+from rayfl.population.availability import Availability, Diurnal, PerClient, Trace, TraceLines, available
 from rayfl.population.client import Traits
 from rayfl.population.distributions import Trait, check_trait, values
 from rayfl.settings import Settings
@@ -119,12 +119,18 @@ class Participation:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients of an experiment."""
+    """All clients of an experiment. It reads the trace as it is made. SettingsError for one that cannot be read."""
 
     settings: Clients
     seed: int
     num_examples: np.ndarray
     """Train examples of each client, int64 [num_clients]."""
+    availability: PerClient | Diurnal | TraceLines | None = field(init=False, repr=False)
+    """Who can be selected, without any file."""
+
+    def __post_init__(self) -> None:
+        model = self.settings.availability
+        object.__setattr__(self, "availability", model.read(len(self)) if isinstance(model, Trace) else model)
 
     def __len__(self) -> int:
         return self.settings.count
@@ -143,17 +149,12 @@ class Population:
             work_share=float(self._work_shares[client]),
         )
 
-    def check(self) -> None:
-        """SettingsError for a trace that cannot be read."""
-        if self.settings.availability is not None:
-            self.settings.availability.check(self.settings.count)
-
     def sample_round(self, round: int, everyone: bool = False) -> Participation:
         """Who is selected in a round (uniformly, without replacement, afresh each round) and who drops out.
 
         Only who is available is selected: all of them where they are fewer than wanted, or where `everyone` is.
         """
-        there = available(self.settings.availability, self.settings.count, self.seed, round)
+        there = available(self.availability, self.settings.count, self.seed, round)
         selected, client_statuses, wanted = (
             np.flatnonzero(there),
             self._client_statuses(round),

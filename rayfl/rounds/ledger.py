@@ -87,7 +87,7 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     for client in sorted(set(participation.selected) | {c for c, r in ledger.reports.items() if r.work}):
         report = ledger.reports.get(client, ClientResult(client))
         rows.append(client_row(setup.population.traits(client), participation.status.get(client), report))
-    if setup.population.settings.availability is not None:
+    if setup.population.availability is not None:
         ledger.metrics["population/available"] = float(setup.num_clients - len(participation.unavailable))
     metrics = [MetricRow(None, name, value) for name, value in ledger.metrics.items()]
     reports = sorted(ledger.reports.items())

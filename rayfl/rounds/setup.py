@@ -164,7 +164,6 @@ class Setup:
     def check(self) -> None:
         """SettingsError where the method and the rest of the experiment do not go together."""
         check_splits(self.method, self.partition)
-        self.population.check()
         if self.is_peer:
             check_peers(self.method, self.population.settings)
         if self.is_peer and self.method.gather and self.topology is None:

@@ -8,7 +8,6 @@ Row i of a matrix has 1 where peer i receives from that column; the diagonal say
 model anyway. An edge goes both ways unless the list is directed: then "i j" says that i receives from j.
 """
 
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,6 @@ import numpy as np
 
 def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
     """Boolean [num_peers, num_peers], diagonal False. ValueError, in one sentence, for what is no such graph."""
-    try:
-        written = path.stat().st_mtime_ns
-    except OSError as error:
-        raise ValueError(f"the graph {path} cannot be read ({_reason(error)}); give the path of a file") from None
-    return _read(path, written, num_peers, directed).copy()
-
-
-@lru_cache(maxsize=4)
-def _read(path: Path, written: int, num_peers: int, directed: bool) -> np.ndarray:
-    """`written`: the file's time, so that one that has changed is read again."""
     graph = _matrix(path, _load(path), num_peers) if path.suffix == ".npy" else _text(path, num_peers, directed)
     np.fill_diagonal(graph, False)
     return graph

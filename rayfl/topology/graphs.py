@@ -31,6 +31,10 @@ class Topology(Choice):
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         """Boolean adjacency [num_peers, num_peers] of the round."""
 
+    def read(self, num_peers: int) -> "Topology":
+        """The same topology without a file that it would have to read. ValueError where it cannot be read."""
+        return self
+
 
 class Ring(Topology):
     """Peer i exchanges with i - 1 and i + 1."""
@@ -181,7 +185,7 @@ class RandomRegular(Topology):
 
 
 class FixedGraph(Topology):
-    """The graph in a file, the same every round: a matrix of 0 and 1, or a list of edges (see rayfl/adjacency.py)."""
+    """The graph in a file, the same every round: a matrix of 0 and 1, or a list of edges (see graph_file.py)."""
 
     name: ClassVar[str] = "file"
     path: str = Field(min_length=1, description="a .npy file, or text with a matrix or a pair of peers a line")
@@ -190,6 +194,18 @@ class FixedGraph(Topology):
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         _at_least_two(num_peers)
         return read_adjacency(Path(self.path), num_peers, self.directed)
+
+    def read(self, num_peers: int) -> Topology:
+        return KnownGraph(weights=self.weights, adjacency=self.receives(num_peers, 0, 0))
+
+
+class KnownGraph(Topology):
+    """The graph of a file that was read; no experiment names it."""
+
+    adjacency: np.ndarray
+
+    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+        return self.adjacency.copy()
 
 
 def connected(graph: np.ndarray) -> bool:

@@ -153,7 +153,7 @@ def test_a_trace_says_the_same_as_its_lines(tmp_path_factory: Any, lines: list[t
     spans = [(client, min(a, b), max(a, b)) for client, a, b in lines]
     path = trace(tmp_path_factory.mktemp("traces"), *(",".join(map(str, span)) for span in spans))
     expected = {client for client, first, last in spans if first <= round <= last}
-    assert set(np.flatnonzero(available(Trace(trace=str(path)), 5, 1, round)).tolist()) == expected
+    assert set(np.flatnonzero(available(Trace(trace=str(path)).read(5), 5, 1, round)).tolist()) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,18 +181,18 @@ def test_what_is_no_trace_is_refused_before_anything_starts(tmp_path: Path):
         (binary, "is no CSV file; write one with the header"),
     ):
         with pytest.raises(SettingsError, match=reason):
-            setup_of("fedavg", {}, clients={"availability": {"trace": str(path)}}).check()
+            setup_of("fedavg", {}, clients={"availability": {"trace": str(path)}})
 
 
 def test_a_line_may_end_after_all_rounds(tmp_path: Path):
-    ever = Trace(trace=str(trace(tmp_path, f"0,1,{10**30}", f"1,{10**30},{10**31}")))
+    ever = Trace(trace=str(trace(tmp_path, f"0,1,{10**30}", f"1,{10**30},{10**31}"))).read(2)
     assert available(ever, 2, 1, 0).tolist() == [False, False]
     assert available(ever, 2, 1, 2**31).tolist() == [True, False]
 
 
 def test_a_path_that_no_file_can_have_gets_the_sentence_of_a_missing_one():
     with pytest.raises(SettingsError, match=r"^the trace 'a\\x00b' cannot be read; give the path of a CSV file$"):
-        Trace(trace="a\0b").check(3)
+        Trace(trace="a\0b").read(3)
 
 
 @pytest.mark.parametrize(

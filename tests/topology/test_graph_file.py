@@ -39,14 +39,6 @@ def test_edges_go_both_ways_unless_directed(tmp_path: Path):
     assert one_way == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
 
 
-def test_a_file_that_changed_is_read_again_and_its_graph_is_the_callers(tmp_path: Path):
-    path = written(tmp_path, "0 1\n")
-    read_adjacency(path, 3)[:] = True
-    assert read_adjacency(path, 3).sum() == 2
-    path.write_text("0 1\n1 2\n")
-    assert read_adjacency(path, 3).sum() == 4
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -93,3 +85,13 @@ def test_a_topology_from_a_file(tmp_path: Path):
     topology = make(Topology, {"name": "file", "path": str(path)})
     assert isinstance(topology, FixedGraph) and not topology.varying
     assert topology.receives(3, 0, 0).astype(int).tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+
+
+def test_a_topology_that_was_read_needs_no_file_any_more(tmp_path: Path):
+    path = written(tmp_path, "0 1\n1 2\n", "edges.txt")
+    given = FixedGraph(path=str(path), weights="metropolis")
+    expected = given.receives(3, 0, 0)
+    known = given.read(3)
+    path.unlink()
+    known.receives(3, 0, 0)[:] = True
+    assert known.weights == "metropolis" and np.array_equal(known.receives(3, 1, 7), expected)
