@@ -132,7 +132,7 @@ def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
             f"a resumed run keeps its seed={before.experiment.get('seed')}; start a new run for another"
         )
     planned = int(str(before.experiment["rounds"]))
-    if len(before.rounds) and spans(experiment, planned):
+    if len(before.rounds) and changes_past_rounds(experiment, planned):
         raise SettingsError(
             f"rounds={experiment.rounds} would have changed the rounds so far, as method {experiment.method.name!r} "
             f"follows the number of rounds, which was {planned}; start a new run"
@@ -148,11 +148,11 @@ def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
     return experiment
 
 
-def spans(experiment: Experiment, planned: int) -> bool:
-    """Whether rounds are others than they would have been with `planned` rounds in all."""
+def changes_past_rounds(experiment: Experiment, planned: int) -> bool:
+    """Whether changing the number of rounds from `planned` changes rounds already played."""
     hyper, rounds = experiment.method.hyper, experiment.rounds
-    follows = method(experiment.method.name).spans or hyper.for_num_rounds(rounds) != hyper.for_num_rounds(planned)
-    return rounds != planned and follows
+    depends = method(experiment.method.name).depends_on_num_rounds
+    return rounds != planned and (depends or hyper.for_num_rounds(rounds) != hyper.for_num_rounds(planned))
 
 
 def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> None:

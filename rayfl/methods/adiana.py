@@ -107,9 +107,8 @@ class ADIANA(DistributedGradient):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"shift": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         carry = super().begin(state, received, ctx)
-        assert received is not None
         return {**carry, "anchor": received["anchor"].decode(), "anchored": tree.zeros_like(carry["params"])}
 
     def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:

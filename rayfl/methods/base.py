@@ -134,8 +134,8 @@ class Method(ABC):
     paper: ClassVar[str] = ""
     personalized: bool = False
     """Whether a client's model differs from the server's, so that evaluation visits every client's state."""
-    spans: ClassVar[bool] = False
-    """Whether what it does in a round depends on `Context.num_rounds`, so that no run of it can be made longer."""
+    depends_on_num_rounds: ClassVar[bool] = False
+    """Whether a round depends on `Context.num_rounds`, so that a run that has begun cannot be made longer."""
     splits: Mapping[str, float] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
     gather: Mapping[str, Gather]
@@ -166,8 +166,8 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        """Start a round from the state and what came down (None where nothing did)."""
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        """Start a round from the state and what came down ({} where nothing did)."""
 
     # Any: a Batch, or a tuple of them, as the stage says.
     @abstractmethod
@@ -237,9 +237,9 @@ class ServerHalf(ABC):
     def broadcast(self, server: State, ctx: Context) -> Message:
         """What every participant downloads this round, encoded once."""
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """What one client downloads beside the broadcast; runs on the actors."""
-        return {}, server_memory
+        return Reply({}, server_memory)
 
     def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
         """What the server keeps of a client's uplink that arrived; runs on the actors."""

@@ -70,7 +70,7 @@ class DisPFL(GradientMethod, PeerHalf):
     hyper: DisPFLHyper
     paper: ClassVar[str] = "Dai et al., ICML 2022"
     personalized: ClassVar[bool] = True
-    spans: ClassVar[bool] = True
+    depends_on_num_rounds: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"weights": ElementwiseMean("sent")}
 
@@ -87,7 +87,7 @@ class DisPFL(GradientMethod, PeerHalf):
         mask = masks.random_mask(params, density_of, draws)
         return {"params": masks.masked(params, mask), "mask": mask}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         carry = {**self.start(state["params"]), "mask": state["mask"]}
         # The search puts the gradient here.
         return carry if self.hyper.regrow == "random" else {**carry, "gradient": state["params"]}

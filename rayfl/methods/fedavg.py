@@ -21,8 +21,7 @@ class FedAvg(GradientMethod, ServerHalf):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None, "FedAvg sends its model down every round"
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

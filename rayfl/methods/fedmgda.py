@@ -43,8 +43,7 @@ class FedMGDA(GradientMethod, ServerHalf):
     paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
     gather: Mapping[str, Gather] = {"delta": Collect()}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None, "FedMGDA+ sends its model down every round"
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

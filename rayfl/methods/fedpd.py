@@ -43,7 +43,8 @@ class FedPDHyper(LocalWork):
 class FedPD(GradientMethod, ServerHalf):
     """Client state: x_i, x0_i, lambda_i, and the x0 it last received.
 
-    Server: x0, and how many exchanges there were. Link: how many there had been when the client last got x0.
+    Server: x0, and how many exchanges there were. Server's memory of a client: how many there had been when the client
+    last got x0.
     """
 
     Hyper: ClassVar[type[FedPDHyper]] = FedPDHyper
@@ -58,7 +59,7 @@ class FedPD(GradientMethod, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"params": params, "anchor": params, "multiplier": tree.zeros_like(params), "received": params}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         base = received["model"].decode() if received else state["received"]
         carry = {**self.start(state["params"]), "received": base}
         return {**carry, "anchor": state["anchor"], "multiplier": state["multiplier"]}
@@ -93,12 +94,10 @@ class FedPD(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
-        return (
-            ({}, server_memory)
-            if bool(server_memory["exchanges"] == server["exchanges"])
-            else self.exchanged(server, ctx)
-        )
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        if server_memory["exchanges"] == server["exchanges"]:
+            return Reply({}, server_memory)
+        return self.reply(server, server_memory, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
@@ -109,9 +108,5 @@ class FedPD(GradientMethod, ServerHalf):
         return {"params": tree.sub(server["params"], delta), "exchanges": server["exchanges"] + 1}, {}
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        return Reply(*self.exchanged(server, ctx))
-
-    def exchanged(self, server: State, ctx: Context) -> tuple[Message, State]:
-        """x0 for one client, and the link of a client that has it."""
         message = {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
-        return message, {"exchanges": server["exchanges"]}
+        return Reply(message, {"exchanges": server["exchanges"]})

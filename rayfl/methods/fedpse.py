@@ -51,7 +51,10 @@ class FedPSEHyper(LocalTraining):
 
 
 class FedPSE(GradientMethod, ServerHalf):
-    """Client state: base weights W_i, residual e_i, and the trained model. Link: the client's last uplink U_i."""
+    """Client state: base weights W_i, residual e_i, and the trained model.
+
+    Server's memory of a client: its last uplink U_i.
+    """
 
     Hyper: ClassVar[type[FedPSEHyper]] = FedPSEHyper
     hyper: FedPSEHyper
@@ -69,7 +72,7 @@ class FedPSE(GradientMethod, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"base": params, "residual": tree.zeros_like(params), "trained": params}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(state["base"])
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

@@ -93,9 +93,8 @@ class FedSCR(FedAvg):
             state |= {"divergence": torch.tensor(-1.0), "significance": torch.tensor(-1.0)}
         return state
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         carry = super().begin(state, received, ctx)
-        assert received is not None, "FedSCR sends its model down every round"
         return {**carry, **received["variance"].decode()} if self.hyper.adaptive else carry
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

@@ -44,7 +44,7 @@ class FedSTCHyper(LocalTraining):
 
 class FedSTC(GradientMethod, ServerHalf):
     """Client state: its copy of x, and A_i. Server: x, A, the last broadcasts, and which of them touched each entry
-    last. Link: the number of broadcasts that the client has.
+    last. Server's memory of a client: the number of broadcasts that it has.
     """
 
     Hyper: ClassVar[type[FedSTCHyper]] = FedSTCHyper
@@ -61,8 +61,8 @@ class FedSTC(GradientMethod, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"params": params, "residual": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        return self.start(caught_up(state["params"], received or {}))
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        return self.start(caught_up(state["params"], received))
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         update = tree.add(state["residual"], self.progress(carry))
@@ -91,11 +91,11 @@ class FedSTC(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
-        return self._missed(server, int(server_memory["count"]), ctx), {"count": server["count"]}
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        return Reply(self._missed(server, int(server_memory["count"]), ctx), {"count": server["count"]})
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        return Reply(self._missed(server, int(server_memory["count"]), ctx), {"count": server["count"]})
+        return self.personal_message(server, server_memory, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -19,7 +19,7 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.lag import LAG, LAGHyper
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
@@ -32,7 +32,10 @@ class LAGPSHyper(LAGHyper):
 
 
 class LAGPS(LAG):
-    """Client state: the gradient that the server has of it. Link: the model of the client's last upload, x_i."""
+    """Client state: the gradient that the server has of it.
+
+    Server's memory of a client: x_i, the model of its last upload.
+    """
 
     Hyper: ClassVar[type[LAGPSHyper]] = LAGPSHyper
     hyper: LAGPSHyper
@@ -41,8 +44,8 @@ class LAGPS(LAG):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"sent": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        asked = received is not None and "model" in received
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        asked = "model" in received
         carry = super().begin(state, received, ctx) if asked else self.start(ctx.initial)
         return {**carry, "asked": torch.tensor(asked)}
 
@@ -60,13 +63,13 @@ class LAGPS(LAG):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         change = self.hyper.smoothness**2 * tree.norm(tree.sub(server["params"], server_memory["model"])) ** 2
         if server_memory["uploaded"] and change <= self.tolerated(server["steps"], ctx):
-            return {}, server_memory
+            return Reply({}, server_memory)
         message = super().broadcast(server, ctx)
-        # Whoever vanishes after this download keeps the old link, so the model is that of the last upload.
-        return message, {"model": message["model"].decode(), "uploaded": torch.tensor(True)}
+        # The memory of a client that vanishes after this download stays as before: it holds the last upload's model.
+        return Reply(message, {"model": message["model"].decode(), "uploaded": torch.tensor(True)})
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

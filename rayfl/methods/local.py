@@ -25,7 +25,7 @@ class Local(GradientMethod, PeerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"params": params}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(state["params"])
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

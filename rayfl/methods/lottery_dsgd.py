@@ -66,7 +66,7 @@ class LotteryDSGD(GradientMethod, PeerHalf):
         mask = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in params.items()}
         return {"params": params, "mask": mask, "left": torch.ones((), dtype=torch.float64)}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         target = masks.kept_ratio(ctx.traits, self.hyper.target_density, 0.5)
         return {
             **self.start(state["params"]),

@@ -61,8 +61,7 @@ class MARINA(DistributedGradient):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"point": params, "round": torch.tensor(-1)}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None, "MARINA sends its model down every round"
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         if "restart" in received:
             return {**self.start(received["restart"].decode()), "dense": torch.tensor(True)}
         dense = self.is_dense(ctx)

@@ -68,7 +68,7 @@ class PFNM(GradientMethod, ServerHalf):
         own = self.hyper.independent_start
         return {"params": self.task.init(int(generator.integers(2**63))) if own else params}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(state["params"])
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

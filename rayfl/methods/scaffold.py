@@ -72,8 +72,7 @@ class Scaffold(GradientMethod, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"control_variate": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None, "SCAFFOLD sends its model down every round"
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         correction = tree.sub(received["control_variate"].decode(), state["control_variate"])
         carry = {**self.start(received["model"].decode()), "correction": correction}
         return carry if self.hyper.option == "II" else {**carry, "gradient": tree.zeros_like(correction)}

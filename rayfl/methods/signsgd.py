@@ -40,7 +40,7 @@ class SignSGDHyper(GradientStep):
 
 
 class SignSGD(DistributedGradient):
-    """Client state: its copy of the model, and m. Link: the version of the model that the client has."""
+    """Client state: its copy of the model, and m. Server's memory of a client: the version of its copy."""
 
     Hyper: ClassVar[type[SignSGDHyper]] = SignSGDHyper
     hyper: SignSGDHyper
@@ -51,8 +51,7 @@ class SignSGD(DistributedGradient):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"params": params, **({"momentum": tree.zeros_like(params)} if self.hyper.momentum else {})}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None, "signSGD is in touch with every participant every round"
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(received["model"].decode() if "model" in received else state["params"])
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
@@ -76,11 +75,11 @@ class SignSGD(DistributedGradient):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         if server_memory["version"] == server["version"]:
-            return {}, server_memory
+            return Reply({}, server_memory)
         packet, _ = Dense().encode(server["params"], {}, ctx.generator)
-        return {"model": packet}, {"version": server["version"]}
+        return Reply({"model": packet}, {"version": server["version"]})
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -83,8 +83,7 @@ class STEM(Method, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"point": params, "round": torch.tensor(-1)}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None, "STEM sends its point down every round"
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         params = received["model"].decode()
         started = "direction" in received
         followed = int(state["round"]) == ctx.round - 1 and ctx.round > 0

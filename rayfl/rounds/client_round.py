@@ -7,7 +7,7 @@ from typing import Any
 
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
-from rayfl.methods.base import Carry, Work
+from rayfl.methods.base import Carry, Reply, Work
 from rayfl.rounds import evaluation
 from rayfl.rounds.calls import (
     TRAINS,
@@ -43,13 +43,13 @@ class ClientRound:
         self.setup, self.method = setup, setup.method
         self.shared, self.client, self.role, self.state = shared, client, role, state
         with naming_round_and_client(shared.round, client):
-            personal: Message = {}
+            personal = Reply({}, server_memory)
             if server is not None and shared.plan.down:
                 ctx = self.setup.context(shared.round, shared.plan, client, "personal")
-                personal, server_memory = self.setup.server_half.personal_message(server, server_memory, ctx)
-        self.server_memory = server_memory
-        self.received = {**message, **personal} if shared.plan.down and not self.setup.is_peer else None
-        self.downlink_bits = message_bits(self.received or {})
+                personal = self.setup.server_half.personal_message(server, server_memory, ctx)
+        self.personal = personal
+        self.received = {**message, **personal.message} if shared.plan.down and not self.setup.is_peer else {}
+        self.downlink_bits = message_bits(self.received)
         self.ctx = self.setup.context(shared.round, shared.plan, client, "client")
 
     def absence(self) -> ClientResult | None:
@@ -99,7 +99,7 @@ class ClientRound:
         finished = self.method.finish(self.state, carry, ctx)
         sent = sends and finished.message is not None
         message = (finished.message or {}) if sent else {}
-        server_memory = self.server_memory
+        server_memory = self.personal.server_memory
         if sent and not self.setup.is_peer:
             server_memory = self.setup.server_half.store_uplink(server_memory, message, ctx)
         outputs += pack_outputs(self.setup, finished.state, server_memory)
@@ -109,7 +109,8 @@ class ClientRound:
         relayed = tuple(name for name in self.setup.relayed if name in message)
         values = num_values(message) if self.setup.is_peer else 0
         bits = message_bits(message)
-        report = ClientResult(self.client, sent, bits, self.downlink_bits, work, finished.metrics, relayed, values)
+        metrics = {**self.personal.metrics, **finished.metrics}
+        report = ClientResult(self.client, sent, bits, self.downlink_bits, work, metrics, relayed, values)
         if sent and self.role == "upload_lost":
             report = replace(report, sent=False, metrics={}, relayed=(), undone=True)
         report = self._on_time(report)

@@ -41,7 +41,7 @@ class Starving(FedAvg):
     lack = "memory"
     times = 1
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         if ctx.round == 1 and ctx.traits.id == 1 and len(list(self.folder.iterdir())) < self.times:
             (self.folder / str(os.getpid())).touch()
             if self.lack == "torch":

@@ -103,7 +103,7 @@ class Hanging(FedAvg):
 
     hung: Path | None = None
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         if ctx.traits.id == 1 and self.hung and not self.hung.exists():
             self.hung.write_text(str(os.getpid()))
             time.sleep(3600)

@@ -51,7 +51,7 @@ def with_method(kind: type[FedAvg], **attributes: Any) -> Setup:
 class Failing(FedAvg):
     """Clients 3 and above divide by zero in round 2."""
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         if ctx.round == 2 and ctx.traits.id >= 3:
             raise ZeroDivisionError(f"client {ctx.traits.id} divides by zero")
         return super().begin(state, received, ctx)
@@ -62,7 +62,7 @@ class Fatal(FedAvg):
 
     killed: Path | None = None
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         if ctx.round == 1 and ctx.traits.id == 1 and not (self.killed and self.killed.exists()):
             if self.killed:
                 self.killed.touch()

@@ -36,12 +36,14 @@ class Log:
     down: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
     up: dict[tuple[int, int], Message] = field(default_factory=dict)
     broadcasts: dict[int, Message] = field(default_factory=dict)
+    depth: int = 0
+    """Hooks that are being called; the messages of a hook that another one calls are that one's."""
 
     # Any: the arguments and the result of any hook.
     def note(self, hook: str, ctx: Context | None, result: Any) -> None:
         """Keep the messages of a call."""
         self.calls[hook] += 1
-        if ctx is None:
+        if ctx is None or self.depth:
             return
         if hook == "broadcast":
             self.broadcasts[ctx.round] = result
@@ -49,8 +51,6 @@ class Log:
         if ctx.client is None:
             return
         key = (ctx.round, ctx.client.id)
-        if hook == "personal_message":
-            self.down.setdefault(key, []).append(result[0])
         if isinstance(result, Reply):
             self.down.setdefault(key, []).append(result.message)
         if isinstance(result, Finished) and result.message is not None:
@@ -79,7 +79,9 @@ def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
     @functools.wraps(hook)
     def call(self: Method, *args: Any, **kwargs: Any) -> Any:
         before = fingerprint((args, kwargs, vars(self)))
+        log.depth += 1
         result = hook(self, *args, **kwargs)
+        log.depth -= 1
         if fingerprint((args, kwargs, vars(self))) != before:
             log.modified.append(name)
         ctx = next((arg for arg in args if isinstance(arg, Context)), None)

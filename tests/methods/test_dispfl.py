@@ -109,7 +109,7 @@ def test_zeros_stay_zero_through_training(hyper: dict[str, Any]):
     here = setup(density=0.4, **hyper)
     state = here.first_state(2)
     plan = here.plan(0)
-    carry = here.method.begin(state, None, here.context(0, plan, 2, "client"))
+    carry = here.method.begin(state, {}, here.context(0, plan, 2, "client"))
     start = Start(2, 0, here.seed, lambda: carry, here.data(2), plan.stages, here.device)
     ((trained, work),) = here.engine(here.method, [start])
     assert work["train"].num_steps == 5 * 4
@@ -194,7 +194,7 @@ def test_the_loss_is_the_mean_over_training_steps_alone():
     ctx = here.context(0, here.plan(0), 0, "client")
     ctx = replace(ctx, work={"train": Work(4, 16), "search": Work(1, 4)})
     state = here.first_state(0)
-    carry = {**here.method.begin(state, None, ctx), "loss": torch.tensor(6.0)}
+    carry = {**here.method.begin(state, {}, ctx), "loss": torch.tensor(6.0)}
     assert here.method.finish(state, carry, ctx).metrics["train/loss"] == 1.5
 
 

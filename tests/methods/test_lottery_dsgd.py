@@ -101,7 +101,7 @@ def bits(kept: int) -> int:
 def judged(here: Setup, right: float, of: float, params: Tree | None = None) -> Carry:
     """Client 0's carry after its gate, `right` of `of` validation examples being right."""
     state = here.first_state(0)
-    carry = here.method.begin({**state, "params": params or state["params"]}, None, context(here))
+    carry = here.method.begin({**state, "params": params or state["params"]}, {}, context(here))
     return {**carry, "correct": torch.tensor(right), "judged": torch.tensor(of)}
 
 

@@ -179,7 +179,7 @@ def test_the_alexnet_s_mask_is_153_416_bytes():
     state = method.init_client(client, params, seeding.generator(1))
     ctx = replace(made.context(0, method.plan(0, 0.0), 0, "client"), initial=params, client=client)
     ctx = replace(ctx, work={"train": Work(1, 128)})
-    carry = {**method.begin(state, None, ctx), "gradient": tree.zeros_like(params)}
+    carry = {**method.begin(state, {}, ctx), "gradient": tree.zeros_like(params)}
     finished = method.finish(state, carry, ctx)
     assert finished.message is not None
     (packet,) = finished.message.values()

@@ -51,8 +51,7 @@ class DistributedGradient(Method, ServerHalf):
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(),), coin=coin)
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None, f"{type(self).__name__} sends its model down every round"
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(received["model"].decode())
 
     def start(self, params: Tree) -> Carry:

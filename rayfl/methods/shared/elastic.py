@@ -80,7 +80,7 @@ class Elastic(Wrapping):
         own = Stage(SENSITIVITY, split="heldout", epochs=1, batch_size=self.hyper.batch_size or None)
         return replace(plan, stages=(own, *plan.stages))
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         carry = super().begin(state, received, ctx)
         if all(stage.name != SENSITIVITY for stage in ctx.plan.stages):
             return carry
@@ -121,7 +121,7 @@ class Elastic(Wrapping):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return super().broadcast(_without(server), ctx)
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         return super().personal_message(_without(server), server_memory, ctx)
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:

@@ -131,7 +131,7 @@ class HiddenMasks(Method):
         hyper = self.hyper
         return Plan(stages=(Stage(steps=1, batch_size=hyper.batch_size or None, lr=hyper.rate(round)),))
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         params = state["params"]
         return {"params": params, "gradient": params, "loss": torch.zeros(())}
 

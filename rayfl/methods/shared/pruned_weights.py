@@ -59,7 +59,7 @@ class PrunedWeights(Method):
         kept = layer_masks(layers, ratios, hyper.fil, hyper.fil_share)
         return {n: kept[n] if n in kept else torch.ones_like(w, dtype=torch.bool) for n, w in weights.items()}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         params = self.final_model(state)
         return {"params": params, "gradient": params, "loss": torch.zeros(())}
 

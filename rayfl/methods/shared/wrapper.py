@@ -51,7 +51,7 @@ class Wrapping(Method, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return self.inner.init_client(client, params, generator)
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.inner.begin(state, received, self.inside(ctx))
 
     # Any: a Batch, or a tuple of them, as the stage says.
@@ -88,7 +88,7 @@ class Wrapping(Method, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return self.server.broadcast(server, self.inside(ctx))
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         return self.server.personal_message(server, server_memory, self.inside(ctx))
 
     def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:

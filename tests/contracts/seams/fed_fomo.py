@@ -16,7 +16,7 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, Relay
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
@@ -29,7 +29,8 @@ class FedFomoHyper(LocalTraining):
 
 
 class FedFomo(GradientMethod, ServerHalf):
-    """Client state: its model. Link: affinity to every client [N], and who was sent last, as a mask [N]."""
+    """Client state: its model. Server's memory of a client: its affinity to every client [N], and whose models it
+    was sent last, as a mask [N]."""
 
     Hyper: ClassVar[type[FedFomoHyper]] = FedFomoHyper
     hyper: FedFomoHyper
@@ -44,8 +45,8 @@ class FedFomo(GradientMethod, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"params": params}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        candidates = {name: packet.decode() for name, packet in (received or {}).items()}
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        candidates = {name: packet.decode() for name, packet in received.items()}
         losses = torch.zeros(2 + len(candidates))
         return {**self.start(state["params"]), "candidates": candidates, "losses": losses}
 
@@ -88,7 +89,7 @@ class FedFomo(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         affinity = server_memory["affinity"] if len(server_memory["affinity"]) else torch.zeros(ctx.num_clients)
         others = [int(client) for client in server["models"] if int(client) != ctx.traits.id]
         chosen = sorted(
@@ -97,7 +98,7 @@ class FedFomo(GradientMethod, ServerHalf):
         sent = torch.zeros(ctx.num_clients, dtype=torch.bool)
         sent[chosen] = True
         message = {f"candidate{place}": server["models"][str(client)].open() for place, client in enumerate(chosen)}
-        return message, {"affinity": affinity, "sent": sent}
+        return Reply(message, {"affinity": affinity, "sent": sent})
 
     def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
         affinity = server_memory["affinity"].clone()

@@ -18,7 +18,7 @@ from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
@@ -34,7 +34,7 @@ class SubFedAvgHyper(LocalTraining):
 
 
 class SubFedAvg(GradientMethod, ServerHalf):
-    """Client state and link: the client's mask."""
+    """Client state, and the server's memory of a client: the client's mask."""
 
     Hyper: ClassVar[type[SubFedAvgHyper]] = SubFedAvgHyper
     hyper: SubFedAvgHyper
@@ -52,8 +52,7 @@ class SubFedAvg(GradientMethod, ServerHalf):
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"mask": everything(params), "params": params}
 
-    def begin(self, state: State, received: Message | None, ctx: Context) -> Carry:
-        assert received is not None
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         carry = self.start(received["model"].decode())
         return {**carry, "mask": state["mask"], "early": state["mask"], "late": state["mask"], "gate": torch.zeros(())}
 
@@ -113,8 +112,8 @@ class SubFedAvg(GradientMethod, ServerHalf):
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> tuple[Message, State]:
-        return {"model": sparse_packet(server["params"], server_memory["mask"])}, server_memory
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        return Reply({"model": sparse_packet(server["params"], server_memory["mask"])}, server_memory)
 
     def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
         return {"mask": message["model"].support()}

@@ -122,7 +122,7 @@ def test_the_straight_through_gradient_is_autograds(lasso: float):
     rows = here.partition.train[0]
     samples = here.dataset.train
     batch = Batch(here.dataset.prepare(samples.inputs[rows]), torch.from_numpy(samples.labels[rows]))
-    carry = method.step(method.begin(state, None, ctx), batch, stage=ctx.plan.stages[0])
+    carry = method.step(method.begin(state, {}, ctx), batch, stage=ctx.plan.stages[0])
     gradient, moved = method.descend(state, carry, ctx)
 
     z = {name: tensor.clone().requires_grad_() for name, tensor in state["scores"].items()}
