@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rayfl.choices import Choice
 from rayfl.tree import ALIGNMENT_BYTES, Tree
@@ -51,7 +52,7 @@ class Divisible(Protocol):
 
 
 class WholeTensorCodec(ABC):
-    """The part that codecs share whose packets send every entry; they say how to decode."""
+    """A codec whose packets send every entry; a subclass decodes them."""
 
     shapes: Shapes
 
@@ -61,12 +62,41 @@ class WholeTensorCodec(ABC):
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """True everywhere."""
-        return everything_of(self.shapes)
+        return masks_of(self.shapes, True)
 
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
         """See `Codec`."""
-        for name, tensor in self.decode(parts).items():
-            total[name].add_(tensor.to(total[name].device), alpha=weight)
+        _add(self.decode(parts), total, weight)
+
+
+class PositionedCodec(ABC):
+    """A codec whose packets send values at positions; a subclass reads them."""
+
+    shapes: Shapes
+
+    @abstractmethod
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Each tensor's name, int64 positions [count] without repetition, and float32 values [count]."""
+
+    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        """See `Codec`."""
+        decoded = zeros_of(self.shapes)
+        for name, positions, values in self.read(parts):
+            decoded[name].view(-1).scatter_(0, positions, values)
+        return decoded
+
+    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+        """See `Codec`."""
+        masks = masks_of(self.shapes, False)
+        for name, positions, _ in self.read(parts):
+            masks[name].view(-1)[positions] = True
+        return masks
+
+    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+        """Add at the sent positions only; every tensor of `total` must be contiguous."""
+        for name, positions, values in self.read(parts):
+            tensor = total[name]
+            tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
 
 
 @dataclass(frozen=True)
@@ -127,8 +157,7 @@ class Opened(Packet):
 
     def add_to(self, total: Tree, weight: float) -> None:
         # Even of few entries: what is decoded adds up in a twentieth of the time that finding their positions takes.
-        for name, tensor in self._decoded.items():
-            total[name].add_(tensor.to(total[name].device), alpha=weight)
+        _add(self._decoded, total, weight)
 
     @cached_property
     def _decoded(self) -> Tree:
@@ -163,7 +192,7 @@ def zeros_of(shapes: Shapes) -> Tree:
     return {name: _zeros(shape) for name, shape in shapes}
 
 
-def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...]) -> Tensor:
     """Large tensors lie in memory of numpy's, which asks for huge pages: 44 MB are first written in 4 ms, not in 30.
 
     It is aligned here as torch's own memory is.
@@ -176,9 +205,15 @@ def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(buffer[start : start + size]).view(shape)
 
 
-def everything_of(shapes: Shapes) -> Tree:
-    """A boolean tree of True: the support of a packet that sends every entry."""
-    return {name: torch.ones(shape, dtype=torch.bool) for name, shape in shapes}
+def masks_of(shapes: Shapes, sent: bool) -> Tree:
+    """A boolean tree that is `sent` everywhere: the support of a packet that sends every entry, or none."""
+    return {name: torch.full(shape, sent) for name, shape in shapes}
+
+
+def _add(tree: Tree, total: Tree, weight: float) -> None:
+    """total += weight * tree, in place and on the device of `total`."""
+    for name, tensor in tree.items():
+        total[name].add_(tensor.to(total[name].device), alpha=weight)
 
 
 def message_bits(message: Message) -> int:

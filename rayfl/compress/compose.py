@@ -10,7 +10,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from rayfl.choices import TO_TABLE, from_table
-from rayfl.compress.base import Compressor, Packet, Quantizer, Shapes, shapes_of, zeros_of
+from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, Shapes, shapes_of
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, sizes_of
@@ -22,7 +22,7 @@ OUTER, INNER = "outer:", "inner:"
 
 
 @dataclass(frozen=True)
-class ComposeCodec:
+class ComposeCodec(PositionedCodec):
     """Reads "outer:seed" or "outer:<name>.positions" (see `encode_counted`), and "inner:" the quantizer's buffers.
 
     How many entries of a tensor were kept follows from the positions: the receiver knows nothing else of the tree than
@@ -35,26 +35,7 @@ class ComposeCodec:
     inner: Any
     factor: float
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        decoded = zeros_of(self.shapes)
-        for name, positions, values in self._read(parts):
-            decoded[name].view(-1).scatter_(0, positions, values)
-        return decoded
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.shapes}
-        for name, positions in self._positions(parts).items():
-            masks[name].view(-1)[torch.from_numpy(positions)] = True
-        return masks
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        """Adds at the sent positions only; every tensor of `total` must be contiguous."""
-        for name, positions, values in self._read(parts):
-            tensor = total[name]
-            tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
-
-    def _read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Each tensor's name, int64 positions [count] and float32 values [count]."""
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
         positions = self._positions(parts)
         codec = replace(self.inner, shapes=tuple((name, (found.size,)) for name, found in positions.items()))
         inner = {name.removeprefix(INNER): part for name, part in parts.items() if name.startswith(INNER)}

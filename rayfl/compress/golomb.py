@@ -23,14 +23,6 @@ def low_bits(keep_ratio: float) -> int:
     return min(max(0, b), MOST_LOW_BITS)
 
 
-def expected_bits(keep_ratio: float) -> float:
-    """Bits a position where every entry is kept with probability p: b* + 1 / (1 - (1 - p)^(2^b*)); 0 at p = 1."""
-    if keep_ratio >= 1:
-        return 0.0
-    b = low_bits(keep_ratio)
-    return b - 1 / math.expm1(2.0**b * math.log1p(-keep_ratio))
-
-
 def encode_golomb(positions: np.ndarray, size: int, b: int) -> np.ndarray:
     """uint8 buffer of strictly increasing `positions` [count] in [0, size); empty where it holds none or all of them.
 

@@ -6,26 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, Shapes, cuts, everything_of, shapes_of
+from rayfl.compress.base import Packet, Shapes, WholeTensorCodec, cuts, shapes_of
 from rayfl.tree import Tree, pack_bits, unpack_bits
 
 
 @dataclass(frozen=True)
-class MaskCodec:
-    """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors."""
+class MaskCodec(WholeTensorCodec):
+    """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors, which add up as 0 and 1."""
 
     shapes: Shapes
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return {name: unpack_bits(parts[name], shape) for name, shape in self.shapes}
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(self.shapes)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        """Adds `weight` where the mask is True, so that a sum of masks counts them."""
-        for name, mask in self.decode(parts).items():
-            total[name].add_(mask.to(total[name].device), alpha=weight)
 
     def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
         """See `Divisible`."""

