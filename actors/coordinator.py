@@ -63,24 +63,24 @@ class Coordinator:
         self._sentences: list[str] = []
         self._started = self._stopping = self._over = self._trims = False
 
-    def run(self, setup: Sequence[ray.ObjectRef], order: RunSpec) -> bool:
+    def run(self, setup: Sequence[ray.ObjectRef], spec: RunSpec) -> bool:
         """Play all rounds. False if `stop` ended the run before its last round.
 
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
-        those of `RayExecutor` and of `rayfl.run_directory.play_run.play`.
+        those of `RayExecutor` and of `rayfl.run_directory.play_run.play_run`.
         """
         try:
             from actors.pool import RayExecutor
             from rayfl.run_directory.play_run import Stopped
 
-            executor = RayExecutor(setup[0], order.placement, self._say)
+            executor = RayExecutor(setup[0], spec.placement, self._say)
             try:
                 value = ray.get(setup[0])
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory
                 self._tell(started=True)
-                self._play(value, executor, order)
+                self._play_despite_losses(value, executor, spec)
             except Stopped:
                 return False
             finally:
@@ -89,20 +89,20 @@ class Coordinator:
             self._tell(over=True)
         return True
 
-    def _play(self, setup: "Setup", executor: "Executor", order: RunSpec) -> None:
+    def _play_despite_losses(self, setup: "Setup", executor: "Executor", spec: RunSpec) -> None:
         """Play, and again from the last checkpoint where objects were lost with a node."""
-        from rayfl.run_directory.play_run import play
+        from rayfl.run_directory.play_run import play_run
 
-        resumed, losses = order.resumed, Losses()
+        resumed, losses = spec.resumed, Losses()
         while True:
             try:
-                play(
+                play_run(
                     setup,
                     executor,
-                    order.directory,
+                    spec.directory,
                     self._record,
-                    save_models=order.save_models,
-                    checkpoints=order.checkpoints,
+                    save_models=spec.save_models,
+                    checkpoints=spec.checkpoints,
                     resumed=resumed,
                     stopping=lambda: self._stopping,
                     notice=self._say,

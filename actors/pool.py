@@ -146,18 +146,18 @@ class RayExecutor:
         since jobs are sent in order, it is the one that a single worker would have met. LostObjects where what a job
         reads, or has left, went away with a node.
         """
-        wave = PendingCalls(kind, shared, jobs)
-        while wave.flying or (wave.waiting and not wave.failed):
-            while wave.waiting and self._idle and not wave.failed:
-                self._send(wave)
-            for ref in self._wait(list(wave.flying), wave.deadline):
-                self._take(wave, ref)
-            for ref in wave.late():
+        pending = PendingCalls(kind, shared, jobs)
+        while pending.flying or (pending.waiting and not pending.failed):
+            while pending.waiting and self._idle and not pending.failed:
+                self._send(pending)
+            for ref in self._wait(list(pending.flying), pending.deadline):
+                self._take(pending, ref)
+            for ref in pending.late():
                 reason = f"no answer in call_timeout_s={self.placement.call_timeout_s:g}"
-                self._lose(wave, wave.flying.pop(ref), reason, "time")
-        if wave.failed:
-            raise wave.failed[min(wave.failed)]
-        return [wave.done[index] for index in range(len(jobs))]
+                self._lose(pending, pending.flying.pop(ref), reason, "time")
+        if pending.failed:
+            raise pending.failed[min(pending.failed)]
+        return [pending.done[index] for index in range(len(jobs))]
 
     def close(self) -> None:
         """End all actors."""
@@ -167,58 +167,62 @@ class RayExecutor:
         self._starting.clear()
         self._idle.clear()
 
-    def _send(self, wave: "PendingCalls") -> None:
-        index, actor, limit = wave.waiting.popleft(), self._idle.popleft(), self.placement.call_timeout_s
-        job = wave.jobs[index]
+    def _send(self, pending: PendingCalls) -> None:
+        index, actor, limit = pending.waiting.popleft(), self._idle.popleft(), self.placement.call_timeout_s
+        job = pending.jobs[index]
         method = actor.call.options(num_returns=1 + job.num_outputs)
-        answer = method.remote(wave.kind, job.num_outputs, wave.shared, job.work, *job.inputs)
+        answer = method.remote(pending.kind, job.num_outputs, pending.shared, job.work, *job.inputs)
         *outputs, result = answer if job.num_outputs else [answer]
-        wave.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
+        pending.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
 
-    def _take(self, wave: "PendingCalls", ref: ObjectRef) -> None:
+    def _take(self, pending: PendingCalls, ref: ObjectRef) -> None:
         """What came of a call that is over."""
-        call = wave.flying.pop(ref)
+        call = pending.flying.pop(ref)
         try:
-            wave.done[call.index] = Done(ray.get(ref), call.outputs)
+            pending.done[call.index] = Done(ray.get(ref), call.outputs)
         except RayTaskError as error:
             cause = unwrapped(error)
             if out_of_memory(cause):
-                where = "" if isinstance(cause, OutOfMemory) else f"{wave.describe_call(call.index)}: out of memory: "
-                self._lose(wave, call, f"{where}{cause}", "memory")
+                where = (
+                    "" if isinstance(cause, OutOfMemory) else f"{pending.describe_call(call.index)}: out of memory: "
+                )
+                self._lose(pending, call, f"{where}{cause}", "memory")
                 return
-            wave.failed[call.index] = readable(error, wave.kind, wave.shared, wave.jobs[call.index])
+            pending.failed[call.index] = readable(error, pending.kind, pending.shared, pending.jobs[call.index])
         except ObjectLostError as error:
-            wave.failed[call.index] = LostObjects(f"{wave.describe_call(call.index)}: {error}")
+            pending.failed[call.index] = LostObjects(f"{pending.describe_call(call.index)}: {error}")
         except OutOfMemoryError:
-            reason = f"{wave.describe_call(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
-            self._lose(wave, call, reason, "memory")
+            reason = (
+                f"{pending.describe_call(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
+            )
+            self._lose(pending, call, reason, "memory")
             return
         except RayError as error:
-            self._lose(wave, call, " ".join(str(error).split()), "death")
+            self._lose(pending, call, " ".join(str(error).split()), "death")
             return
         self._idle.append(call.actor)
 
-    def _lose(self, wave: "PendingCalls", call: Call, reason: str, cause: Cause) -> None:
+    def _lose(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
         """An actor died in a call, does not answer, or has no memory: a new actor, and the call again, unless that was
         the last try that `cause` allows.
 
         Whatever still runs in the old one is killed: its results would be those of a call that is sent again. What it
         held of memory, and how it had cut it up, goes with it.
         """
-        wave.losses[call.index, cause] += 1
-        tried = wave.losses[call.index, cause]
-        where = wave.describe_call(call.index)
+        pending.losses[call.index, cause] += 1
+        tried = pending.losses[call.index, cause]
+        where = pending.describe_call(call.index)
         pid = self.pids.pop(call.actor, None)
         ray.kill(call.actor)
         self._start()
         self._drop_dead()
         if tried == TRIES[cause]:
             dead = f"{where}: the actor died or did not answer in {tried} tries; if memory ran out, {ADVICE}"
-            wave.failed[call.index] = ClientError(
+            pending.failed[call.index] = ClientError(
                 f"{reason}, {tried} times; {ADVICE}" if cause == "memory" else f"{dead}. The last time: {reason}"
             )
             return
-        wave.waiting.appendleft(call.index)
+        pending.waiting.appendleft(call.index)
         again = f"its call is sent again, try {tried + 1} of {TRIES[cause]}"
         self._notice(f"{where}: client actor {pid} is gone ({_shortened(reason)}); {again}")
 

@@ -39,7 +39,7 @@ _REACH_S = 5.0
 OnRound = Callable[[RoundRow, Mapping[str, float]], None]
 
 
-def play(
+def play_on_ray(
     experiment: Experiment,
     setup: Setup,
     directory: Path,
@@ -59,7 +59,7 @@ def play(
         if _address(experiment.runtime) and heap.overflows(setup):
             notice(heap.ADVICE)
         placement = place(experiment.runtime, nodes())
-        order = RunSpec(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
+        spec = RunSpec(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
         reference = ray.put(setup)
         losses, reached, asked = Losses(), -1, False
         coordinator: Actor | None = None
@@ -81,7 +81,7 @@ def play(
                 if asked:
                     stop()
                 try:
-                    return _play(coordinator, reference, order, tell, lambda: on_start(placement), notice)
+                    return _play_on_coordinator(coordinator, reference, spec, tell, lambda: on_start(placement), notice)
                 except RayTaskError as error:
                     raise final_error(error, f"rayfl resume {directory}") from None
                 except RayError as error:
@@ -96,7 +96,7 @@ def play(
                     notice(
                         f"the coordinator is gone; another one takes the run from the disk, try {tries + 1} of {DEATHS}"
                     )
-                    order = replace(order, resumed=True)
+                    spec = replace(spec, resumed=True)
 
 
 def _coordinator() -> Actor:
@@ -105,17 +105,17 @@ def _coordinator() -> Actor:
     return Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _play(
+def _play_on_coordinator(
     coordinator: Actor,
     setup: ray.ObjectRef,
-    order: RunSpec,
+    spec: RunSpec,
     on_round: OnRound,
     on_start: Callable[[], None],
     notice: Callable[[str], None],
 ) -> bool:
     """Have a coordinator play. RayError where it dies."""
     try:
-        over = coordinator.run.remote([setup], order)
+        over = coordinator.run.remote([setup], spec)
         follow(coordinator, over, on_start, on_round, notice)
         return ray.get(over)
     finally:

@@ -19,7 +19,7 @@ from rayfl.report.page import report, summary
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.atomic_files import writing
-from rayfl.run_directory.play_run import Stopped, play
+from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, create_run_directory, describe_run, locked, read_run
 from rayfl.settings import SettingsError, shown
 
@@ -41,7 +41,7 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        _play(experiment, setup, directory, resumed=False)
+        _play_and_report(experiment, setup, directory, resumed=False)
     return directory
 
 
@@ -65,7 +65,7 @@ def go_on(before: Run, experiment: Experiment, anywhere: bool = False) -> Path:
     with _placed(experiment, setup):
         with writing(before.directory, f"go on with: rayfl resume {before.directory}"):
             _describe(before.directory, files, here)
-        _play(experiment, setup, before.directory, resumed=True)
+        _play_and_report(experiment, setup, before.directory, resumed=True)
     return before.directory
 
 
@@ -89,10 +89,10 @@ def cut_run(directory: Path, experiment: Experiment) -> Run | None:
         check_platform(found.platform, platform.describe(experiment.runtime.threads))
     except SettingsError:
         return None
-    return None if found.finished or not is_of(found, experiment) else found
+    return None if found.finished or not same_experiment(found, experiment) else found
 
 
-def is_of(found: Run, experiment: Experiment) -> bool:
+def same_experiment(found: Run, experiment: Experiment) -> bool:
     """Whether a run is of this experiment: the same settings, seed, rounds and files."""
     before, now = found.experiment, kept_files(experiment.as_dict()).table
     return {**determining_settings(before), "seed": before.get("seed")} == {
@@ -165,11 +165,11 @@ def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> 
             )
 
 
-def _play(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) -> None:
+def _play_and_report(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) -> None:
     with console.following(experiment.rounds, experiment.label or experiment.name) as listener:
         if experiment.runtime.executor == "inline":
             with session.stoppable() as stopping, suppress(Stopped):
-                play(
+                play_run(
                     setup,
                     InlineExecutor(setup),
                     directory,
@@ -181,7 +181,7 @@ def _play(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) 
                     notice=listener.notice,
                 )
         else:
-            session.play(experiment, setup, directory, listener, notice=listener.notice, resumed=resumed)
+            session.play_on_ray(experiment, setup, directory, listener, notice=listener.notice, resumed=resumed)
     if experiment.output.report:
         with writing(directory, f"draw the page with: rayfl report {directory}"):
             report([directory], directory / "report.html")

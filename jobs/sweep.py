@@ -22,7 +22,7 @@ from actors import session
 from actors.errors import ClusterError
 from jobs import console
 from jobs.exit_codes import FAILED, INTERRUPTED
-from jobs.single import cut_run, describe_again, free_directory, go_on, is_of, run
+from jobs.single import cut_run, describe_again, free_directory, go_on, run, same_experiment
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
@@ -122,7 +122,7 @@ def _is_done(directory: Path, experiment: Experiment) -> bool:
         raise SettingsError(f"{error}; or give --overwrite to run it again") from None
     if not found.finished:
         return False
-    if not is_of(found, experiment):
+    if not same_experiment(found, experiment):
         raise SettingsError(f"{directory} holds a run with other settings; name another --dir, or give --overwrite")
     return True
 

@@ -65,7 +65,9 @@ class Stage:
     kills: int
     seed: int
 
-    def play(self, directory: Path, story: Story, after_round: Callable[[int], None] = lambda round: None) -> None:
+    def play_or_resume(
+        self, directory: Path, story: Story, after_round: Callable[[int], None] = lambda round: None
+    ) -> None:
         """Play into `directory`, or go on with what lies there."""
         resumed = directory.exists()
         setup = prepare(self.experiment)
@@ -80,7 +82,7 @@ class Stage:
 
         begun = time.monotonic()
         try:
-            session.play(self.experiment, setup, directory, tell, resumed=resumed)
+            session.play_on_ray(self.experiment, setup, directory, tell, resumed=resumed)
         finally:
             story.seconds += time.monotonic() - begun
 
@@ -94,7 +96,7 @@ def bench(methods: Sequence[str], kills: int, seed: int, rounds: int = 30) -> in
             home = Path(scratch) / method
             stage = Stage(cluster, experiment(method, home, rounds), kills, seed)
             calm = Story()
-            stage.play(home / "undisturbed", calm)
+            stage.play_or_resume(home / "undisturbed", calm)
             for name, scenario in SCENARIOS.items():
                 print(f"{method}: {name}", flush=True)
                 story = scenario(stage, home / name.replace(" ", "-"), calm)
@@ -156,7 +158,7 @@ def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
-        stage.play(directory, story, ask)
+        stage.play_or_resume(directory, story, ask)
     finally:
         over.set()
         wanted.put(False)
@@ -176,7 +178,7 @@ def lose_nodes(stage: Stage, directory: Path, calm: Story) -> Story:
             remove_node(stage.cluster, chance)
             add_node(stage.cluster)
 
-    stage.play(directory, story, exchange)
+    stage.play_or_resume(directory, story, exchange)
     return story
 
 
@@ -190,7 +192,7 @@ def kill_coordinators(stage: Stage, directory: Path, calm: Story) -> Story:
             moments.remove(round)
             story.kills += kill_one("Coordinator", chance)
 
-    stage.play(directory, story, kill)
+    stage.play_or_resume(directory, story, kill)
     return story
 
 
@@ -208,7 +210,7 @@ def stop_often(stage: Stage, directory: Path, calm: Story) -> Story:
 
     while not directory.exists() or not read_run(directory).finished:
         asked.clear()
-        stage.play(directory, story, stop)
+        stage.play_or_resume(directory, story, stop)
     return story
 
 

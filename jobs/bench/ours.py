@@ -31,7 +31,7 @@ def main(name: str, actors: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = create_run_directory(Path(scratch) / name)
         describe_run(directory, experiment.as_dict(), describe(1), "")
-        session.play(experiment, setup, directory, lambda row, means: times.append(row.wall_s))
+        session.play_on_ray(experiment, setup, directory, lambda row, means: times.append(row.wall_s))
     print(json.dumps(times[workload.warmup :]), flush=True)
 
 

@@ -43,8 +43,8 @@ class Played:
     restored_bytes: int = 0
 
 
-def play(experiment: Experiment, directory: Path, watched: Collection[int] = ()) -> Played:
-    """Play and watch. Errors are those of `actors.session.play`."""
+def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[int] = ()) -> Played:
+    """Play and watch. Errors are those of `actors.session.play_on_ray`."""
     played = Played()
     marks: list[float] = []
     setup = prepare(experiment)
@@ -59,7 +59,7 @@ def play(experiment: Experiment, directory: Path, watched: Collection[int] = ())
             look(played, mark)
 
     with session.session(experiment.runtime, setup):
-        session.play(experiment, setup, directory, tell)
+        session.play_on_ray(experiment, setup, directory, tell)
         use = store_use()
     played.spilled_bytes, played.restored_bytes = use.spilled_bytes, use.restored_bytes
     played.between_s = [after - before for before, after in pairwise(marks)]
@@ -85,7 +85,7 @@ def from_json(text: str) -> Played:
 def main(file: str, directory: str, *watched: str) -> None:
     """Play the experiment in a file and print its figures."""
     experiment = Experiment(**json.loads(Path(file).read_text(encoding="utf-8")))
-    print(json.dumps(asdict(play(experiment, Path(directory), [int(mark) for mark in watched]))), flush=True)
+    print(json.dumps(asdict(play_and_watch(experiment, Path(directory), [int(mark) for mark in watched]))), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Stopped(Exception):
     """The run was asked to end before its last round; it can be resumed."""
 
 
-def play(
+def play_run(
     setup: Setup,
     executor: Executor,
     directory: Path,

@@ -39,9 +39,9 @@ def test_a_round_that_was_reached_before_is_not_new() -> None:
 def test_coordinators_that_die(forward: int, lives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resumed: list[bool] = []
 
-    # Any: what session._play takes.
-    def dying(coordinator: Any, setup: Any, order: Any, on_round: Any, *others: Any) -> bool:
-        resumed.append(order.resumed)
+    # Any: what session._play_on_coordinator takes.
+    def dying(coordinator: Any, setup: Any, spec: Any, on_round: Any, *others: Any) -> bool:
+        resumed.append(spec.resumed)
         on_round(RoundRow(forward * len(resumed), 1, 1, 0, 0, 1.0, 0.1), {})
         if len(resumed) == 25:
             return True
@@ -49,11 +49,11 @@ def test_coordinators_that_die(forward: int, lives: int, tmp_path: Path, monkeyp
 
     chosen = experiment(rounds=50)
     monkeypatch.setattr(session, "_coordinator", lambda: None)
-    monkeypatch.setattr(session, "_play", dying)
+    monkeypatch.setattr(session, "_play_on_coordinator", dying)
     said: list[str] = []
 
     def play() -> bool:
-        return session.play(chosen, prepare(chosen), tmp_path, lambda row, means: None, notice=said.append)
+        return session.play_on_ray(chosen, prepare(chosen), tmp_path, lambda row, means: None, notice=said.append)
 
     if forward:
         assert play()
@@ -73,16 +73,16 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(
 ) -> None:
     lives: list[int] = []
 
-    # Any: what session._play takes.
+    # Any: what session._play_on_coordinator takes.
     def dying(*given: Any) -> bool:
         lives.append(1)
         os.kill(os.getpid(), signal.SIGINT)
         raise RayError("the actor died")
 
     monkeypatch.setattr(session, "_coordinator", Asked)
-    monkeypatch.setattr(session, "_play", dying)
+    monkeypatch.setattr(session, "_play_on_coordinator", dying)
     chosen = experiment()
-    assert session.play(chosen, prepare(chosen), tmp_path, lambda row, means: None) is False
+    assert session.play_on_ray(chosen, prepare(chosen), tmp_path, lambda row, means: None) is False
     assert len(lives) == 1
 
 
@@ -142,11 +142,11 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     with session.executor(setup, Runtime(actors=1)) as executor:
         monkeypatch.setattr(executor, "_start", lambda: None)
         call = pool.Call(0, executor._idle.pop(), [], 0.0)
-        wave = pool.PendingCalls("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
+        pending = pool.PendingCalls("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
         for times in range(1, 5):
             for cause in pool.TRIES:
-                executor._lose(wave, call, "a reason", cause)
-                assert bool(wave.failed) == (times == 4)
+                executor._lose(pending, call, "a reason", cause)
+                assert bool(pending.failed) == (times == 4)
 
 
 @pytest.mark.ray

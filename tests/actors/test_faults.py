@@ -11,8 +11,8 @@ from jobs.bench.chaos import METHODS, bits_different, experiment
 from jobs.single import run
 
 PROGRAM = """
-from rayfl.determinism.process import settle
-settle()
+from rayfl.determinism.process import prepare_process
+prepare_process()
 import sys
 from jobs.bench.chaos import bench
 sys.exit(bench(["fedpse"], kills=3, seed=5, rounds=12))

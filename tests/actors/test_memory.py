@@ -120,9 +120,9 @@ def test_what_rays_memory_monitor_kills_is_tried_again(times: int, monkeypatch: 
     flying: set[ray.ObjectRef] = set()
     take = RayExecutor._take
 
-    def taken(self: RayExecutor, wave: pool.PendingCalls, ref: ray.ObjectRef) -> None:
+    def taken(self: RayExecutor, pending: pool.PendingCalls, ref: ray.ObjectRef) -> None:
         flying.add(ref)
-        take(self, wave, ref)
+        take(self, pending, ref)
 
     monkeypatch.setattr(RayExecutor, "_take", taken)
     monkeypatch.setattr(pool.ray, "get", killed)

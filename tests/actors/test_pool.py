@@ -54,9 +54,9 @@ class Watched(RayExecutor):
         self.finished: list[int] = []
         super().__init__(*args)
 
-    def _take(self, wave: PendingCalls, ref: ray.ObjectRef) -> None:
-        self.finished.append(wave.flying[ref].index)
-        super()._take(wave, ref)
+    def _take(self, pending: PendingCalls, ref: ray.ObjectRef) -> None:
+        self.finished.append(pending.flying[ref].index)
+        super()._take(pending, ref)
 
 
 def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> None:

@@ -22,7 +22,7 @@ from rayfl.rounds.calls import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.rounds import simulate
-from rayfl.run_directory.play_run import play
+from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
 from tests.actors.toys import Failing, assert_same_run, experiment, with_method, write_experiment
@@ -40,11 +40,11 @@ def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path
     setup = prepare(chosen)
     rows: list[tuple[int, Mapping[str, float]]] = []
     starts: list[Placement] = []
-    finished = session.play(
+    finished = session.play_on_ray(
         chosen, setup, tmp_path / "ray", lambda row, means: rows.append((row.round, means)), starts.append
     )
     expected: list[tuple[int, Mapping[str, float]]] = []
-    play(setup, InlineExecutor(setup), tmp_path / "inline", lambda r: expected.append((r.row.round, r.means)))
+    play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda r: expected.append((r.row.round, r.means)))
     assert finished and rows == expected
     assert starts == [Placement(1, 4.0, 0.0)]
     assert_same_run(tmp_path / "ray", tmp_path / "inline")
@@ -53,7 +53,7 @@ def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path
 def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path) -> None:
     setup = with_method(Failing)
     with pytest.raises(ClientError) as raised:
-        session.play(experiment(runtime={"actors": 2}), setup, tmp_path, ignore)
+        session.play_on_ray(experiment(runtime={"actors": 2}), setup, tmp_path, ignore)
     assert str(raised.value) == "round 2, client 3: ZeroDivisionError: client 3 divides by zero"
     assert "in begin" in raised.value.__notes__[0]
     run = read_run(write_experiment(tmp_path))
@@ -63,7 +63,7 @@ def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path)
 def test_a_request_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     chosen = experiment(runtime={"actors": 5, "num_cpus": 1.0})
     with pytest.raises(SettingsError, match=r"runtime.actors=5 with num_cpus=1 .* the cluster holds 4 of them"):
-        session.play(chosen, prepare(chosen), tmp_path, ignore)
+        session.play_on_ray(chosen, prepare(chosen), tmp_path, ignore)
     assert not list(tmp_path.iterdir())
 
 
@@ -78,7 +78,7 @@ def test_a_signal_ends_the_run_after_the_current_round(number: int, tmp_path: Pa
         if row.round == 2:
             os.kill(os.getpid(), number)
 
-    assert session.play(chosen, prepare(chosen), tmp_path, interrupt) is False
+    assert session.play_on_ray(chosen, prepare(chosen), tmp_path, interrupt) is False
     run = read_run(write_experiment(tmp_path))
     assert 3 <= run.rounds.num_rows < 400 and not run.finished
     assert run.rounds["round"].to_pylist() == rounds
@@ -118,8 +118,8 @@ def test_old_states_leave_the_object_store() -> None:
 
 
 PROGRAM = """
-from rayfl.determinism.process import settle
-settle()
+from rayfl.determinism.process import prepare_process
+prepare_process()
 from pathlib import Path
 import ray
 from actors import session
@@ -128,7 +128,7 @@ from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
 
 chosen = experiment(runtime={"actors": 2, "object_store_memory_mb": 100})
-played = session.play(chosen, prepare(chosen), Path("run"), lambda row, means: print(row.round))
+played = session.play_on_ray(chosen, prepare(chosen), Path("run"), lambda row, means: print(row.round))
 print(played, ray.is_initialized())
 """
 

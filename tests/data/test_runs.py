@@ -19,7 +19,7 @@ from rayfl.rounds.evaluation import per_example
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.play_run import play
+from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.record import load_model
 from rayfl.settings import SettingsError
 from tests.data.files import role, write_cifar, write_leaf
@@ -58,7 +58,7 @@ def experiment(**values: Any) -> Experiment:
 def played(setup: Setup, directory: Path) -> list[RoundRecord]:
     records: list[RoundRecord] = []
     directory.mkdir()
-    play(setup, InlineExecutor(setup), directory, records.append)
+    play_run(setup, InlineExecutor(setup), directory, records.append)
     return records
 
 

@@ -5,8 +5,8 @@ import sys
 
 PROGRAM = """
 import os, resource, sys
-from rayfl.determinism.process import settle, trim
-settle()
+from rayfl.determinism.process import prepare_process, trim
+prepare_process()
 assert "torch" not in sys.modules
 assert os.environ["MKL_CBWR"] == "AVX2,STRICT" and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 import numpy as np

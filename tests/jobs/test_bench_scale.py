@@ -53,7 +53,7 @@ def on_digits(experiment: Experiment) -> Experiment:
 
 def on_ray(experiment: Experiment, directory: Path, watched: Sequence[int]) -> tuple[Played, int]:
     """A `Measure` on the tests' cluster, with made-up memory."""
-    result = played.play(on_digits(experiment), directory, watched)
+    result = played.play_and_watch(on_digits(experiment), directory, watched)
     assert set(result.resident) == set(result.stored) == set(watched)
     assert all(resident.rest > 0 for resident in result.resident.values())
     assert len(result.seconds) == experiment.rounds and len(result.between_s) == experiment.rounds - 1

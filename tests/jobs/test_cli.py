@@ -138,7 +138,7 @@ def test_a_failing_run_ends_with_its_error_and_exit_code_1(file, monkeypatch, er
     def fail(*arguments: object, **settings: object) -> None:
         raise error
 
-    monkeypatch.setattr("jobs.single.play", fail)
+    monkeypatch.setattr("jobs.single.play_run", fail)
     result = rayfl("run", file, "--inline")
     assert result.exit_code == 1 and str(error) in result.stderr and "Traceback" not in result.stderr
 

@@ -157,7 +157,7 @@ def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monkeypatch, number):
-    finish = running.play
+    finish = running.play_run
 
     def late(setup, executor, directory, listener, **settings):
         def print_result(record):
@@ -167,7 +167,7 @@ def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monke
 
         return finish(setup, executor, directory, print_result, **settings)
 
-    monkeypatch.setattr(running, "play", late)
+    monkeypatch.setattr(running, "play_run", late)
     result = rayfl("sweep", file, "--inline", "--dir", "all")
     assert result.exit_code == 130 and runs_in("all") == NAMES[:1]
     assert read_run(Path("all", NAMES[0])).finished
@@ -176,7 +176,7 @@ def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monke
 
 def cut(experiment: Experiment, directory: Path, after: int) -> None:
     """Run until so many rounds are done, and end as a kill would."""
-    play = running.play
+    play = running.play_run
 
     def killed(setup, executor, directory, listener, **settings) -> None:
         def print_result(record) -> None:
@@ -186,7 +186,7 @@ def cut(experiment: Experiment, directory: Path, after: int) -> None:
         play(setup, executor, directory, print_result, **settings)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(running, "play", killed)
+        patch.setattr(running, "play_run", killed)
         running.run(experiment, directory)
 
 

@@ -15,7 +15,7 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.play_run import Stopped, play
+from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_bits, assert_same_run, experiment, played, write_experiment
 
@@ -38,7 +38,7 @@ def setup() -> Setup:
 def saved(setup: Setup, directory: Path) -> InlineExecutor:
     """Checkpoints after 6 and 8 rounds."""
     executor = InlineExecutor(setup)
-    play(setup, executor, directory, ignore, checkpoints=Checkpoints(every=2))
+    play_run(setup, executor, directory, ignore, checkpoints=Checkpoints(every=2))
     return executor
 
 
@@ -137,7 +137,7 @@ def test_another_format_says_so(setup: Setup, tmp_path: Path):
 @pytest.mark.parametrize("every", [1, 3])
 def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(method: str, every: int, tmp_path: Path):
     setup = prepare(experiment(method, rounds=8))
-    play(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
+    play_run(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
     directory, resumed, stops = begun(tmp_path / "resumed"), False, 0
     while True:
         rounds: list[int] = []
@@ -147,7 +147,7 @@ def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(method:
             return len(rounds) == 3
 
         try:
-            play(
+            play_run(
                 setup,
                 InlineExecutor(setup),
                 directory,
@@ -166,7 +166,7 @@ def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(method:
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Path):
     setup = prepare(experiment("fedpse", rounds=8))
-    play(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
+    play_run(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
 
     def cut(record: RoundRecord) -> None:
         if record.row.round == 4:
@@ -174,9 +174,9 @@ def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Pa
 
     directory, said = begun(tmp_path / "cut"), list[str]()
     with pytest.raises(KeyboardInterrupt):
-        play(setup, InlineExecutor(setup), directory, cut, checkpoints=Checkpoints(every=every))
+        play_run(setup, InlineExecutor(setup), directory, cut, checkpoints=Checkpoints(every=every))
     again: list[int] = []
-    play(
+    play_run(
         setup,
         InlineExecutor(setup),
         directory,
@@ -197,9 +197,9 @@ def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Pa
 
 def test_a_checkpoint_beyond_the_records_is_not_used(tmp_path: Path):
     setup = prepare(experiment("fedavg", rounds=4))
-    play(setup, InlineExecutor(setup), tmp_path / "long", ignore, checkpoints=Checkpoints(every=2))
+    play_run(setup, InlineExecutor(setup), tmp_path / "long", ignore, checkpoints=Checkpoints(every=2))
     shorter = replace(setup, rounds=2)
-    play(shorter, InlineExecutor(setup), begun(tmp_path / "short"), ignore, checkpoints=Checkpoints(every=2))
+    play_run(shorter, InlineExecutor(setup), begun(tmp_path / "short"), ignore, checkpoints=Checkpoints(every=2))
     shutil.copytree(tmp_path / "long" / "checkpoints" / "00000004", tmp_path / "short" / "checkpoints" / "00000004")
-    play(setup, InlineExecutor(setup), tmp_path / "short", ignore, resumed=True)
+    play_run(setup, InlineExecutor(setup), tmp_path / "short", ignore, resumed=True)
     assert_same_run(tmp_path / "long", tmp_path / "short")

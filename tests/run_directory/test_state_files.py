@@ -55,7 +55,9 @@ def test_every_packet_comes_back_as_it_was(compressor: Compressor, tmp_path: Pat
         assert torch.equal(read.decode()[name], tensor)
 
 
-@pytest.mark.parametrize("codec", ["os.system", "base.Packet", "sparse.TopK", "sparse.np", "..process.settle", "x.y"])
+@pytest.mark.parametrize(
+    "codec", ["os.system", "base.Packet", "sparse.TopK", "sparse.np", "..determinism.process.prepare_process", "x.y"]
+)
 def test_a_file_names_codecs_and_nothing_else(codec: str, tmp_path: Path):
     layout = {"0": {"tree": {"p": {"packet": {"codec": codec, "settings": {}}, "parts": {}}}}}
     save_file({"x": np.zeros(1)}, tmp_path / "file", {"layout": json.dumps(layout)})
