@@ -262,6 +262,19 @@ class Compressor(Choice, ABC):
         return max(known, default=None)
 
 
+def encode_trees(
+    compressor: Compressor, trees: Mapping[str, Tree], memories: Mapping[str, Tree], generator: np.random.Generator
+) -> tuple[dict[str, Packet], dict[str, Tree]]:
+    """Encode every tree with one compressor; returns the packets and the new memories, both under the trees' names."""
+    packets: dict[str, Packet] = {}
+    memories = dict(memories)
+    for name, value in trees.items():
+        packets[name], memory = compressor.encode(value, memories.get(name) or compressor.init(value), generator)
+        if memory:
+            memories[name] = memory
+    return packets, memories
+
+
 class Quantizer(Compressor):
     """Sends a number of few bits for every entry, and encodes each tensor by itself; `compose` may put one inside.
 

@@ -37,6 +37,7 @@ from rayfl.methods.shared.distributed_gradient import (
     soft_threshold,
     stated_omega,
 )
+from rayfl.methods.shared.uplink import compressed
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -120,7 +121,7 @@ class ADIANA(DistributedGradient):
             "gradient": tree.sub(carry["gradient"], state["shift"]),
             "shift": tree.sub(carry["anchored"], state["shift"]),
         }
-        message, state = self.compress(state, differences, ctx)
+        message, state = compressed(state, differences, ctx)
         shift = tree.add(state["shift"], message["shift"].decode(), damping(self.hyper.alpha, ctx))
         return self.finished({**state, "shift": shift}, message, carry, ctx)
 

@@ -24,6 +24,8 @@ from rayfl.tree import State, Tree
 Carry = State
 """What a client holds while it trains; `carry["params"]` is the model in training."""
 Metrics = Mapping[str, float]
+Upload = Mapping[str, Packet | Tree]
+"""What a client sends, by name: a tree, which the engine encodes with the experiment's uplink, or a finished packet."""
 Split = Literal["train", "validation", "heldout"]
 
 
@@ -102,7 +104,7 @@ class Finished:
     """What a client has at the end of its round: its new state, what it sends (None: silence), and its weight."""
 
     state: State
-    message: Message | None
+    message: Upload | None
     weight: float = 1.0
     metrics: Metrics = field(default_factory=dict)
 
@@ -184,19 +186,6 @@ class Method(ABC):
     @abstractmethod
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         """End the round: the new state and the message."""
-
-    def compress(self, state: State, trees: Mapping[str, Tree], ctx: Context) -> tuple[dict[str, Packet], State]:
-        """Encode trees with the experiment's uplink compressor, whose memory stays in the state under "uplink"."""
-        if not ctx.sends:
-            return {}, state
-        message: dict[str, Packet] = {}
-        memories = dict(state.get("uplink", {}))
-        for name, value in trees.items():
-            memory = memories.get(name) or ctx.uplink.init(value)
-            message[name], memory = ctx.uplink.encode(value, memory, ctx.generator)
-            if memory:
-                memories[name] = memory
-        return message, {**state, "uplink": memories} if memories else state
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         """Take in what the server sent back in the same round, after its update (`ServerHalf.reply`)."""

@@ -36,7 +36,7 @@ class DCGD(DistributedGradient):
     gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        return self.sent(state, {"gradient": carry["gradient"]}, carry, ctx)
+        return self.finished(state, {"gradient": carry["gradient"]}, carry, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -32,6 +32,7 @@ from rayfl.methods.shared.distributed_gradient import (
     shifted,
     soft_threshold,
 )
+from rayfl.methods.shared.uplink import compressed
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -69,7 +70,7 @@ class DIANA(DistributedGradient):
         if self.is_exact(ctx):
             message: Message = {"gradient": Dense().encode(difference, {}, ctx.generator)[0]}
         else:
-            message, state = self.compress(state, {"gradient": difference}, ctx)
+            message, state = compressed(state, {"gradient": difference}, ctx)
         shift = tree.add(state["shift"], message["gradient"].decode(), self.alpha(ctx))
         return self.finished({**state, "shift": shift}, message, carry, ctx)
 

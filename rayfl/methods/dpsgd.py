@@ -68,8 +68,7 @@ class DPSGD(GradientMethod, PeerHalf):
         lian = self.hyper.order == "lian"
         new = {**state, "params": trained, **({"begun": begun} if lian else {})}
         change = tree.sub(begun if lian else trained, ctx.initial)
-        message, new = self.compress(new, {"change": change}, ctx)
-        return Finished(new, message, 1.0, self.train_loss(carry, ctx))
+        return Finished(new, {"change": change}, 1.0, self.train_loss(carry, ctx))
 
     def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
         state = dict(state)

@@ -25,8 +25,7 @@ class FedAvg(GradientMethod, ServerHalf):
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        message, state = self.compress(state, {"delta": self.progress(carry)}, ctx)
-        message, weight = self.weigh(message, ctx)
+        message, weight = self.weigh({"delta": self.progress(carry)}, ctx)
         return Finished(state, message, weight, self.train_loss(carry, ctx))
 
     def init_server(self, params: Tree) -> State:

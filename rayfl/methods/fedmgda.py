@@ -47,8 +47,7 @@ class FedMGDA(GradientMethod, ServerHalf):
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        message, state = self.compress(state, {"delta": self.progress(carry)}, ctx)
-        return Finished(state, message, metrics=self.train_loss(carry, ctx))
+        return Finished(state, {"delta": self.progress(carry)}, metrics=self.train_loss(carry, ctx))
 
     def init_server(self, params: Tree) -> State:
         return {"params": params}

@@ -74,9 +74,9 @@ class FedPD(GradientMethod, ServerHalf):
         eta, params = self.hyper.eta, carry["params"]
         multiplier = tree.add(state["multiplier"], tree.sub(params, state["anchor"]), 1 / eta)
         anchor = tree.add(params, multiplier, eta)
-        message, state = self.compress(state, {"delta": tree.sub(carry["received"], anchor)}, ctx)
+        delta = tree.sub(carry["received"], anchor)
         state = {**state, "params": params, "anchor": anchor, "multiplier": multiplier}
-        return Finished(state, message or None, metrics=self.train_loss(carry, ctx))
+        return Finished(state, {"delta": delta}, metrics=self.train_loss(carry, ctx))
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         anchor = received["model"].decode()

@@ -25,6 +25,7 @@ from rayfl import tree
 from rayfl.gather import Aggregate, Gather, Sum
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
+from rayfl.methods.shared.uplink import compressed
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -69,7 +70,7 @@ class LAG(DistributedGradient):
 
     def upload(self, state: State, change: Tree, carry: Carry, ctx: Context) -> Finished:
         """The end of a round that sends `change`; what the server then has of this client is remembered."""
-        message, state = self.compress(state, {"change": change}, ctx)
+        message, state = compressed(state, {"change": change}, ctx)
         if message:
             state = {**state, "sent": tree.add(state["sent"], message["change"].decode())}
         return self.finished(state, message, carry, ctx)

@@ -82,7 +82,7 @@ class MARINA(DistributedGradient):
             packet, _ = Dense().encode(carry["gradient"], {}, ctx.generator)
             return self.finished(state, {"gradient": packet}, carry, ctx)
         if "previous" in carry:
-            return self.sent(state, {"gradient": carry["gradient"]}, carry, ctx)
+            return self.finished(state, {"gradient": carry["gradient"]}, carry, ctx)
         return self.finished(state, {}, carry, ctx)
 
     def init_server(self, params: Tree) -> State:

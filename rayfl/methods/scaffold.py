@@ -28,6 +28,7 @@ from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, Sum, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining, Weighting
+from rayfl.methods.shared.uplink import compressed
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -87,7 +88,7 @@ class Scaffold(GradientMethod, ServerHalf):
         ctx = replace(ctx, work={"train": ctx.work["train"]})
         own, delta = state["control_variate"], self.progress(carry)
         new = self.new_control_variate(carry, delta, ctx)
-        message, state = self.compress(state, {"delta": delta, "control_variate": tree.sub(own, new)}, ctx)
+        message, state = compressed(state, {"delta": delta, "control_variate": tree.sub(own, new)}, ctx)
         if "control_variate" not in state.get("uplink", {}):
             new = tree.sub(own, message["control_variate"].decode())
         message, weight = self.weigh(message, ctx)

@@ -119,14 +119,13 @@ class STEM(Method, ServerHalf):
         }
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        sent = {"direction": carry["direction"]}
+        sent: dict[str, Tree] = {"direction": carry["direction"]}
         if ctx.round > 0:
             sent["delta"] = tree.sub(carry["received"], carry["params"])
-        message, state = self.compress(state, sent, ctx)
-        state = {**state, "point": carry["params"], "round": torch.tensor(ctx.round)}
+        state = {"point": carry["params"], "round": torch.tensor(ctx.round)}
         num_steps = sum(work.num_steps for work in ctx.work.values())
         metrics = {"train/loss": float(carry["loss"]) / num_steps} if num_steps else {}
-        return Finished(state, message, metrics=metrics)
+        return Finished(state, sent, metrics=metrics)
 
     def init_server(self, params: Tree) -> State:
         return {"params": params, "direction": tree.zeros_like(params), "started": torch.tensor(False)}

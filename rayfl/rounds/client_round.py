@@ -23,6 +23,7 @@ from rayfl.rounds.engines import Start
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, cut_off, moment
+from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
 from rayfl.tree import Arrays, State, Tree
 
 
@@ -41,7 +42,8 @@ class ClientRound:
         server_memory: State,
     ) -> None:
         self.setup, self.method = setup, setup.method
-        self.shared, self.client, self.role, self.state = shared, client, role, state
+        self.shared, self.client, self.role = shared, client, role
+        self.state, self.uplink_memory = without_memory(state)
         with naming_round_and_client(shared.round, client):
             personal = Reply({}, server_memory)
             if server is not None and shared.plan.down:
@@ -98,11 +100,13 @@ class ClientRound:
         ctx = replace(self.ctx, work=work, sends=sends)
         finished = self.method.finish(self.state, carry, ctx)
         sent = sends and finished.message is not None
-        message = (finished.message or {}) if sent else {}
+        message, uplink_memory = {}, self.uplink_memory
+        if sent and finished.message is not None:
+            message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
         server_memory = self.personal.server_memory
         if sent and not self.setup.is_peer:
             server_memory = self.setup.server_half.store_uplink(server_memory, message, ctx)
-        outputs += pack_outputs(self.setup, finished.state, server_memory)
+        outputs += pack_outputs(self.setup, with_memory(finished.state, uplink_memory), server_memory)
         if self.setup.keeps_messages:
             outputs.append(message if self.setup.is_peer else (message, finished.weight))
         outputs += [message.get(name) for name in self.setup.relayed]

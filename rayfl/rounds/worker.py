@@ -29,6 +29,7 @@ from rayfl.rounds.calls import (
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client, pack_outputs
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.setup import Setup
+from rayfl.rounds.uplink_memory import with_memory, without_memory
 from rayfl.tree import State, Tree
 
 
@@ -129,10 +130,11 @@ class Worker:
             with naming_round_and_client(shared.round, client):
                 ctx = self.setup.context(shared.round, shared.plan, client, "reply")
                 answer = half.reply(server, server_memories[client], ctx)
-                state = self.method.receive_reply(states[client], answer.message, ctx)
+                state, uplink_memory = without_memory(states[client])
+                state = self.method.receive_reply(state, answer.message, ctx)
             bits = message_bits(answer.message)
             reports.append(ClientResult(client, downlink_bits=bits, reply_bits=bits, metrics=answer.metrics))
-            outputs += pack_outputs(self.setup, state, answer.server_memory)
+            outputs += pack_outputs(self.setup, with_memory(state, uplink_memory), answer.server_memory)
         return tuple(reports), outputs
 
     def mix(self, shared: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
@@ -147,8 +149,9 @@ class Worker:
                 ctx = self.setup.context(shared.round, shared.plan, client, "mix")
                 states, _ = self._memories((client,), (stored,))
                 # Taken out, so that what only this receiver gathered is free again.
-                state = self.setup.peer_half.mix(states[client], gathered.pop(client), ctx)
-            yield from pack_outputs(self.setup, state, {})
+                state, uplink_memory = without_memory(states[client])
+                state = self.setup.peer_half.mix(state, gathered.pop(client), ctx)
+            yield from pack_outputs(self.setup, with_memory(state, uplink_memory), {})
 
     def evaluate(
         self, shared: RoundInputs, job: ClientJob, inputs: Sequence[Any]

@@ -9,6 +9,7 @@ from rayfl.methods.base import Plan
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, server_round
+from rayfl.rounds.uplink_memory import UPLINK_MEMORY
 from rayfl.tree import to_tensors
 
 
@@ -37,5 +38,5 @@ def test_only_what_was_sent_leaves_the_error_memory():
     (sender,) = [row.client for row in record.clients if row.status == "delivered"]
     assert {row.client: row.uplink_bits > 0 for row in record.clients} == {c: c == sender for c in range(4)}
     for client in range(4):
-        memory = to_tensors(executor.get(run_state.states[client])).get("uplink", {})
+        memory = to_tensors(executor.get(run_state.states[client])).get(UPLINK_MEMORY, {})
         assert (client == sender) == bool(memory)

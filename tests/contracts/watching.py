@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rayfl.compress.base import Message
+from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf
 from rayfl.rounds.setup import Setup
+from rayfl.tree import Tree
 
 CLIENT_HOOKS = ("init_client", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model")
 SERVER_HOOKS = (
@@ -34,8 +35,10 @@ class Log:
     calls: Counter[str] = field(default_factory=Counter)
     modified: list[str] = field(default_factory=list)
     down: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
-    up: dict[tuple[int, int], Message] = field(default_factory=dict)
+    up: dict[tuple[int, int], dict[str, Packet]] = field(default_factory=dict)
     broadcasts: dict[int, Message] = field(default_factory=dict)
+    waiting: list[tuple[dict[str, Packet], str]] = field(default_factory=list)
+    """Where the packets belong that the engine makes next, of the trees that the last client to finish sends."""
     depth: int = 0
     """Hooks that are being called; the messages of a hook that another one calls are that one's."""
 
@@ -54,7 +57,23 @@ class Log:
         if isinstance(result, Reply):
             self.down.setdefault(key, []).append(result.message)
         if isinstance(result, Finished) and result.message is not None:
-            self.up[key] = result.message
+            sent = result.message
+            self.up[key] = {name: part for name, part in sent.items() if isinstance(part, Packet)}
+            self.waiting = [(self.up[key], name) for name, part in sent.items() if not isinstance(part, Packet)]
+
+
+def watched_uplink(uplink: Compressor, log: Log) -> Compressor:
+    """The same compressor, which notes the packets that the engine makes of trees."""
+
+    def encode(self: Compressor, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        packet, memory = uplink.encode(x, memory, generator)
+        if log.waiting and not log.depth:
+            message, name = log.waiting.pop(0)
+            message[name] = packet
+        return packet, memory
+
+    kind = type("Watched", (type(uplink),), {"encode": encode})
+    return kind(**{name: getattr(uplink, name) for name in type(uplink).model_fields})
 
 
 def watched(setup: Setup) -> tuple[Setup, Log]:
@@ -68,7 +87,7 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     kind = type("Watched", (type(method),), hooks)
     twin = kind.__new__(kind)
     vars(twin).update(vars(method))
-    return replace(setup, method=twin), log
+    return replace(setup, method=twin, uplink=watched_uplink(setup.uplink, log)), log
 
 
 def _own(method: Method, hook: str) -> bool:

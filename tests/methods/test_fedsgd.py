@@ -102,9 +102,9 @@ def test_a_gradient_on_the_wire_gives_the_point_away():
     method, plan = FedSGD(Line(), weighting="uniform"), here.plan(0)
     params = method.task.init(0)
     carry = method.step(method.start(params), Batch(torch.tensor([x]), torch.tensor([y])), stage=plan.stages[0])
-    message = method.finish({}, carry, here.context(0, plan, 0, "client")).message
-    assert message is not None and list(message) == ["gradient"]
-    sent = {name: float(tensor) for name, tensor in message["gradient"].decode().items()}
+    upload = method.finish({}, carry, here.context(0, plan, 0, "client")).message
+    assert upload is not None and list(upload) == ["gradient"] and isinstance(upload["gradient"], dict)
+    sent = {name: float(tensor) for name, tensor in upload["gradient"].items()}
     assert sent["a"] / sent["b"] == pytest.approx(x, rel=1e-6)
     assert float(params["a"]) * x + float(params["b"]) - sent["b"] / 2 == pytest.approx(y, rel=1e-6)
 

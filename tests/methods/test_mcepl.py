@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rayfl import tree
+from rayfl.compress.base import Packet
 from rayfl.data.batches import schedule
 from rayfl.determinism import seeding
 from rayfl.methods.base import Work
@@ -183,6 +184,7 @@ def test_the_alexnet_s_mask_is_153_416_bytes():
     finished = method.finish(state, carry, ctx)
     assert finished.message is not None
     (packet,) = finished.message.values()
+    assert isinstance(packet, Packet)
     assert packet.num_bits == 8 * 153_416
     assert finished.metrics["comm/link_megabytes"] == pytest.approx(0.153416)
     # 0.3 of 1,028,800 weights of convolutions, 0.9 of 198,528 of linear layers: whole numbers, rounded up.

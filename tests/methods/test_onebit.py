@@ -66,7 +66,7 @@ def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any], en
     for run_state, x, error in zip(run_states, path, errors, strict=True):
         np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-6)
         for k, ref in run_state.states.items():
-            memory = tree.to_tensors(executor.get(ref))["uplink"]["delta"]
+            memory = tree.to_tensors(executor.get(ref))
             np.testing.assert_allclose(flat(memory), error[k], rtol=1e-5, atol=1e-6)
     # 8 + 2 signs in whole bytes a tensor, two means of 32 bits for each of 3 groups, and a count of examples.
     size = 16 + 3 * 64 + (64 if hyper.get("weighting") == "samples" else 0)

@@ -6,7 +6,6 @@ C(gamma g_i + e_i), what is remembered stays a part of x when gamma changes.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,10 @@ from rayfl.tree import State, Tree
 
 
 class CompressedSGD(DistributedGradient):
-    """Up: one compressed step a client and round, as "delta". Down: the dense model, 4 bytes an entry."""
+    """Up: one compressed step a client and round, as "delta". Down: the dense model, 4 bytes an entry.
+
+    Client state: the compressor's memory.
+    """
 
     Hyper: ClassVar[type[GradientStep]] = GradientStep
     hyper: GradientStep
@@ -39,12 +41,12 @@ class CompressedSGD(DistributedGradient):
         """C, as the hyper-parameters describe it."""
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
-        memory = self.compressor.init(params)
-        return {"uplink": {"delta": memory}} if memory else {}
+        return self.compressor.init(params)
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         delta = tree.scale(carry["gradient"], self.hyper.rate(ctx.round))
-        return self.sent(state, {"delta": delta}, carry, replace(ctx, uplink=self.compressor))
+        packet, memory = self.compressor.encode(delta, state, ctx.generator)
+        return self.finished(memory, {"delta": packet}, carry, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -4,7 +4,6 @@ There is no local training: only the server moves. The gradient is that of f_i(x
 whole train split (batch_size = 0, what the theory of these methods needs), or on one minibatch a round.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -15,7 +14,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, ServerHalf, Stage
+from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, ServerHalf, Stage, Upload
 from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.tree import State, Tree
@@ -70,12 +69,7 @@ class DistributedGradient(Method, ServerHalf):
         square = torch.stack([tensor.square().sum() for tensor in params.values()]).sum()
         return loss + 0.5 * self.hyper.l2 * square, tree.add(gradient, params, self.hyper.l2)
 
-    def sent(self, state: State, trees: Mapping[str, Tree], carry: Carry, ctx: Context) -> Finished:
-        """The end of a round that sends these trees through the experiment's uplink compressor."""
-        message, state = self.compress(state, trees, ctx)
-        return self.finished(state, message, carry, ctx)
-
-    def finished(self, state: State, message: Message, carry: Carry, ctx: Context) -> Finished:
+    def finished(self, state: State, message: Upload, carry: Carry, ctx: Context) -> Finished:
         """The end of a round that sends this message: its weight, and the objective as a metric."""
         metrics = {"train/loss": float(carry["loss"])}
         if not message:

@@ -6,10 +6,9 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.compress.scalar import count_packet
 from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Context, Method, Plan, Stage
+from rayfl.methods.base import Carry, Context, Method, Plan, Stage, Upload
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, Optimizer, OptimizerName
 from rayfl.task import Task
@@ -92,7 +91,7 @@ class GradientMethod(Method):
         params, state = self.optimizer.update(carry["params"], gradient, carry["optimizer"], stage.lr)
         return {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss}
 
-    def weigh(self, message: Message, ctx: Context) -> tuple[Message, float]:
+    def weigh(self, message: Upload, ctx: Context) -> tuple[Upload, float]:
         """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
         assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
         return weighed(message, self.hyper.weighting, ctx)
@@ -107,7 +106,7 @@ class GradientMethod(Method):
         return tree.sub(carry["received"], carry["params"])
 
 
-def weighed(message: Message, weighting: Weighting, ctx: Context) -> tuple[Message, float]:
+def weighed(message: Upload, weighting: Weighting, ctx: Context) -> tuple[Upload, float]:
     """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
     if weighting == "uniform":
         return message, 1.0

@@ -70,9 +70,8 @@ class FedFomo(GradientMethod, ServerHalf):
         return {**carry, "params": params, "gains": gains[1:]}
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        message, state = self.compress(state, {"model": carry["params"]}, ctx)
         gains, _ = Dense().encode({"gains": carry["gains"]}, {}, ctx.generator)
-        return Finished({**state, "params": carry["params"]}, {**message, "gains": gains})
+        return Finished({"params": carry["params"]}, {"model": carry["params"], "gains": gains})
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         return {"params": carry["params"] if carry is not None else state["params"]}

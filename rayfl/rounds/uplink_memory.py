@@ -1,0 +1,29 @@
+"""The memory of a client's uplink compressor: kept beside the method's state, and never shown to the method."""
+
+from rayfl.compress.base import Message, Packet, encode_trees
+from rayfl.methods.base import Context, Upload
+from rayfl.tree import State
+
+UPLINK_MEMORY = "uplink memory"
+"""Its place in a client's stored state; no method may use this name."""
+
+
+def without_memory(stored: State) -> tuple[State, State]:
+    """The method's state, and the compressor's memory by message name."""
+    state = dict(stored)
+    return state, state.pop(UPLINK_MEMORY, {})
+
+
+def with_memory(state: State, memory: State) -> State:
+    """What is stored of a client: the inverse of `without_memory`."""
+    return {**state, UPLINK_MEMORY: memory} if memory else state
+
+
+def encode_upload(upload: Upload, memory: State, ctx: Context) -> tuple[Message, State]:
+    """Encode the trees of an upload with the experiment's uplink; returns the message and the compressor's new memory.
+
+    Random compressors draw from the client's generator after the method's own draws.
+    """
+    trees = {name: part for name, part in upload.items() if not isinstance(part, Packet)}
+    packets, memory = encode_trees(ctx.uplink, trees, memory, ctx.generator)
+    return {name: part if isinstance(part, Packet) else packets[name] for name, part in upload.items()}, memory
