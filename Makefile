@@ -18,7 +18,7 @@ SOURCES := pyproject.toml constraints.txt
 
 help:
 	@echo "make demo    install, run the demo experiment, print its table and the path of its report"
-	@echo "make test    install, run the whole test suite (ARGS='-k word' passes arguments to pytest)"
+	@echo "make test    install, run the whole test suite in two processes (ARGS='-n 0 -k word' passes arguments to pytest)"
 	@echo "make lint    ruff and pyright"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
@@ -26,7 +26,7 @@ demo: $(HAS_RAYFL)
 	@$(BIN)/rayfl run $(EXPERIMENT) $(ARGS)
 
 test: $(HAS_TEST)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(HAS_DEV)
 	@$(BIN)/python -m ruff check .

@@ -1,4 +1,8 @@
-"""Every test process does its numbers like every other process of rayfl; tests on Ray share one local cluster."""
+"""Every test process does its numbers like every other process of rayfl; tests on Ray share one local cluster.
+
+Under pytest-xdist (`-n 2 --dist loadgroup`) one process takes all tests on Ray, before any other test, and every other
+file goes to one process, so that what the tests of a file share is made once.
+"""
 
 from rayfl.determinism.process import prepare_process
 
@@ -8,8 +12,48 @@ import os  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
+from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests on Ray first, as one group: they take longest, and leave cores idle while processes start."""
+    on_ray = [
+        item for item in items if item.get_closest_marker("ray") or "cluster" in getattr(item, "fixturenames", ())
+    ]
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in on_ray:
+            item.add_marker(pytest.mark.xdist_group("ray"))
+    chosen = set(on_ray)
+    items[:] = [*on_ray, *(item for item in items if item not in chosen)]
+
+
+@pytest.hookimpl(optionalhook=True)
+# Any: the types of xdist, which a run in one process does without.
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """The scheduler of `--dist loadgroup`: a test without a group of its own goes with its file."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler.loadgroup import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = super()._split_scope(nodeid)
+            return group.partition("::")[0] if group == nodeid else group
+
+    # In the order of collection, the tests on Ray first.
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """What a test computes depends neither on the number of cores nor on who else uses them."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTEST = "-m pytest -n 2 --dist loadgroup"
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 # A stand-in for Python: `-c` is the question whether it is good enough, `-m venv` copies itself into the new .venv,
@@ -49,12 +50,12 @@ def test_make_installs_with_the_constraints_once_and_again_when_they_change(chec
     install = "-m pip install --quiet --disable-pip-version-check -c constraints.txt -e .[test]"
     for _ in range(2):
         assert make(checkout, "test", "PYTHON=./absent ./old ./new", "ARGS=-k x").returncode == 0
-    assert (checkout / "calls").read_text().splitlines() == [install, "-m pytest -k x", "-m pytest -k x"]
+    assert (checkout / "calls").read_text().splitlines() == [install, f"{PYTEST} -k x", f"{PYTEST} -k x"]
 
     later = (checkout / ".venv" / ".has-test").stat().st_mtime + 10
     os.utime(checkout / "constraints.txt", (later, later))
     assert make(checkout, "test").returncode == 0
-    assert (checkout / "calls").read_text().splitlines()[3:] == [install, "-m pytest"]
+    assert (checkout / "calls").read_text().splitlines()[3:] == [install, PYTEST]
 
 
 @needs_make
@@ -66,7 +67,7 @@ def test_the_linters_environment_serves_the_tests_too(checkout: Path) -> None:
         "-m ruff check .",
         "-m ruff format --check .",
         "-m pyright",
-        "-m pytest",
+        PYTEST,
     ]
 
 
