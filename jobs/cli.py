@@ -223,19 +223,19 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None) -> None:
 @main.command()
 @click.argument("name", required=False)
 def methods(name: str | None) -> None:
-    """List the methods with their papers, or the hyper-parameters of one (NAME)."""
+    """List the methods with their papers, or the hyper-parameters of one (NAME, or FILE.py:CLASS)."""
     with sentences():
-        from rayfl.experiment import methods_registry
-        from rayfl.methods.base import ServerHalf
+        from rayfl.choices import find, known
+        from rayfl.methods.base import Method, ServerHalf
         from rayfl.methods.shared.local_training import LocalTraining
 
         if name is not None:
-            kind = methods_registry.method(name)
+            kind = find(Method, name)
             print(f"{name}: {kind.paper}\n")
             Console().print(_fields(kind.Hyper))
             return
         table = Table("method", "where", "paper", "hyper-parameters of its own")
-        for each, kind in sorted(methods_registry.methods().items()):
+        for each, kind in sorted(known(Method).items()):
             own = [field for field in kind.Hyper.model_fields if field not in LocalTraining.model_fields]
             where = "server" if issubclass(kind, ServerHalf) else "peers"
             table.add_row(each, where, kind.paper, ", ".join(own))
@@ -247,13 +247,13 @@ def methods(name: str | None) -> None:
 def datasets() -> None:
     """List the datasets and partitions with their options."""
     with sentences():
-        from rayfl.choices import named
+        from rayfl.choices import known
         from rayfl.data.datasets import Source
         from rayfl.data.partition import PartitionScheme
 
         for title, kind in (("dataset", Source), ("partition", PartitionScheme)):
             table = Table(title, "what it is", "options")
-            for name, each in named(kind).items():
+            for name, each in known(kind).items():
                 table.add_row(name, _first_sentence(each), "\n".join(_options(each)))
             Console(width=None if sys.stdout.isatty() else 120).print(table)
 

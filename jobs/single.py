@@ -12,8 +12,7 @@ from rayfl.determinism import platform
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
-from rayfl.experiment.input_files import NAMES, KeptFiles, kept_files
-from rayfl.experiment.methods_registry import method
+from rayfl.experiment.input_files import KeptFiles, kept_files, names_file
 from rayfl.experiment.prepare import prepare
 from rayfl.report.page import report, summary
 from rayfl.rounds.executor import InlineExecutor
@@ -117,7 +116,7 @@ def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
     experiment = read(before.directory / "experiment.toml", overrides)
     old, new = determining_settings(before.experiment), determining_settings(kept_files(experiment.as_dict()).table)
     for key in sorted(old.keys() | new.keys()):
-        if key in NAMES and old.get(key) != new.get(key):
+        if names_file(key, old.get(key)) and old.get(key) != new.get(key):
             raise SettingsError(
                 f"the file of {key} is not what the run in {before.directory} began with, {old.get(key)}; give "
                 f"{key}=FILE with a copy of that"
@@ -151,7 +150,7 @@ def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
 def changes_past_rounds(experiment: Experiment, planned: int) -> bool:
     """Whether changing the number of rounds from `planned` changes rounds already played."""
     hyper, rounds = experiment.method.hyper, experiment.rounds
-    depends = method(experiment.method.name).depends_on_num_rounds
+    depends = experiment.method.kind.depends_on_num_rounds
     return rounds != planned and (depends or hyper.for_num_rounds(rounds) != hyper.for_num_rounds(planned))
 
 

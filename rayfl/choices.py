@@ -1,81 +1,211 @@
-"""A name or a table of an experiment file -> the object that it describes.
+"""A name or a table of an experiment file, or an object from Python -> the object that it describes.
 
 There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Source`, `PartitionScheme` or `Topology` in
-its room is a new compressor, model, dataset, partition or topology, found by its class attribute `name`.
+its room is a new compressor, model, dataset, partition or topology, found by its class attribute `name`; a new file in
+`rayfl/methods/` is a new method. What lies outside the package is found too (rayfl/plugins.py).
 """
 
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 
+from rayfl import plugins
 from rayfl.settings import Settings, SettingsError, UnknownName, nearest, shown
 
 
-class Choice(Settings):
-    """Settings that an experiment file chooses by `name`. `label`: what a user calls one; `package`: where ours lie."""
+class Kind:
+    """What an experiment chooses by `name`. `label`: what a user calls one; `package`: where ours lie."""
 
     name: ClassVar[str]
     label: ClassVar[str]
     package: ClassVar[str]
 
+    @classmethod
+    def adopts(cls, found: object) -> bool:
+        """Whether an object of this kind can be made with something that is no subclass of it."""
+        return False
+
+
+class Choice(Settings, Kind):
+    """A kind whose options are its fields."""
+
+    # Any: options get their types from the class that takes them.
+    @classmethod
+    def from_options(cls, found: Any, options: Mapping[str, Any]) -> Any:
+        """The object that `found` (a class of this kind, or what it `adopts`) makes with options."""
+        return found(**options)
+
+    def to_table(self) -> dict[str, Any]:
+        """The table that makes it again."""
+        return {"name": reference(type(self)), **self.model_dump()}
+
+
+K = TypeVar("K", bound=Kind)
+
 
 @cache
-def named(kind: type[Choice]) -> dict[str, type[Choice]]:
-    """Every concrete subclass of `kind`, of which `label` and `package` are known, by its `name`."""
+def named(kind: type[K]) -> dict[str, type[K]]:
+    """Every concrete subclass of `kind` in rayfl, of which `label` and `package` are known, by its `name`."""
     room = importlib.import_module(kind.package)
     for module in pkgutil.iter_modules(room.__path__):
         importlib.import_module(f"{room.__name__}.{module.name}")
-    pending, found = [kind], {}
-    while pending:
-        for subclass in pending.pop().__subclasses__():
-            pending.append(subclass)
-            if "name" in vars(subclass) and subclass.__module__.startswith("rayfl."):
-                found[vars(subclass)["name"]] = subclass
+    found = {vars(one)["name"]: one for one in _below(kind) if "name" in vars(one)}
     return dict(sorted(found.items()))
+
+
+def _below(kind: type[K]) -> Iterator[type[K]]:
+    """All subclasses in rayfl."""
+    for subclass in kind.__subclasses__():
+        if subclass.__module__.startswith("rayfl."):
+            yield subclass
+        yield from _below(subclass)
+
+
+# Any: a class of `kind`, or what it adopts.
+def installed(kind: type[Kind]) -> dict[str, Any]:
+    """What installed packages bring of a kind, by name. SettingsError where one cannot be loaded."""
+    found = {name: plugins.load_installed(name) for name in plugins.installed()}
+    return {name: one for name, one in found.items() if _is(kind, one)}
+
+
+# Any: a class of `kind`, or what it adopts.
+def known(kind: type[Kind]) -> dict[str, Any]:
+    """All of a kind that can be named by a plain word: ours and those of installed packages."""
+    return {**named(_widest(kind)), **installed(_widest(kind))}
+
+
+# Any: a name from a file, or a class or a function from Python; found is a class of `kind`, or what it adopts.
+def find(kind: type[Kind], given: Any) -> Any:
+    """What stands behind a name of an experiment, or behind a class from Python. SettingsError where nothing does."""
+    ours = named(_widest(kind))
+    if callable(given):
+        return _checked(kind, given)
+    if isinstance(given, str) and plugins.is_reference(given):
+        return _checked(kind, plugins.load(given))
+    if not isinstance(given, str) or (given not in ours and given not in plugins.installed()):
+        if isinstance(given, str) and given.endswith(".py"):
+            raise SettingsError(f"{given!r} names a file only; name its class too, as in {given}:Class")
+        raise UnknownName(f"unknown {kind.label} {shown(given)}: {nearest(str(given), known(kind))}")
+    if given not in plugins.installed():
+        return ours[given]
+    found = plugins.load_installed(given)
+    if given in ours and _is(kind, found):
+        raise SettingsError(
+            f"{plugins.packages_of(given)} has a {kind.label} {given!r}, which is the name of one of ours; uninstall "
+            "it, or have it renamed"
+        )
+    return ours[given] if given in ours else _checked(kind, found)
+
+
+# Any: a class of kinds, of which type checkers cannot know that it is a `Choice` for a `Choice`.
+def _widest(kind: type[Kind]) -> Any:
+    """The kind itself for one that is narrower (a quantizer among the compressors)."""
+    return next(one for one in reversed(kind.__mro__) if issubclass(one, Kind) and "package" in vars(one))
+
+
+def _is(kind: type[Kind], found: object) -> bool:
+    """Whether `found` is a class of a kind, or can be made into one."""
+    return (isinstance(found, type) and issubclass(found, kind)) or kind.adopts(found)
+
+
+# Any: see `find`.
+def _checked(kind: type[Kind], found: Any) -> Any:
+    """`found`, a class that is not ours, with a name of its own. SettingsError where it is none of this kind."""
+    widest = _widest(kind)
+    word = getattr(found, "__qualname__", shown(found))
+    if not _is(widest, found):
+        raise SettingsError(
+            f"{plugins.place_of(found)}: {word!r} is {_what(found)}, and no {kind.label}; give a subclass of "
+            f"{widest.__module__}.{widest.__name__}"
+        )
+    if not isinstance(found, type) or not issubclass(found, Kind) or found.__module__.startswith("rayfl."):
+        return found
+    if inspect.isabstract(found):
+        lacks = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise SettingsError(f"{plugins.place_of(found)}: the {kind.label} {word!r} lacks {lacks}; define it")
+    if vars(found).get("name") in named(widest):
+        raise SettingsError(
+            f"{plugins.place_of(found)}: the {kind.label} {word!r} is called {found.name!r}, which is the name of one "
+            "of ours; give it another name, or none"
+        )
+    if "name" not in vars(found):
+        found.name = found.__name__
+    return found
+
+
+def _what(found: object) -> str:
+    """What a user would call it."""
+    if not isinstance(found, type):
+        return "a function" if inspect.isfunction(found) else f"a value of type {type(found).__name__}"
+    labels = [one.label for one in found.__mro__ if issubclass(one, Kind) and "label" in vars(one)]
+    if labels:
+        return f"a {labels[-1]}"
+    return "a torch module" if any(one.__module__.startswith("torch.nn") for one in found.__mro__) else "a class"
+
+
+# Any: a class or a function.
+def reference(found: Any) -> str:
+    """The name by which an experiment finds a class again."""
+    if found.__module__.startswith("rayfl."):
+        return vars(found)["name"]
+    return plugins.reference(found)
 
 
 # Any: tables come from a file, and their values get their types here.
 def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
     """The object that a table with a `name` and options describes, e.g. {"name": "topk", "keep_ratio": 0.1}."""
-    known = named(kind)
     if "name" not in table:
-        raise SettingsError(f" is missing; a {kind.label} is one of {', '.join(known)}", ("name",))
-    name = table["name"]
-    if not isinstance(name, str) or name not in known:
-        raise UnknownName(f"unknown {kind.label} {shown(name)}: {nearest(str(name), known)}")
-    return known[name](**{key: value for key, value in table.items() if key != "name"})
+        raise SettingsError(f" is missing; a {kind.label} is one of {', '.join(known(kind))}", ("name",))
+    found = find(kind, table["name"])
+    return kind.from_options(found, {key: value for key, value in table.items() if key != "name"})
 
 
-# Any: what a TOML file holds, or an instance from Python.
-def resolve(kind: type[Choice], given: Any) -> Any:
-    """The object that a table or a name describes; anything else as it is. ValueError where it is none of `kind`.
+# Any: what a TOML file holds, or an object from Python.
+def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
+    """The object that a name, a table or a class describes; an instance as it is.
 
-    `kind` may be narrower than what its package holds (a quantizer among the compressors).
+    ValueError where it is none of `kind`, which may be narrower than what its package holds (a quantizer among
+    the compressors).
     """
-    widest = next(one for one in reversed(kind.__mro__) if "package" in vars(one))
-    table = {"name": given} if isinstance(given, str) else given
-    # Any: see above.
-    found: Any = make(widest, table) if isinstance(table, dict) else given
+    widest = _widest(kind)
+    if isinstance(given, widest):
+        _checked(widest, type(given))
+    found = given if isinstance(given, widest) else make(widest, as_table(given, field))
     if isinstance(found, widest) and not isinstance(found, kind):
-        known = [name for name, one in named(widest).items() if issubclass(one, kind)]
-        raise ValueError(f"{found.name!r} is no {kind.__name__.lower()}; give one of {', '.join(known)}")
+        narrow = [name for name, one in named(widest).items() if issubclass(one, kind)]
+        raise ValueError(f"{found.name!r} is no {kind.__name__.lower()}; give one of {', '.join(narrow)}")
     return found
 
 
+# Any: what a TOML file holds, or a class or a function from Python.
+def as_table(given: Any, field: str | None) -> dict[str, Any]:
+    """A table, where a bare name, class or function is short for one with nothing but a name."""
+    if isinstance(given, str) or callable(given):
+        return {"name": given}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{field}={shown(given)} is not allowed; it must be a name, or a table with a name")
+    return dict(given)
+
+
 def from_table(kind: type[Choice]) -> BeforeValidator:
-    """For the annotation of a field of type `kind`: it takes a name, a table with a name, or an instance."""
+    """For the annotation of a field of type `kind`: it takes a name, a table with a name, a class or an instance."""
+
     # Any: see `resolve`.
-    return BeforeValidator(lambda given: resolve(kind, given))
+    def made(given: Any, info: ValidationInfo) -> Any:
+        return resolve(kind, given, info.field_name)
+
+    return BeforeValidator(made)
 
 
 # Any: a table of a TOML file.
 def to_table(choice: Choice) -> dict[str, Any]:
     """What `make` reads: a field typed by a base class would be written without its settings."""
-    return {"name": choice.name, **choice.model_dump()}
+    return choice.to_table()
 
 
 TO_TABLE = PlainSerializer(to_table)

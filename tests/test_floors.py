@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "rayfl"
 FLOORS = (
     {"settings", "determinism", "tree"},
+    {"plugins"},
     {"choices"},
     {"data", "topology", "population"},
     {"models", "compress"},

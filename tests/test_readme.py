@@ -11,8 +11,8 @@ from jobs.cli import main
 from rayfl.choices import named
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
-from rayfl.experiment import methods_registry
 from rayfl.experiment.experiment import Experiment
+from rayfl.methods.base import Method
 from rayfl.models import Architecture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ def test_the_commented_settings_of_the_experiment_are_valid_too():
 
 
 def test_every_method_compressor_dataset_and_model_is_named():
-    for names in (methods_registry.methods(), *map(named, (Compressor, Source, Architecture))):
+    for names in (named(Method), *map(named, (Compressor, Source, Architecture))):
         assert [name for name in names if f"`{name}`" not in README] == []
 
 

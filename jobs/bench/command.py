@@ -67,10 +67,11 @@ def bench_compressors(names: Sequence[str], num_entries: int, plot: Path) -> Non
 def bench_chaos(methods: Sequence[str], kills: int, seed: int) -> int:
     """Kill what can be killed; see `jobs.bench.chaos`. Returns an exit code. ValueError on what cannot be done."""
     from jobs.bench import chaos
-    from rayfl.experiment import methods_registry
+    from rayfl.choices import find
+    from rayfl.methods.base import Method
 
     for name in methods:
-        methods_registry.method(name)
+        find(Method, name)
     if kills < 1:
         raise ValueError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
     return chaos.bench(methods or chaos.METHODS, kills, seed)

@@ -4,17 +4,18 @@ import datetime
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
-from rayfl.choices import Choice, make
+from rayfl.choices import TO_TABLE, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.experiment import methods_registry, toml
+from rayfl.experiment import toml
 from rayfl.experiment.input_files import located
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.methods.base import HyperParameters, Method
@@ -31,35 +32,44 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """What an experiment may be called, since its run directory is called so."""
 
 
-class MethodChoice(Settings):
-    """The `[method]` table: a method's name, its hyper-parameters, and those of elastic aggregation around it."""
+@dataclass(frozen=True)
+class MethodChoice:
+    """The `[method]` table: a method, its hyper-parameters, and those of elastic aggregation around it."""
 
-    name: str
+    kind: type[Method]
     hyper: HyperParameters
     elastic: ElasticHyper | None = None
 
+    @property
+    def name(self) -> str:
+        """The name by which the method is found again."""
+        return reference(self.kind)
+
     def make(self, task: Task, rounds: int) -> Method:
         """The method on a task, for an experiment of so many rounds."""
-        chosen = methods_registry.method(self.name)(task, **self.hyper.for_num_rounds(rounds).model_dump())
+        chosen = self.kind(task, **self.hyper.for_num_rounds(rounds).model_dump())
         return chosen if self.elastic is None else Elastic(chosen, **self.elastic.model_dump())
 
     @property
     def splits(self) -> Mapping[str, float]:
         """The further splits that it needs, with the default share of the train split."""
-        return {**methods_registry.method(self.name).splits, **({} if self.elastic is None else Elastic.splits)}
+        return {**self.kind.splits, **({} if self.elastic is None else Elastic.splits)}
+
+    def to_table(self) -> dict[str, Any]:
+        """The table that makes it again."""
+        elastic = {} if self.elastic is None else {"elastic": self.elastic.model_dump()}
+        return {"name": self.name, **self.hyper.model_dump(), **elastic}
 
 
 # Any: tables come from a file, and their values get their types here.
 def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
-    table = _table(value, info)
+    table = as_table(value, info.field_name)
     if "name" not in table:
-        raise SettingsError(
-            f" is missing; a method is one of {', '.join(sorted(methods_registry.methods()))}", ("name",)
-        )
-    name, elastic = table.pop("name"), _elastic(table.pop("elastic", False))
-    return MethodChoice(name=name, hyper=methods_registry.method(name).Hyper(**table), elastic=elastic)
+        raise SettingsError(f" is missing; a method is one of {', '.join(sorted(known(Method)))}", ("name",))
+    kind, elastic = find(Method, table.pop("name")), _elastic(table.pop("elastic", False))
+    return MethodChoice(kind=kind, hyper=kind.Hyper(**table), elastic=elastic)
 
 
 # Any: true, false or a table.
@@ -73,31 +83,6 @@ def _elastic(value: Any) -> ElasticHyper | None:
         return ElasticHyper(**value)
     except SettingsError as error:
         raise error.under("elastic") from None
-
-
-def _table(value: Any, info: ValidationInfo) -> dict[str, Any]:
-    """A table, or a bare name as short for a table with nothing but that name."""
-    if isinstance(value, str):
-        return {"name": value}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{info.field_name}={shown(value)} is not allowed; it must be a name, or a table with a name")
-    return dict(value)
-
-
-def _named(value: Any) -> dict[str, Any]:
-    fields = value.model_dump()
-    if isinstance(value, MethodChoice):
-        elastic = {} if value.elastic is None else {"elastic": value.elastic.model_dump()}
-        return {"name": value.name, **value.hyper.model_dump(), **elastic}
-    inner = {key: _named(part) for key in fields if isinstance(part := getattr(value, key), Compressor)}
-    return {"name": value.name, **fields, **inner}
-
-
-def _field(kind: type[Choice]) -> tuple[BeforeValidator, PlainSerializer]:
-    def made(value: Any, info: ValidationInfo) -> Any:
-        return value if isinstance(value, kind) else make(kind, _table(value, info))
-
-    return BeforeValidator(made), PlainSerializer(_named)
 
 
 class Splits(Settings):
@@ -151,14 +136,14 @@ class Experiment(Settings):
     label: str | None = Field(default=None, min_length=1, description="what legends call the run; default: its name")
     seed: int = Field(default=1, ge=0, description="the only source of randomness")
     rounds: int = Field(ge=1, description="communication rounds, T")
-    data: Annotated[Source, *_field(Source)]
-    partition: Annotated[PartitionScheme, *_field(PartitionScheme)]
+    data: Annotated[Source, from_table(Source), TO_TABLE]
+    partition: Annotated[PartitionScheme, from_table(PartitionScheme), TO_TABLE]
     clients: Clients
-    model: Annotated[Architecture, *_field(Architecture)]
-    method: Annotated[MethodChoice, BeforeValidator(_choice), PlainSerializer(_named)]
-    uplink: Annotated[Compressor, *_field(Compressor)] = Field(default_factory=Dense)
-    downlink: Annotated[Compressor, *_field(Compressor)] = Field(default_factory=Dense)
-    topology: Annotated[Topology, *_field(Topology)] | None = None
+    model: Annotated[Architecture, from_table(Architecture), TO_TABLE]
+    method: Annotated[MethodChoice, BeforeValidator(_choice), PlainSerializer(MethodChoice.to_table)]
+    uplink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
+    downlink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
+    topology: Annotated[Topology, from_table(Topology), TO_TABLE] | None = None
     splits: Splits = Field(default_factory=Splits)
     evaluation: Evaluation = Field(default_factory=Evaluation)
     runtime: Runtime = Field(default_factory=Runtime)
@@ -178,7 +163,7 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _compression_is_free(self) -> "Experiment":
-        if methods_registry.method(self.method.name).own_compression:
+        if self.method.kind.own_compression:
             for name in ("uplink", "downlink"):
                 if getattr(self, name) != Dense():
                     raise ValueError(f"{self.method.name} fixes what it sends; remove the [{name}] table")

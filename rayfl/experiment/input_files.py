@@ -1,4 +1,4 @@
-"""Files that an experiment names and a run cannot do without: an availability trace, a graph.
+"""Files that an experiment names and a run cannot do without: an availability trace, a graph, somebody's own code.
 
 They are read once, as a run is prepared, and copied into `files/` of its directory, for the reader and for a resume:
 what becomes of the originals changes nothing. A copy is called by what is in it (files/trace-0f3a5c1b2d4e.csv):
@@ -6,19 +6,25 @@ experiments with the same settings have the same files. In an experiment's TOML 
 elsewhere to the current directory.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayfl import plugins
 from rayfl.run_directory.atomic_files import reason, write_whole
 from rayfl.settings import SettingsError
 
 KINDS = {("clients", "availability", "trace"): "trace", ("topology", "path"): "graph"}
 """The settings that name a file, and what such a file is."""
-NAMES = {".".join(key) for key in KINDS}
 FOLDER = "files"
+_OPEN = ("data", "partition", "model", "method", "uplink", "downlink", "topology")
+"""The tables in which a name may lead to a plugin file: my_methods.py:FedNova."""
+
+
+def names_file(key: str, value: object) -> bool:
+    """Whether the value of a dotted key is the path of a file, or leads to one."""
+    return tuple(key.split(".")) in KINDS or (key.split(".")[0] in _OPEN and plugins.file_of(value) is not None)
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,8 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
             raise SettingsError(
                 f"{path} cannot be read ({reason(error)}); give {'.'.join(key)}=FILE with the file of the experiment"
             ) from None
-        digest = hashlib.sha256(content).hexdigest()[:12]
         # What a graph's file is, its ending says.
-        name = f"{FOLDER}/{KINDS[key]}-{digest}{Path(path).suffix}"
+        name = f"{FOLDER}/{KINDS.get(key, 'plugin')}-{plugins.digest(content)}{Path(path).suffix}"
         contents[name] = content
         return name
 
@@ -72,7 +77,10 @@ def absolute(table: Mapping[str, Any]) -> dict[str, Any]:
 
 # Any: a table, and what is in it.
 def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], str]) -> dict[str, Any]:
-    """The table with `change(key, path)` in place of every path to a file, also of those in a [sweep]."""
+    """The table with `change(key, path)` in place of every path to a file, also of those in a [sweep].
+
+    Of a name that leads to a class in a plugin file the path is changed, and the class stays.
+    """
 
     def walk(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
@@ -80,6 +88,8 @@ def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], st
         if isinstance(value, list | tuple):
             return [walk(item, path) for item in value]
         key = path[1:] if path[:1] == ("sweep",) else path
+        if key[:1] and key[0] in _OPEN and (leads := plugins.file_of(value)) is not None:
+            return f"{change(key, leads[0])}:{leads[1]}"
         return change(key, value) if key in KINDS and isinstance(value, str) and value else value
 
     return walk(table, ())

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayfl import plugins
 from rayfl.experiment.experiment import Experiment, override, put, read_table, split_override
 from rayfl.settings import SettingsError, shown
 
@@ -127,13 +128,14 @@ def described(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(described(one) for one in value)}]"
     if not isinstance(value, Mapping):
-        return str(value)
+        return plugins.short(str(value))
     parts = [
         described(part) if _is_named(part) else f"{key}={described(part)}"
         for key, part in value.items()
         if key != "name"
     ]
-    return f"{value.get('name', '')}({', '.join(parts)})" if parts else str(value.get("name", ""))
+    name = plugins.short(str(value.get("name", "")))
+    return f"{name}({', '.join(parts)})" if parts else name
 
 
 def _is_named(value: Any) -> bool:

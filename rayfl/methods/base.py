@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from rayfl.choices import Kind
 from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.gather import Aggregate, Gather
@@ -129,9 +130,11 @@ class HyperParameters(Settings):
         return self
 
 
-class Method(ABC):
-    """The client half. The registry name is the name of the file that holds the class."""
+class Method(Kind, ABC):
+    """The client half. A method of ours is called as the file in rayfl/methods/ that holds its one class."""
 
+    label: ClassVar[str] = "method"
+    package: ClassVar[str] = "rayfl.methods"
     Hyper: ClassVar[type[HyperParameters]] = HyperParameters
     paper: ClassVar[str] = ""
     personalized: bool = False
@@ -144,6 +147,12 @@ class Method(ABC):
     """By message name how what is sent is added up; packets under other names are billed, and read by nobody else."""
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        room, _, file = cls.__module__.rpartition(".")
+        if room == cls.package:
+            cls.name = file
 
     # Any: hyper-parameters are whatever the method's Hyper declares and validates.
     def __init__(self, task: Task, **hyper: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TypedDict
 
 import jinja2
 
+from rayfl import plugins
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
@@ -196,7 +197,7 @@ def _title(group: Group) -> str:
 def _name(run: Run, table: str) -> str:
     """ "fedpse" for {"method": {"name": "fedpse", ...}} and for {"method": "fedpse"}."""
     value = run.experiment.get(table, "")
-    return str(value.get("name", "") if isinstance(value, Mapping) else value)
+    return plugins.short(str(value.get("name", "") if isinstance(value, Mapping) else value))
 
 
 def _cards(run: Run) -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from rayfl import plugins
 from rayfl.experiment.identity import determining_settings
 from rayfl.run_directory.record import Run
 
@@ -168,7 +169,10 @@ def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
     own = determining_settings(group.runs[0].experiment)
     shared = [key for key in own if all(key in other for other in namesakes)]
     keys = [key for key in shared if any(other[key] != own[key] for other in namesakes)]
-    words = [str(own[key]) if key.endswith(".name") else f"{key.rpartition('.')[2]}={own[key]}" for key in keys]
+    words = [
+        plugins.short(str(own[key])) if key.endswith(".name") else f"{key.rpartition('.')[2]}={own[key]}"
+        for key in keys
+    ]
     return f" ({', '.join(words)})" if 0 < len(keys) <= _FEW else ""
 
 

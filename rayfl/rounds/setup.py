@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from pydantic import Field
 
-from rayfl import tree
+from rayfl import plugins, tree
 from rayfl.compress.base import Compressor
 from rayfl.data.batches import ClientData
 from rayfl.data.datasets import Dataset
@@ -55,6 +56,16 @@ class Setup:
     engine_name: str = "auto"
     device_name: str = "cpu"
     threads: int = 1
+
+    # Any: fields and what was computed from them.
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickle reads in order: plugin files must have run before it comes to objects of their classes.
+        return {"plugin_files": plugins.loaded_files(), **vars(self)}
+
+    # Any: see `__getstate__`.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        del state["plugin_files"]
+        vars(self).update(state)
 
     @cached_property
     def initial(self) -> Tree:

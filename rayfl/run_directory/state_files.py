@@ -7,6 +7,7 @@ nested: {"array": key}, {"bits": key, "shape": [...]}, {"packet": codec, "parts"
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -93,21 +94,25 @@ def _described(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     kind = type(value)
-    assert kind.__module__.startswith(_CODECS), f"{kind} is no codec of rayfl, so it cannot go to a file"
     settings = {field.name: _described(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return {"codec": f"{kind.__module__.removeprefix(_CODECS)}.{kind.__name__}", "settings": settings}
+    ours = kind.__module__.startswith(_CODECS)
+    place = kind.__module__.removeprefix(_CODECS) + "." if ours else f"{kind.__module__}:"
+    return {"codec": f"{place}{kind.__name__}", "settings": settings}
 
 
 # Any: the inverse of `_described`, from JSON.
 def _restored(value: Any) -> Any:
-    """A codec of ours, or a part of one, by its name below rayfl.compress; nothing else is ever made."""
+    """A codec, or a part of one: of ours by its name below rayfl.compress, of a plugin by its module, which the
+    experiment has imported; nothing else is ever made."""
     if isinstance(value, list):
         return tuple(_restored(item) for item in value)
     if not isinstance(value, Mapping):
         return value
-    module, _, name = value["codec"].rpartition(".")
-    kind = getattr(import_module(_CODECS + module), name) if module.isidentifier() else None
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == _CODECS + module):
+    module, colon, name = value["codec"].rpartition(":" if ":" in value["codec"] else ".")
+    home = module if colon == ":" else _CODECS + module
+    found = sys.modules.get(home) if colon == ":" else import_module(home) if module.isidentifier() else None
+    kind = getattr(found, name, None)
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == home):
         raise ValueError(f"{value['codec']!r} is no codec")
     return kind(**{key: _restored(setting) for key, setting in value["settings"].items()})
 

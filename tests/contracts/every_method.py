@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from rayfl.choices import named
 from rayfl.compress.base import Packet
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.methods_registry import methods
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Relay
 from rayfl.methods.base import Method, PeerHalf
@@ -74,7 +74,7 @@ def experiment(name: str, **options: Any) -> Experiment:
         **options,
     }
     tables["clients"] = {"count": 6, **options.get("clients", {})}
-    if issubclass(methods()[name], PeerHalf):
+    if issubclass(named(Method)[name], PeerHalf):
         tables.setdefault("topology", "ring")
     return Experiment(**tables)
 
@@ -110,10 +110,10 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
 
 
 def variant(name: str, hyper: Options) -> Callable[[], Method]:
-    return lambda: methods()[name](quadratic.Quadratic(), **hyper)
+    return lambda: named(Method)[name](quadratic.Quadratic(), **hyper)
 
 
-REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in methods().items()]
+REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in named(Method).items()]
 SEAMS = [
     Case(f"seam {type(made()).__name__}", on_quadratics(made), len(quadratic.TRAIN))
     for made in (

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from rayfl.choices import Choice, named
-from rayfl.experiment import methods_registry
 from rayfl.experiment.experiment import Experiment, read, to_toml
+from rayfl.methods.base import Method
 from rayfl.settings import KINDS, Settings, SettingsError, describe
 
 BASE: dict[str, Any] = {
@@ -77,7 +77,7 @@ def test_python_objects_and_tables_are_the_same():
 def every_kind() -> list[type[BaseModel]]:
     """All tables that an experiment can have."""
     kinds = [kind for room in Choice.__subclasses__() for kind in named(room).values()]
-    kinds += [method.Hyper for method in methods_registry.methods().values()]
+    kinds += [method.Hyper for method in named(Method).values()]
     tables = [field.annotation for field in Experiment.model_fields.values()]
     return [*kinds, *(table for table in tables if isinstance(table, type) and issubclass(table, Settings))]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.experiment.methods_registry import method
+from rayfl.choices import find
+from rayfl.methods.base import Method
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from tests.contracts.seams.closed_form import Points, batches, flat, points, start
@@ -151,7 +152,7 @@ def scaffolded(here: Setup, factors: Factors = untouched) -> list[tuple[np.ndarr
 
 def made(name: str, hyper: Mapping[str, Any], **options: Any) -> Setup:
     """A registered method on the quadratics."""
-    return setup(method(name)(Quadratic(), **hyper), **options)
+    return setup(find(Method, name)(Quadratic(), **hyper), **options)
 
 
 def optima(curvatures: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from rayfl import tree
-from rayfl.experiment.methods_registry import method
+from rayfl.choices import find
+from rayfl.methods.base import Method
 from rayfl.population.sampling import Participation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState
@@ -46,7 +47,7 @@ def plain(x: np.ndarray, begun: np.ndarray, batch: Points) -> np.ndarray:
 
 def made(name: str, hyper: Mapping[str, Any], **options: Any) -> Setup:
     options.setdefault("topology", Ring())
-    return setup(method(name)(Quadratic(), **hyper), **options)
+    return setup(find(Method, name)(Quadratic(), **hyper), **options)
 
 
 def matrix(topology: Topology, seed: int, round: int, present: Sequence[int]) -> np.ndarray:

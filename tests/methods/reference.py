@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from rayfl import tree
+from rayfl.choices import find
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import schedule
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding
-from rayfl.experiment import methods_registry
+from rayfl.methods.base import Method
 from rayfl.methods.shared.local_training import LocalTraining, LocalWork
 from rayfl.models import Logistic
 from rayfl.population.sampling import Clients, Population
@@ -70,7 +71,7 @@ def setup_of(
     return Setup(
         seed=seed,
         rounds=rounds,
-        method=methods_registry.method(method)(task, **hyper),
+        method=find(Method, method)(task, **hyper),
         dataset=dataset,
         partition=Partition(train=train, validation=empty, heldout=empty, test=test),
         population=Population(Clients(**{"count": len(sizes), **(clients or {})}), seed, train.sizes),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rayfl import tree
-from rayfl.experiment import methods_registry
+from rayfl.choices import find
 from rayfl.methods.base import Method
 from rayfl.methods.lag import LAG
 from rayfl.methods.lag_ps import LAGPS
@@ -162,4 +162,4 @@ def test_a_change_as_large_as_the_rule_allows_is_not_sent():
 @pytest.mark.parametrize("name", ["lag", "lag_ps"])
 def test_clients_have_no_weights(name: str):
     with pytest.raises(SettingsError, match="weighting='samples' is not allowed"):
-        methods_registry.method(name)(Quadratic(), weighting="samples")
+        find(Method, name)(Quadratic(), weighting="samples")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rayfl import tree
-from rayfl.experiment import methods_registry
+from rayfl.choices import find
+from rayfl.methods.base import Method
 from rayfl.methods.signsgd import SignSGD
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
@@ -109,4 +110,4 @@ def test_a_round_without_votes_moves_nothing_and_costs_nobody_a_model():
 
 def test_votes_have_no_weights():
     with pytest.raises(SettingsError, match="weighting='samples' is not allowed"):
-        methods_registry.method("signsgd")(Quadratic(), weighting="samples")
+        find(Method, "signsgd")(Quadratic(), weighting="samples")

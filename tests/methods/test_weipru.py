@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from rayfl import tree
+from rayfl.choices import find
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import schedule
 from rayfl.determinism import seeding
-from rayfl.experiment import methods_registry
+from rayfl.methods.base import Method
 from rayfl.methods.par_weipru import ParWeipru
 from rayfl.methods.shared.pruned_weights import PrunedWeights
 from rayfl.models import MLP
@@ -123,7 +124,7 @@ def test_the_two_means_by_hand():
     job = MixJob({0: dict.fromkeys(range(3), 1 / 3)}, (0, 1, 2))
     expected = {"avr_weipru": [5.0, 2.0, 2.0, 0.0, 0.0, 8 / 3], "par_weipru": [5.0, 3.0, 6.0, 0.0, 0.0, 8.0]}
     for name, numbers in expected.items():
-        method = methods_registry.method(name)(Classification(lambda: torch.nn.Linear(2, 2)))
+        method = find(Method, name)(Classification(lambda: torch.nn.Linear(2, 2)))
         found = gather_rows(method.gather, job, messages)[0]["weights"].result["w"]
         assert found[0].tolist() == pytest.approx(numbers, abs=1e-6)
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from rayfl.choices import named
 from rayfl.data.batches import Batch, schedule
 from rayfl.determinism import seeding
-from rayfl.experiment import methods_registry
 from rayfl.experiment.experiment import Experiment, read_table, to_toml
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate
-from rayfl.methods.base import PeerHalf, Stage
+from rayfl.methods.base import Method, PeerHalf, Stage
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.rounds.setup import Setup
@@ -222,7 +222,7 @@ def test_dropout_is_off_while_sensitivity_is_measured():
 
 DELTA_METHODS = [
     name
-    for name, kind in methods_registry.methods().items()
+    for name, kind in named(Method).items()
     if not issubclass(kind, PeerHalf) and "delta" in getattr(kind, "gather", {})
 ]
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.experiment import methods_registry
+from rayfl.choices import named
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.prepare import prepare
+from rayfl.methods.base import Method
 from rayfl.methods.dispfl import DisPFLHyper
 from rayfl.methods.shared.distributed_gradient import GradientStep
 from rayfl.methods.shared.lr_schedules import LearningRate
@@ -127,7 +128,7 @@ def test_training_takes_the_rates_of_the_cosine(method: str):
 
 
 def test_every_method_with_a_decay_has_the_schedules():
-    hypers = {name: method.Hyper for name, method in methods_registry.methods().items()}
+    hypers = {name: method.Hyper for name, method in named(Method).items()}
     decaying = {name for name, hyper in hypers.items() if "lr_decay" in hyper.model_fields}
     assert {name for name in decaying if not issubclass(hypers[name], LearningRate)} == set()
     assert {"fedavg", "stem", "scaffold", "dispfl"} <= decaying

@@ -1,0 +1,267 @@
+"""Code from outside the package, by its name in an experiment file.
+
+- `my_methods.py:FedNova`: a class in a file.
+- `my_package.methods:FedNova`: a class in a module that Python can import.
+- `fednova`: an entry point `fednova = "my_package.methods:FedNova"` of an installed package, in the group
+  `rayfl.plugins`.
+
+A file is run once a process, as a module whose name carries a digest of its content, so that a copy of it is the same
+module. Other processes never read it: its source travels before all that is made of its classes (`Files`).
+"""
+
+import difflib
+import hashlib
+import importlib.util
+import inspect
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rayfl.settings import SettingsError, nearest
+
+GROUP = "rayfl.plugins"
+_FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+_MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
+_MEMORY = "in memory: "
+"""How the name begins of what only the process that was given it can make."""
+
+
+@dataclass(frozen=True)
+class PluginFile:
+    """A plugin file as it was read: where it lay, and its source."""
+
+    path: str
+    source: str
+
+    @property
+    def module(self) -> str:
+        """The name of the module that it makes."""
+        return f"rayfl_plugin_{digest(self.source.encode())}"
+
+
+_files: dict[str, PluginFile] = {}
+"""Every plugin file of this process by its module's name."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Plugin files that run, where they have not yet, as this object is unpickled."""
+
+    files: tuple[PluginFile, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self.files,)
+
+
+def _arrived(files: tuple[PluginFile, ...]) -> Files:
+    for file in files:
+        _run(file)
+    return Files(files)
+
+
+def loaded_files() -> Files:
+    """The plugin files that this process has run so far."""
+    return Files(tuple(_files.values()))
+
+
+def digest(content: bytes) -> str:
+    """What a file is called by, after its content."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def file_of(name: object) -> tuple[str, str] | None:
+    """The path and the class of a name that leads to a file; None for every other name."""
+    found = _FILE.fullmatch(name) if isinstance(name, str) else None
+    return (found["path"], found["name"]) if found else None
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name says itself where its class is."""
+    return name.startswith(_MEMORY) or bool(_FILE.fullmatch(name) or _MODULE.fullmatch(name))
+
+
+# Any: whatever the name leads to.
+def load(name: str) -> Any:
+    """What `file.py:Class` or `package.module:Class` stands for. SettingsError where it leads to nothing."""
+    if name.startswith(_MEMORY):
+        raise SettingsError(
+            f"{name.removeprefix(_MEMORY)} was given from Python and cannot be imported, so only the process that was "
+            "given it can run it; put it into a file or a module, and start a new run"
+        )
+    if (leads := file_of(name)) is not None:
+        module = _run(_read(Path(leads[0])))
+        return _member(module, leads[1], leads[0])
+    found = _MODULE.fullmatch(name)
+    assert found is not None, f"{name!r} is no reference"
+    return _member(_imported(found["module"], name), found["name"], found["module"])
+
+
+def _read(path: Path) -> PluginFile:
+    try:
+        return PluginFile(str(path), path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        others = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(str(path), others, n=1)
+        raise SettingsError(
+            f"there is no file {path}; {f'did you mean {close[0]!r}?' if close else 'give the path of a Python file'}"
+        ) from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not UTF-8 text; give the path of a Python file") from None
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "strerror", None) or error).lower()
+        raise SettingsError(f"{path} cannot be read ({reason}); give the path of a Python file") from None
+
+
+def _run(file: PluginFile) -> ModuleType:
+    """The module of a plugin file, which is run the first time. SettingsError, with its line, where it fails."""
+    if file.module in _files:
+        return sys.modules[file.module]
+    try:
+        code = compile(file.source, file.path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise SettingsError(
+            f"{file.path}{f':{line}' if line else ''} is no Python: {getattr(error, 'msg', error)}; correct it"
+        ) from None
+    module = ModuleType(file.module)
+    module.__file__ = file.path
+    # Where the file is not there, tracebacks show its lines all the same.
+    linecache.cache[file.path] = (len(file.source), None, file.source.splitlines(keepends=True), file.path)
+    sys.modules[file.module] = module
+    try:
+        exec(code, module.__dict__)
+    except Exception as error:  # noqa: BLE001 (a file may raise anything)
+        del sys.modules[file.module]
+        raise _failed(error, file.path) from None
+    _files[file.module] = file
+    return module
+
+
+def _failed(error: Exception, path: str) -> SettingsError:
+    """What a file or a module raised as it was imported, and on which of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    where = f"{path}:{lines[-1]}" if lines else path
+    words = " ".join(str(error).split())
+    return SettingsError(f"{where} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
+
+
+def _imported(module: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise _failed(error, _origin(module)) from None
+        raise SettingsError(
+            f"there is no module {error.name!r} for {name!r}; install it, or name a file as in path/to/file.py:"
+            f"{name.partition(':')[2]}"
+        ) from None
+    except SyntaxError as error:
+        raise SettingsError(f"{error.filename}:{error.lineno} is no Python: {error.msg}; correct it") from None
+    except Exception as error:  # noqa: BLE001 (a module may raise anything)
+        raise _failed(error, _origin(module)) from None
+
+
+def _origin(module: str) -> str:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    return spec.origin if spec is not None and spec.origin else module
+
+
+def _member(module: ModuleType, name: str, place: str) -> Any:
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        raise SettingsError(f"{place} has no {name!r}: {nearest(name, own)}")
+    return found
+
+
+@cache
+def installed() -> dict[str, tuple[EntryPoint, ...]]:
+    """The entry points of installed packages by their names; several where packages clash."""
+    found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    for one in entry_points(group=GROUP):
+        found.setdefault(one.name, {}).setdefault((_package(one), one.value), one)
+    return {name: tuple(ones.values()) for name, ones in sorted(found.items())}
+
+
+def _package(one: EntryPoint) -> str:
+    return one.dist.name if one.dist is not None else one.value
+
+
+def packages_of(name: str) -> str:
+    """The packages that an installed plugin comes from, in words."""
+    return " and ".join(_package(one) for one in installed()[name])
+
+
+# Any: whatever the entry point leads to.
+def load_installed(name: str) -> Any:
+    """What the entry point `name` stands for. SettingsError where two packages have one of that name."""
+    first, *others = ones = installed()[name]
+    if others:
+        values = " or ".join(repr(one.value) for one in ones)
+        raise SettingsError(
+            f"the packages {packages_of(name)} both have a plugin {name!r}; uninstall one of them, or give {values}"
+        )
+    value = first.value
+    if not _MODULE.fullmatch(value):
+        raise SettingsError(f"the plugin {name!r} of {packages_of(name)} is {value!r}; it must be module:Class")
+    return load(value)
+
+
+def reference(found: Any) -> str:
+    """The name by which `found`, a class or a function, is loaded again."""
+    module, name = found.__module__, found.__qualname__
+    if module in _files:
+        return f"{_files[module].path}:{name}"
+    value = f"{module}:{name}"
+    for entry, ones in installed().items():
+        if len(ones) == 1 and ones[0].value == value:
+            return entry
+    return value if _can_be_imported(found, module, name) else in_memory(value)
+
+
+def in_memory(what: str) -> str:
+    """The name of what cannot be loaded again."""
+    return f"{_MEMORY}{what}"
+
+
+def is_in_memory(name: object) -> bool:
+    """Whether this is the name of what cannot be loaded again."""
+    return isinstance(name, str) and name.startswith(_MEMORY)
+
+
+def _can_be_imported(found: Any, module: str, name: str) -> bool:
+    reached: Any = sys.modules.get(module)
+    for part in name.split("."):
+        reached = getattr(reached, part, None)
+    return module != "__main__" and reached is found
+
+
+def place_of(found: Any) -> str:
+    """The file and the line where a class or a function begins, as far as they are known."""
+    try:
+        return f"{inspect.getsourcefile(found) or inspect.getfile(found)}:{inspect.getsourcelines(found)[1]}"
+    except (OSError, TypeError):
+        return getattr(found, "__module__", "") or type(found).__name__
+
+
+def short(name: str) -> str:
+    """What legends and titles call it: the class of a name that says where the class is, else the name."""
+    return name.rpartition(":")[2].strip() if is_reference(name) else name
+
+
+def source_of(path: str) -> Iterable[PluginFile]:
+    """The plugin files of this process that lay at a path."""
+    return [file for file in _files.values() if file.path == path]

@@ -1,0 +1,65 @@
+"""A method of ours is called as its file is, and a file has one."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import rayfl.methods
+from rayfl.choices import find, named
+from rayfl.methods.base import Method
+from rayfl.methods.fedavg import FedAvg
+
+NEW_METHOD = '''
+from rayfl.methods.fedavg import FedAvg
+
+LIMIT = 3
+
+
+class Renamed(FedAvg):
+    """A method that somebody wrote this afternoon."""
+'''
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch):
+    """The lookup looks again, before and after."""
+    named.cache_clear()
+    yield monkeypatch
+    named.cache_clear()
+
+
+def test_a_new_file_is_a_new_method(forgetful: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "afternoon.py").write_text(NEW_METHOD, encoding="utf-8")
+    forgetful.setattr(rayfl.methods, "__path__", [*rayfl.methods.__path__, str(tmp_path)])
+    try:
+        found = named(Method)["afternoon"]
+        assert found.__name__ == "Renamed" and find(Method, "afternoon").__module__ == "rayfl.methods.afternoon"
+        assert {"fedavg", "fedpse", "local"} < set(named(Method))
+    finally:
+        sys.modules.pop("rayfl.methods.afternoon", None)
+        # A class is forgotten with the last that refers to it; until then it stays a subclass of FedAvg.
+        found.__module__ = "forgotten"
+
+
+def test_every_file_is_a_method_and_the_seams_are_none():
+    files = {path.stem for path in Path(rayfl.methods.__path__[0]).glob("*.py")} - {"__init__", "base"}
+    assert set(named(Method)) == files
+    assert find(Method, "fedavg") is FedAvg
+
+
+def test_one_method_a_file():
+    pending, found = [Method], Counter()
+    named(Method)
+    while pending:
+        for kind in pending.pop().__subclasses__():
+            pending.append(kind)
+            found.update([kind.__module__] if kind.__module__.rpartition(".")[0] == "rayfl.methods" else [])
+    assert [module for module, count in found.items() if count > 1] == []
+
+
+def test_every_method_says_where_it_comes_from():
+    for name, method in named(Method).items():
+        assert issubclass(method, Method)
+        assert method.paper, name
