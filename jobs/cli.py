@@ -237,8 +237,8 @@ def methods(name: str | None) -> None:
         table = Table("method", "where", "paper", "hyper-parameters of its own")
         for each, kind in sorted(known(Method).items()):
             own = [field for field in kind.Hyper.model_fields if field not in LocalTraining.model_fields]
-            where = "server" if issubclass(kind, ServerHalf) else "peers"
-            table.add_row(each, where, kind.paper, ", ".join(own))
+            paper, where = kind.paper, "server" if issubclass(kind, ServerHalf) else "peers"
+            table.add_row(each, where, paper, ", ".join(own))
         Console(width=None if sys.stdout.isatty() else 120).print(table)
         print("rayfl methods NAME lists all hyper-parameters of one.")
 

@@ -17,7 +17,6 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -30,6 +29,7 @@ from rayfl.settings import SettingsError, nearest
 GROUP = "rayfl.plugins"
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
+_PREFIX = "rayfl_plugin_"
 _MEMORY = "in memory: "
 """How the name begins of what only the process that was given it can make."""
 
@@ -44,7 +44,12 @@ class PluginFile:
     @property
     def module(self) -> str:
         """The name of the module that it makes."""
-        return f"rayfl_plugin_{digest(self.source.encode())}"
+        return f"{_PREFIX}{digest(self.content)}"
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the file."""
+        return self.source.encode()
 
 
 _files: dict[str, PluginFile] = {}
@@ -106,7 +111,7 @@ def load(name: str) -> Any:
 
 def _read(path: Path) -> PluginFile:
     try:
-        return PluginFile(str(path), path.read_text(encoding="utf-8"))
+        return PluginFile(str(path), path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         others = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(str(path), others, n=1)
@@ -123,6 +128,8 @@ def _read(path: Path) -> PluginFile:
 def _run(file: PluginFile) -> ModuleType:
     """The module of a plugin file, which is run the first time. SettingsError, with its line, where it fails."""
     if file.module in _files:
+        # The last place where it was found: where it was before there may be another file by now.
+        _files[file.module] = file
         return sys.modules[file.module]
     try:
         code = compile(file.source, file.path, "exec", dont_inherit=True)
@@ -262,6 +269,6 @@ def short(name: str) -> str:
     return name.rpartition(":")[2].strip() if is_reference(name) else name
 
 
-def source_of(path: str) -> Iterable[PluginFile]:
-    """The plugin files of this process that lay at a path."""
-    return [file for file in _files.values() if file.path == path]
+def is_loaded(content: bytes) -> bool:
+    """Whether this process has run a plugin file with this content."""
+    return f"{_PREFIX}{digest(content)}" in _files

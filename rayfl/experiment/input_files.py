@@ -55,6 +55,8 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
             raise SettingsError(
                 f"{path} cannot be read ({reason(error)}); give {'.'.join(key)}=FILE with the file of the experiment"
             ) from None
+        if key not in KINDS and not plugins.is_loaded(content):
+            raise SettingsError(f"{path} has changed since the experiment was read; begin again")
         # What a graph's file is, its ending says.
         name = f"{FOLDER}/{KINDS.get(key, 'plugin')}-{plugins.digest(content)}{Path(path).suffix}"
         contents[name] = content

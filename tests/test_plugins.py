@@ -1,0 +1,255 @@
+"""Code from outside the package is found by its name, kept with the run, and refused in one sentence."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayfl import plugins
+from rayfl.choices import find, known, make, reference
+from rayfl.compress.base import Compressor
+from rayfl.compress.sparse import TopK
+from rayfl.data.datasets import Source
+from rayfl.methods.base import Method
+from rayfl.methods.fedavg import FedAvg
+from rayfl.models import Architecture
+from rayfl.settings import SettingsError
+from tests.actors.toys import assert_same_run
+from tests.jobs.commands import rayfl
+
+METHOD = '''
+from pydantic import Field
+
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.shared.local_training import LocalTraining
+
+
+class Halved(FedAvg):
+    """FedAvg with an option of its own."""
+
+    class Hyper(LocalTraining):
+        half: float = Field(default=0.5, gt=0, description="the half")
+
+    paper = "None et al., 2026"
+
+
+class NoMethod:
+    pass
+
+
+def function():
+    pass
+'''
+EXPERIMENT = """
+rounds = 2
+data = "digits"
+partition = "iid"
+model = "logistic"
+clients = {count = 3}
+method = {name = "mine.py:Halved", lr = 0.1}
+checkpoint = {every = 1}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plugin file and an experiment in a folder that is not the current one."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "mine.py").write_text(METHOD)
+    (folder / "own.toml").write_text(EXPERIMENT)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def refused(*arguments: object) -> str:
+    """The sentence with which a command ends in exit code 2."""
+    result = rayfl(*arguments)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output + result.stderr
+    return result.stderr.removeprefix("rayfl: ").strip()
+
+
+def test_a_file_is_run_once_and_found_again_by_its_path(home: Path) -> None:
+    found = find(Method, f"{home}/mine.py:Halved")
+    assert issubclass(found, FedAvg) and found.name == "Halved"
+    assert find(Method, f"{home}/mine.py:Halved") is found
+    assert reference(found) == f"{home}/mine.py:Halved"
+    assert "Halved" not in known(Method)
+    (home / "copy.py").write_text(METHOD)
+    assert find(Method, f"{home}/copy.py:Halved") is found, "a copy is the same module"
+    (home / "mine.py").write_text(METHOD + "\n# changed\n")
+    assert find(Method, f"{home}/mine.py:Halved") is not found
+
+
+def test_other_processes_get_the_source_before_what_is_made_of_it(home: Path) -> None:
+    found = find(Method, f"{home}/mine.py:Halved")
+    sent = home / "sent"
+    sent.write_bytes(pickle.dumps({"files": plugins.loaded_files(), "method": found}))
+    (home / "mine.py").unlink()
+    program = f"import pickle; print(pickle.load(open({str(sent)!r}, 'rb'))['method'].paper)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "None et al., 2026\n", done.stderr
+
+
+def test_an_importable_module(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "some_package").mkdir()
+    (home / "some_package" / "parts.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(home)
+    found = find(Method, "some_package.parts:Halved")
+    assert found.paper == "None et al., 2026" and reference(found) == "some_package.parts:Halved"
+    assert find(Method, found) is found, "a class from Python is what it is"
+
+
+def entry(monkeypatch: pytest.MonkeyPatch, home: Path, *lines: tuple[str, str, str]) -> None:
+    """Install packages (package, plugin, value) for this test."""
+    for package, plugin, value in lines:
+        about = home / f"{package}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{plugin} = {value}\n")
+    monkeypatch.syspath_prepend(home)
+    plugins.installed.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch):
+    yield
+    monkeypatch.undo()
+    plugins.installed.cache_clear()
+
+
+def test_an_installed_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "installed_parts.py").write_text(METHOD)
+    entry(monkeypatch, home, ("halves", "halved", "installed_parts:Halved"))
+    found = find(Method, "halved")
+    assert found.__name__ == "Halved" and reference(found) == "halved"
+    assert known(Method)["halved"] is found and "halved" not in known(Compressor)
+    assert "halved" in rayfl("methods").output and "the half" in rayfl("methods", "halved").output
+    with pytest.raises(SettingsError, match=r"^unknown method 'halve': did you mean 'halved'\?$"):
+        find(Method, "halve")
+    with pytest.raises(SettingsError, match=r"'Halved' is a method, and no dataset; give a subclass of rayfl\.data"):
+        find(Source, "halved")
+
+
+def test_two_plugins_of_one_name_and_one_of_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "twin_parts.py").write_text(METHOD)
+    entry(
+        monkeypatch,
+        home,
+        ("one", "halved", "twin_parts:Halved"),
+        ("other", "halved", "twin_parts:NoMethod"),
+        ("third", "fedavg", "twin_parts:Halved"),
+        ("fourth", "digits", "twin_parts:Halved"),
+    )
+    with pytest.raises(SettingsError, match=r"^the packages (one and other|other and one) both have a plugin 'halved'"):
+        find(Method, "halved")
+    with pytest.raises(SettingsError, match=r"^third has a method 'fedavg', which is the name of one of ours"):
+        find(Method, "fedavg")
+    assert find(Source, "digits").__module__.startswith("rayfl."), "a method of that name is no dataset"
+
+
+def test_hyper_parameters_of_a_file_are_listed(home: Path) -> None:
+    listed = rayfl("methods", "mine/mine.py:Halved")
+    assert listed.exit_code == 0 and "None et al., 2026" in listed.output and "the half" in listed.output
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "sentence"),
+    [
+        ("else/where.py:Halved", METHOD, "there is no file mine/else/where.py; give the path of a Python file"),
+        ("mine2.py:Halved", METHOD, "there is no file mine/mine2.py; did you mean 'mine/mine.py'?"),
+        ("mine.py:Halved", "x = 1\nx = = 2\n", "mine/mine.py:2 is no Python: invalid syntax; correct it"),
+        (
+            "mine.py:Halved",
+            "def f():\n    return 1 / 0\n\nf()\n",
+            "mine/mine.py:2 cannot be imported: ZeroDivisionError: division by zero",
+        ),
+        (
+            "mine.py:Halved",
+            "\nimport not_there_at_all\n",
+            "mine/mine.py:2 cannot be imported: ModuleNotFoundError: No module named 'not_there_at_all'",
+        ),
+        ("mine.py:Halve", METHOD, "mine/mine.py has no 'Halve': did you mean 'Halved'?"),
+        ("mine.py", METHOD, "'mine.py' names a file only; name its class too, as in mine.py:Class"),
+        (
+            "mine.py:NoMethod",
+            METHOD,
+            "mine/mine.py:17: 'NoMethod' is a class, and no method; give a subclass of rayfl.methods.base.Method",
+        ),
+        ("mine.py:function", METHOD, "mine/mine.py:21: 'function' is a function, and no method; give a subclass"),
+        (
+            "mine.py:TopK",
+            "from rayfl.compress.sparse import TopK\n",
+            "'TopK' is a compressor, and no method; give a subclass",
+        ),
+        (
+            "mine.py:Half",
+            "from rayfl.methods.base import Method\n\nclass Half(Method):\n    pass\n",
+            "mine/mine.py:3: the method 'Half' lacks begin, finish, plan, step; define it",
+        ),
+        ("no_such_package.parts:Halved", METHOD, "there is no module 'no_such_package' for"),
+    ],
+)
+def test_what_is_no_plugin_is_refused_before_anything_starts(home: Path, name: str, source: str, sentence: str) -> None:
+    (home / "mine.py").write_text(source)
+    (home / "own.toml").write_text(EXPERIMENT.replace("mine.py:Halved", name))
+    assert sentence in refused("run", "mine/own.toml")
+    assert not Path("runs").exists()
+
+
+def test_unknown_options_are_refused_with_the_nearest(home: Path) -> None:
+    assert refused("run", "mine/own.toml", "method.halff=1.0") == ("unknown key 'method.halff': did you mean 'half'?")
+
+
+def test_a_name_of_ours_is_not_given_twice(home: Path) -> None:
+    (home / "mine.py").write_text(
+        "from rayfl.compress.sparse import TopK\n\n"
+        "class Mine(TopK):\n    name = 'dense'\n\nclass Other(TopK):\n    pass\n"
+    )
+    with pytest.raises(SettingsError, match=r"mine.py:3: the compressor 'Mine' is called 'dense', which is the name"):
+        find(Compressor, "mine/mine.py:Mine")
+    made = make(Compressor, {"name": "mine/mine.py:Other", "keep_ratio": 0.5})
+    assert isinstance(made, TopK) and made.name == "Other"
+    assert made.to_table() == {
+        "name": "mine/mine.py:Other",
+        "keep_ratio": 0.5,
+        **{key: value for key, value in TopK().model_dump().items() if key != "keep_ratio"},
+    }
+
+
+def test_a_run_keeps_the_file_and_is_resumed_from_its_copy(home: Path) -> None:
+    for output, rounds in (("long", 4), ("short", 2)):
+        result = rayfl("run", "mine/own.toml", "--inline", "--rounds", rounds, "--output", output)
+        assert result.exit_code == 0, result.output
+    (copy,) = Path("short/files").iterdir()
+    assert copy.read_text() == METHOD and copy.name.startswith("plugin-")
+    assert "with Halved on digits" in Path("short/report.html").read_text()
+    (home / "mine.py").write_text(METHOD.replace("0.5", "0.25"))
+    result = rayfl("resume", "short", "--rounds", 3)
+    assert result.exit_code == 0, result.output
+    sentence = refused("resume", "short", "--rounds", 4, "method.name=mine/mine.py:Halved")
+    assert sentence.startswith("the file of method.name is not what the run in short began with, files/plugin-")
+    copy.write_text(METHOD + "\n")
+    assert "is not what the run in short began with" in refused("resume", "short", "--rounds", 4)
+    copy.write_text(METHOD)
+    assert rayfl("resume", "short", "--rounds", 4).exit_code == 0
+    assert_same_run(Path("long"), Path("short"))
+
+
+def test_a_sweep_over_methods_of_ones_own(home: Path) -> None:
+    (home / "own.toml").write_text(EXPERIMENT + '[sweep]\nmethod = [{name = "mine.py:Halved", half = 0.5}, "fedavg"]\n')
+    result = rayfl("sweep", "mine/own.toml", "--inline", "--dir", "swept")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in Path("swept").iterdir() if path.is_dir()} == {
+        "Halved-half=0.5",
+        "fedavg",
+    }
+    again = rayfl("sweep", "mine/own.toml", "--inline", "--dir", "swept")
+    assert again.exit_code == 0 and "skipped" in again.output
+
+
+def test_a_model_is_no_method_and_says_so() -> None:
+    with pytest.raises(SettingsError, match="'Logistic' is a model, and no method"):
+        find(Method, make(Architecture, {"name": "logistic"}).__class__)
