@@ -48,9 +48,15 @@ class Choice(Settings, Kind):
 K = TypeVar("K", bound=Kind)
 
 
-@cache
 def named(kind: type[K]) -> dict[str, type[K]]:
     """Every concrete subclass of `kind` in rayfl, of which `label` and `package` are known, by its `name`."""
+    return scanned(kind)
+
+
+# Any: `cache` forgets the type of the kind.
+@cache
+def scanned(kind: Any) -> Any:
+    """What `named` found when it was first asked."""
     room = importlib.import_module(kind.package)
     for module in pkgutil.iter_modules(room.__path__):
         importlib.import_module(f"{room.__name__}.{module.name}")

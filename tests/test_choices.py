@@ -32,7 +32,7 @@ def test_classes_of_other_people_stay_outside():
     class Foreign(TopK):
         name = "foreign-of-this-test"
 
-    choices.named.cache_clear()
+    choices.scanned.cache_clear()
     assert Foreign.name not in choices.named(Compressor)
 
 
