@@ -24,7 +24,7 @@ from rayfl.compress.base import Packet
 from rayfl.determinism.platform import DECISIVE
 from rayfl.gather import Handle
 from rayfl.rounds.calls import ClientError, OutOfMemory, out_of_memory
-from rayfl.rounds.executor import Done, Job, Ref
+from rayfl.rounds.executor import Job, JobResult, Ref
 
 Cause = Literal["memory", "time", "death"]
 """What a call lost its actor to."""
@@ -74,7 +74,7 @@ class PendingCalls:
     jobs: Sequence[Job]
     waiting: deque[int] = field(init=False)
     losses: Counter[tuple[int, Cause]] = field(default_factory=Counter)
-    done: dict[int, Done] = field(default_factory=dict)
+    done: dict[int, JobResult] = field(default_factory=dict)
     failed: dict[int, BaseException] = field(default_factory=dict)
     flying: dict[ObjectRef, Call] = field(default_factory=dict)
 
@@ -139,7 +139,7 @@ class RayExecutor:
         """A packet's reference, which any worker can open."""
         return StoredPacket(ref)
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs. ClientError where a client's own code fails, or where a call loses its actor again and again.
 
         After an error no further job is sent, and of the errors of those under way the one of the first job is raised:
@@ -179,7 +179,7 @@ class RayExecutor:
         """What came of a call that is over."""
         call = pending.flying.pop(ref)
         try:
-            pending.done[call.index] = Done(ray.get(ref), call.outputs)
+            pending.done[call.index] = JobResult(ray.get(ref), call.outputs)
         except RayTaskError as error:
             cause = unwrapped(error)
             if out_of_memory(cause):

@@ -31,6 +31,5 @@ def describe_call(kind: str, shared: Ref, job: Job) -> str:
     """Round, step and clients of a job, for an error."""
     about: RoundInputs = ray.get(shared)
     clients = getattr(job.work, "clients", None) or tuple(getattr(job.work, "rows", ()))
-    ids = [client[0] if isinstance(client, tuple) else client for client in clients]
-    of = f", clients {ids[0]} to {ids[-1]}" if ids else ""
+    of = f", clients {clients[0]} to {clients[-1]}" if clients else ""
     return f"round {about.round}, {kind}{of}"

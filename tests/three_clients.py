@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.population.sampling import Population, Status
+from rayfl.population.fate import Fate
+from rayfl.population.sampling import Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow, RoundRecord
 from rayfl.rounds.rounds import RunState
@@ -32,9 +33,9 @@ def one_round(setup: Setup) -> tuple[RoundRecord, RunState]:
     return record, run_state
 
 
-def fated(monkeypatch: pytest.MonkeyPatch, *fates: Status) -> None:
+def fated(monkeypatch: pytest.MonkeyPatch, *fates: str) -> None:
     """What the seed would decide."""
-    monkeypatch.setattr(Population, "_client_statuses", lambda self, round: list(fates))
+    monkeypatch.setattr(Population, "_drawn_fates", lambda self, round: [Fate(fate) for fate in fates])
 
 
 def row(record: RoundRecord, client: int) -> ClientRow:
@@ -48,5 +49,5 @@ def near(seconds: float) -> Any:
 
 
 def end(setup: Setup) -> dict[str, np.ndarray]:
-    """All that a run leaves behind: the server's state, the clients' and the links."""
+    """All that a run leaves behind: the server's state, the clients' and its memories of them."""
     return contents(InlineExecutor(setup), played(setup)[-1][1])

@@ -26,8 +26,9 @@ from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.population.fate import Fate
 from rayfl.rounds.calls import ClientResult, RoundInputs
-from rayfl.rounds.executor import Done, Executor, Job, Ref
+from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.rounds import RunState, mix
 from rayfl.rounds.setup import Setup
@@ -60,7 +61,7 @@ class Counting:
     def handle(self, ref: Ref) -> Any:
         return self.inner.handle(ref)
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         done = self.inner.run(kind, shared, jobs)
         self.calls += len(jobs)
         self.messages_read += sum(len(job.work.senders) for job in jobs)
@@ -133,7 +134,7 @@ def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, 
         states[client] = executor.put(stored, tree.num_bytes(stored))
         bits = message_bits(message)
         messages[client] = executor.put(message, bits // 8)
-        ledger.add(ClientResult(client, sent=True, uplink_bits=bits))
+        ledger.results[client] = ClientResult(client, Fate.DELIVERED, message_bits=bits)
     return states, messages, ledger
 
 

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 def chunks(participants: Sequence[int], number: int) -> list[tuple[int, ...]]:
-    """The participants in order, cut into `number` runs whose lengths differ by one at most."""
+    """The participants in order, cut into at most `number` runs whose lengths differ by one at most."""
+    number = min(number, len(participants))
     bounds = [len(participants) * index // number for index in range(number + 1)] if number else [0]
     return [tuple(participants[first:last]) for first, last in itertools.pairwise(bounds)]
 

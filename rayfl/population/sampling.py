@@ -16,26 +16,14 @@ from rayfl.determinism import seeding
 from rayfl.population.availability import Availability, Diurnal, PerClient, Trace, TraceLines, available
 from rayfl.population.client import Traits
 from rayfl.population.distributions import Trait, check_trait, values
+from rayfl.population.fate import Fate
 from rayfl.settings import Settings
 
-Status = Literal[
-    "delivered",
-    "silent",
-    "dropped_before_download",
-    "dropped_after_download",
-    "dropped_after_training",
-    "upload_lost",
-    "late",
-    "surplus",
-]
-"""What becomes of a selected client. `silent`: it had nothing to say; `late`: not back by the deadline; `surplus`: not
-among the first to finish, where only so many are taken."""
-
-DROPOUTS: dict[str, Status] = {
-    "dropout_before_download": "dropped_before_download",
-    "dropout_after_download": "dropped_after_download",
-    "dropout_after_training": "dropped_after_training",
-    "upload_loss": "upload_lost",
+DROPOUTS: dict[str, Fate] = {
+    "dropout_before_download": Fate.DROPPED_BEFORE_DOWNLOAD,
+    "dropout_after_download": Fate.DROPPED_AFTER_DOWNLOAD,
+    "dropout_after_training": Fate.DROPPED_AFTER_TRAINING,
+    "upload_loss": Fate.UPLOAD_LOST,
 }
 """The chances of the `[clients]` table in the order in which they strike, and what becomes of whom they strike."""
 
@@ -106,15 +94,19 @@ class Clients(Settings):
 
 @dataclass(frozen=True)
 class Participation:
-    """The clients selected in a round, ascending, what becomes of each, and who could not be reached."""
+    """The clients selected in a round, ascending, the fate drawn for each, and who could not be selected."""
 
-    selected: tuple[int, ...]
-    status: Mapping[int, Status]
+    fates: Mapping[int, Fate]
     unavailable: tuple[int, ...] = ()
 
-    def with_status(self, *statuses: Status) -> tuple[int, ...]:
-        """The selected clients with one of these statuses."""
-        return tuple(client for client in self.selected if self.status[client] in statuses)
+    @property
+    def selected(self) -> tuple[int, ...]:
+        """The clients selected, ascending."""
+        return tuple(self.fates)
+
+    def with_fate(self, *fates: str) -> tuple[int, ...]:
+        """The selected clients for which one of these fates was drawn."""
+        return tuple(client for client, fate in self.fates.items() if fate in fates)
 
 
 @dataclass(frozen=True)
@@ -155,28 +147,23 @@ class Population:
         Only who is available is selected: all of them where they are fewer than wanted, or where `everyone` is.
         """
         there = available(self.availability, self.settings.count, self.seed, round)
-        selected, client_statuses, wanted = (
-            np.flatnonzero(there),
-            self._client_statuses(round),
-            self.settings.num_selected,
-        )
+        selected, fates, wanted = np.flatnonzero(there), self._drawn_fates(round), self.settings.num_selected
         if not everyone and wanted < len(selected):
             generator = seeding.generator(self.seed, round, purpose="participants")
             selected = np.sort(generator.choice(selected, wanted, replace=False))
-        clients = tuple(selected.tolist())
         away = tuple(np.flatnonzero(~there).tolist())
-        return Participation(clients, {client: client_statuses[client] for client in clients}, away)
+        return Participation({client: fates[client] for client in selected.tolist()}, away)
 
-    def _client_statuses(self, round: int) -> list[Status]:
+    def _drawn_fates(self, round: int) -> list[Fate]:
         """What would become of every client. The chances are independent; the first that strikes decides."""
         count = self.settings.count
         before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
         download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T
-        client_statuses: list[Status] = ["delivered"] * count
-        for (name, status), draws in zip(DROPOUTS.items(), (before, download, training, upload), strict=True):
+        fates = [Fate.DELIVERED] * count
+        for (name, fate), draws in zip(DROPOUTS.items(), (before, download, training, upload), strict=True):
             for client in np.flatnonzero(draws < getattr(self.settings, name)).tolist():
-                client_statuses[client] = status if client_statuses[client] == "delivered" else client_statuses[client]
-        return client_statuses
+                fates[client] = fate if fates[client] is Fate.DELIVERED else fates[client]
+        return fates
 
     @cached_property
     def _work_shares(self) -> np.ndarray:

@@ -1,25 +1,17 @@
-"""What travels between the round loop and the workers: jobs, what they share, and what they report."""
+"""What travels between the round loop and the workers: jobs, the inputs that they share, and their results."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
 from rayfl.methods.base import Plan, Work
-from rayfl.population.sampling import Status
+from rayfl.population.fate import Fate
 from rayfl.tree import Arrays
-
-Role = Literal["upload", "keep", "upload_lost", "train_only", "download_only"]
-"""A client's part in a round: it trains and its update reaches the others; it trains for itself; its update is sent and
-lost on the way; it vanishes once it has trained; it vanishes once it has downloaded. In the last three its state stays
-as before the round, and in the last two nobody needs its training, which is billed and not done."""
-
-TRAINS: tuple[Role, ...] = ("upload", "keep", "upload_lost")
-"""The roles that leave something behind, kept or not."""
 
 
 class ClientError(RuntimeError):
@@ -61,32 +53,39 @@ class RoundInputs:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Clients to train: the chunks below one node of the summation tree, each a tuple of (client, role).
+    """Clients to train: the chunks below one node of the summation tree, and the fate drawn for each client.
 
-    Inputs: for each client in order its state, then its link, where the setup has such. Outputs: for each client that
-    trains, in order, its new state, its new link, its message (where `Setup.keeps_messages`; with its weight if there
-    is a server), and its relayed packets (server).
+    Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`.
     """
 
     node: Node
-    chunks: Mapping[int, tuple[tuple[int, Role], ...]]
+    chunks: Mapping[int, tuple[int, ...]]
+    fates: Mapping[int, Fate]
 
     @property
-    def clients(self) -> tuple[tuple[int, Role], ...]:
-        """All (client, role) in order."""
-        return tuple(pair for chunk in self.chunks.values() for pair in chunk)
+    def clients(self) -> tuple[int, ...]:
+        """All clients in order."""
+        return tuple(self.fates)
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The clients whose training is needed, in order."""
+        return tuple(client for client, fate in self.fates.items() if fate.trains)
 
 
 @dataclass(frozen=True)
 class ClientJob:
-    """Clients whose states, then links where the setup has such, are the inputs."""
+    """Clients for a reply (inputs and outputs: `Setup.memory_slots`) or an evaluation (inputs: `Setup.state_slots`)."""
 
     clients: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class MixJob:
-    """Receivers with their mixing rows {sender: weight}. Inputs: the receivers' states, then the senders' messages."""
+    """Receivers with their mixing rows {sender: weight}. Inputs: the receivers' states, then the senders' messages.
+
+    Outputs: the receivers' new states.
+    """
 
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
@@ -107,7 +106,7 @@ class AddJob:
 
 @dataclass(frozen=True)
 class PooledJob:
-    """A run of the pooled test set on which the global model is judged."""
+    """A run of the pooled test set on which the global model is evaluated."""
 
     first: int
     last: int
@@ -115,31 +114,41 @@ class PooledJob:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What one client did in a wave. `relayed` names the packets that it left for others to read unopened.
+    """What one client did in a wave of calls, and what it is billed.
 
-    `num_values`: numbers in its message, which papers count instead of bits. `reply_bits`: the part of the downlink
-    that came after the server's update. `undone`: nothing of its round counts, its state stays as before; `status` says
-    why where that was not drawn, and `cut_s` when the server hung up, in simulated seconds.
+    `message_bits`: size of the message that it encoded; `billed_bits`: what it sent, which is less for a client that
+    was cut off, and more for a peer with several receivers. `relayed`: names of the packets that it left for others to
+    read unopened. `num_values`: numbers in its message, which papers count instead of bits. `reply_bits`: the part of
+    the downlink that came after the server's update. `cut_s`: when the server stopped waiting, in simulated seconds.
     """
 
     client: int
-    sent: bool = False
-    uplink_bits: int = 0
+    fate: Fate = Fate.NOT_SELECTED
+    message_bits: int = 0
+    billed_bits: int = 0
     downlink_bits: int = 0
     work: Mapping[str, Work] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     relayed: tuple[str, ...] = ()
     num_values: int = 0
     reply_bits: int = 0
-    undone: bool = False
-    status: Status | None = None
     cut_s: float | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Examples seen in all stages."""
+        return sum(work.num_examples for work in self.work.values())
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of all stages."""
+        return sum(work.num_steps for work in self.work.values())
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A training job's result: its node's partial sums by message name (on the wire), and a report a client."""
+class PartialSum:
+    """A job's sums by message name at its node of the summation tree (on the wire), and the results of its clients."""
 
     node: Node
     sums: Mapping[str, Any]
-    reports: tuple[ClientResult, ...]
+    results: tuple[ClientResult, ...] = ()

@@ -1,140 +1,117 @@
-"""One client in one training job: its download, its local work for the engine, its upload, and what it used."""
+"""One client in one training job: its download, its local work for the engine, its upload, and its result."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.methods.base import Carry, Reply, Work
+from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import (
-    TRAINS,
-    ClientError,
-    ClientResult,
-    OutOfMemory,
-    Role,
-    RoundInputs,
-    described,
-    out_of_memory,
-)
-from rayfl.rounds.engines import Start
+from rayfl.rounds.calls import ClientError, ClientResult, OutOfMemory, RoundInputs, described, out_of_memory
+from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.cutoff import apply_deadline
+from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.simulated_clock import arrival_s, cut_off, moment
 from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
-from rayfl.tree import Arrays, State, Tree
+from rayfl.tree import State
 
 
 class ClientRound:
-    """One client in one training job."""
+    """One client in one training job. `fate` is the one drawn for it."""
 
     def __init__(
         self,
         setup: Setup,
-        shared: RoundInputs,
+        round_inputs: RoundInputs,
         message: Message,
         server: State | None,
         client: int,
-        role: Role,
+        fate: Fate,
         state: State,
         server_memory: State,
     ) -> None:
         self.setup, self.method = setup, setup.method
-        self.shared, self.client, self.role = shared, client, role
+        self.round_inputs, self.client, self.fate = round_inputs, client, fate
         self.state, self.uplink_memory = without_memory(state)
-        with naming_round_and_client(shared.round, client):
-            personal = Reply({}, server_memory)
-            if server is not None and shared.plan.down:
-                ctx = self.setup.context(shared.round, shared.plan, client, "personal")
-                personal = self.setup.server_half.personal_message(server, server_memory, ctx)
-        self.personal = personal
-        self.received = {**message, **personal.message} if shared.plan.down and not self.setup.is_peer else {}
+        self.round, self.plan = round_inputs.round, round_inputs.plan
+        with naming_round_and_client(self.round, client):
+            self.personal = Reply({}, server_memory)
+            if server is not None and self.plan.down:
+                ctx = setup.context(self.round, self.plan, client, "personal")
+                self.personal = setup.server_half.personal_message(server, server_memory, ctx)
+        self.received = {**message, **self.personal.message} if self.plan.down and not setup.is_peer else {}
         self.downlink_bits = message_bits(self.received)
-        self.ctx = self.setup.context(shared.round, shared.plan, client, "client")
+        self.ctx = setup.context(self.round, self.plan, client, "client")
 
-    def absence(self) -> ClientResult | None:
-        """What a client used whose training nobody needs, since it vanishes or cannot be back in time; None: train."""
-        if self.role in TRAINS and (self.deadline_s is None or self.role == "keep"):
-            return None
-        start = self.start()
-        with naming_round_and_client(self.shared.round, self.client):
-            work = {} if self.role == "download_only" else {s.name: start.planned(s) for s in start.stages}
-        report = self._on_time(ClientResult(self.client, downlink_bits=self.downlink_bits, work=work, undone=True))
-        return None if self.role in TRAINS and report.status is None else report
+    def untrained(self) -> ClientResult | None:
+        """The result of a client that need not train, since it drops out or misses the deadline; None if it trains."""
+        work: dict[str, Work] = {}
+        if self.fate is not Fate.DROPPED_AFTER_DOWNLOAD:
+            task = self.local_task()
+            with naming_round_and_client(self.round, self.client):
+                work = {stage.name: task.planned(stage) for stage in task.stages}
+        result = ClientResult(self.client, self.fate, downlink_bits=self.downlink_bits, work=work)
+        result = apply_deadline(self.setup, self.plan, result)
+        return None if result.fate.trains else result
 
-    @property
-    def deadline_s(self) -> float | None:
-        """When the server hangs up, in a round in which it waits for anybody."""
-        return self.setup.population.settings.deadline_s if self.shared.plan.up else None
-
-    def _on_time(self, report: ClientResult) -> ClientResult:
-        """The report, cut off at the deadline."""
-        deadline_s = None if self.role == "keep" else self.deadline_s
-        if deadline_s is None or moment(arrival_s(self.ctx.traits, report)) <= deadline_s:
-            return report
-        return cut_off(self.setup, self.shared.plan, report, deadline_s, "late")
-
-    def start(self) -> Start:
+    def local_task(self) -> LocalTask:
         """The client's local work, for the engine."""
-        return Start(
+        return LocalTask(
             client=self.client,
-            round=self.shared.round,
+            round=self.round,
             seed=self.setup.seed,
             begin=self.begin,
             data=self.setup.data(self.client),
-            stages=self.shared.plan.stages,
+            stages=self.plan.stages,
             device=self.setup.device,
             share=self.ctx.traits.work_share,
         )
 
     def begin(self) -> Carry:
-        """What the client holds before its first step."""
-        with naming_round_and_client(self.shared.round, self.client):
+        """The client's carry before its first step."""
+        with naming_round_and_client(self.round, self.client):
             return self.method.begin(self.state, self.received, self.ctx)
 
-    def finish(self, carry: Carry, work: Mapping[str, Work], outputs: list[Any]) -> tuple[ClientResult, Message, float]:
-        """End the client's round; appends its outputs and returns its report, its message and the message's weight."""
-        sends = self.role != "keep" and self.shared.plan.up
+    def finish(self, carry: Carry, work: Mapping[str, Work]) -> tuple[ClientResult, ClientOutputs]:
+        """End the client's round: its result, and what it leaves behind."""
+        setup, sends = self.setup, self.fate.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
         finished = self.method.finish(self.state, carry, ctx)
-        sent = sends and finished.message is not None
-        message, uplink_memory = {}, self.uplink_memory
-        if sent and finished.message is not None:
+        message: Message = {}
+        fate, uplink_memory, server_memory = self.fate, self.uplink_memory, self.personal.server_memory
+        if sends and finished.message is not None:
             message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
-        server_memory = self.personal.server_memory
-        if sent and not self.setup.is_peer:
-            server_memory = self.setup.server_half.store_uplink(server_memory, message, ctx)
-        outputs += pack_outputs(self.setup, with_memory(finished.state, uplink_memory), server_memory)
-        if self.setup.keeps_messages:
-            outputs.append(message if self.setup.is_peer else (message, finished.weight))
-        outputs += [message.get(name) for name in self.setup.relayed]
-        relayed = tuple(name for name in self.setup.relayed if name in message)
-        values = num_values(message) if self.setup.is_peer else 0
-        bits = message_bits(message)
-        metrics = {**self.personal.metrics, **finished.metrics}
-        report = ClientResult(self.client, sent, bits, self.downlink_bits, work, metrics, relayed, values)
-        if sent and self.role == "upload_lost":
-            report = replace(report, sent=False, metrics={}, relayed=(), undone=True)
-        report = self._on_time(report)
-        if self.shared.evaluated and not report.undone:
-            report = replace(report, metrics={**report.metrics, **self._judged(finished.state, carry)})
-        return report, message, finished.weight
-
-    def _judged(self, state: State, carry: Carry) -> dict[str, float]:
-        ctx = self.setup.context(self.shared.round, self.shared.plan, self.client, "judge after training")
-        model: Tree | None = None
-        return evaluation.evaluate_client(self.setup, state, model, carry, ctx)
-
-
-def pack_outputs(setup: Setup, state: State, server_memory: State) -> list[Arrays]:
-    """What outlives a call, in the order that every job's outputs have."""
-    name = type(setup.method).__name__
-    assert setup.stateful or not state, f"{name}.init_client must say what clients keep"
-    assert setup.has_server_memory or not server_memory, f"{name}.init_link must say what the server keeps"
-    states = [tree.to_arrays(state)] if setup.stateful else []
-    return states + ([tree.to_arrays(server_memory)] if setup.has_server_memory else [])
+            if not setup.is_peer:
+                server_memory = setup.server_half.store_uplink(server_memory, message, ctx)
+        elif fate.uploads:
+            fate = Fate.SILENT
+        result = ClientResult(
+            self.client,
+            fate,
+            message_bits=message_bits(message),
+            # What a peer sends is billed when it is known who receives it.
+            billed_bits=0 if setup.is_peer else message_bits(message),
+            downlink_bits=self.downlink_bits,
+            work=work,
+            metrics={**self.personal.metrics, **finished.metrics} if fate.counts else {},
+            relayed=tuple(name for name in setup.relayed if name in message),
+            num_values=num_values(message) if setup.is_peer else 0,
+        )
+        result = apply_deadline(setup, self.plan, result)
+        if self.round_inputs.evaluated and result.fate.counts:
+            ctx = setup.context(self.round, self.plan, self.client, "judge after training")
+            metrics = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
+            result = replace(result, metrics={**result.metrics, **metrics})
+        outputs = ClientOutputs.of(
+            setup.output_slots,
+            with_memory(finished.state, uplink_memory),
+            server_memory,
+            message=message if setup.is_peer else (message, finished.weight),
+            packets=message,
+        )
+        return result, outputs
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from rayfl.data.batches import Batch, ClientData, amount, pad
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
 
-Engine = Callable[[Method, Sequence["Start"]], Iterator[tuple[Carry, dict[str, Work]]]]
+Engine = Callable[[Method, Sequence["LocalTask"]], Iterator[tuple[Carry, dict[str, Work]]]]
 
 
 @dataclass(frozen=True)
-class Start:
+class LocalTask:
     """One client's local work: how it begins, its examples, its stages, and the key of its random draws."""
 
     client: int
@@ -68,15 +68,15 @@ class Start:
         )
 
 
-def run_loop(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, dict[str, Work]]]:
+def run_loop(method: Method, tasks: Sequence[LocalTask]) -> Iterator[tuple[Carry, dict[str, Work]]]:
     """One client after another; yields each one's carry and its work by stage name, in order."""
-    for start in starts:
-        carry = _to(start.begin(), start.device)
+    for task in tasks:
+        carry = _to(task.begin(), task.device)
         work: dict[str, Work] = {}
-        with _forked(method, start):
-            for stage in start.stages:
+        with _forked(method, task):
+            for stage in task.stages:
                 num_steps = num_examples = 0
-                for batch in start.batches(stage):
+                for batch in task.batches(stage):
                     carry = method.step(carry, batch, stage=stage)
                     num_steps += 1
                     num_examples += _size(batch)
@@ -85,47 +85,47 @@ def run_loop(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, d
         yield _to(carry, torch.device("cpu")), work
 
 
-def run_vmap(method: Method, starts: Sequence[Start]) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """All clients at once, under torch.vmap; all must have the same stages. Yields in the order of `starts`.
+def run_vmap(method: Method, tasks: Sequence[LocalTask]) -> Iterator[tuple[Carry, dict[str, Work]]]:
+    """All clients at once, under torch.vmap; all must have the same stages. Yields in the order of `tasks`.
 
     Clients whose carries differ in shape (other candidates, other widths) are stacked apart, a single one in a loop.
     """
     twin = method.with_task(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
-    for row, start in enumerate(starts):
-        carry = start.begin()
+    for row, task in enumerate(tasks):
+        carry = task.begin()
         alike.setdefault(_shape(carry), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
     for carries in alike.values():
         if len(carries) > 1:
-            found = _together(twin, [starts[row] for row in carries], list(carries.values()))
+            found = _together(twin, [tasks[row] for row in carries], list(carries.values()))
         else:
             # Nothing to stack, and torch refuses GroupNorm on images under a vmap over one client.
             ((row, carry),) = carries.items()
-            found = run_loop(method, [replace(starts[row], begin=lambda carry=carry: carry)])
+            found = run_loop(method, [replace(tasks[row], begin=lambda carry=carry: carry)])
         done |= zip(carries, found, strict=True)
-    yield from (done[row] for row in range(len(starts)))
+    yield from (done[row] for row in range(len(tasks)))
 
 
-def _together(method: Method, starts: Sequence[Start], carries: list[Carry]) -> list[tuple[Carry, dict[str, Work]]]:
+def _together(method: Method, tasks: Sequence[LocalTask], carries: list[Carry]) -> list[tuple[Carry, dict[str, Work]]]:
     """All stages of clients whose carries have the same shape."""
-    device = starts[0].device
-    work: list[dict[str, Work]] = [{} for _ in starts]
-    for stage in starts[0].stages:
+    device = tasks[0].device
+    work: list[dict[str, Work]] = [{} for _ in tasks]
+    for stage in tasks[0].stages:
         stacked = _to(tree_map(lambda *leaves: torch.stack(leaves), *carries), device)
-        stacked, done = _stage(method, stacked, starts, stage)
-        carries = [method.end_stage(_row(stacked, row), stage=stage) for row in range(len(starts))]
+        stacked, done = _stage(method, stacked, tasks, stage)
+        carries = [method.end_stage(_row(stacked, row), stage=stage) for row in range(len(tasks))]
         for row, did in enumerate(done):
             work[row][stage.name] = did
     return list(zip(carries, work, strict=True))
 
 
-def _stage(method: Method, stacked: Carry, starts: Sequence[Start], stage: Stage) -> tuple[Carry, list[Work]]:
+def _stage(method: Method, stacked: Carry, tasks: Sequence[LocalTask], stage: Stage) -> tuple[Carry, list[Work]]:
     """All steps of one stage on stacked carries [num_clients, ...]."""
-    schedules = [list(start.batches(stage)) for start in starts]
+    schedules = [list(task.batches(stage)) for task in tasks]
     num_steps = max(len(schedule) for schedule in schedules)
     for index in range(num_steps):
-        active = torch.tensor([index < len(schedule) for schedule in schedules], device=starts[0].device)
+        active = torch.tensor([index < len(schedule) for schedule in schedules], device=tasks[0].device)
         batches = [schedule[min(index, len(schedule) - 1)] for schedule in schedules]
         batch = _padded(batches)
         step = torch.vmap(lambda carry, batch: method.step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
@@ -148,13 +148,13 @@ def choose(name: str, method: Method, device: torch.device) -> Engine:
 
 
 @contextmanager
-def _forked(method: Method, start: Start) -> Iterator[None]:
+def _forked(method: Method, task: LocalTask) -> Iterator[None]:
     """Models that draw random numbers do so from a forked torch state keyed by the client's round."""
     if not method.task.stochastic:
         yield
         return
     with torch.random.fork_rng():
-        torch.manual_seed(seeding.torch_seed(start.seed, start.round, start.client, f"{start.purpose}/dropout"))
+        torch.manual_seed(seeding.torch_seed(task.seed, task.round, task.client, f"{task.purpose}/dropout"))
         yield
 
 

@@ -14,7 +14,7 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Samples
 from rayfl.methods.base import Carry, Context
-from rayfl.rounds.engines import Start, run_loop
+from rayfl.rounds.engines import LocalTask, run_loop
 from rayfl.rounds.setup import Setup
 from rayfl.tree import State, Tree
 
@@ -84,7 +84,7 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
     begun = method.eval_begin(state, model, carry, ctx)
     if not stages:
         return begun["params"]
-    start = Start(
+    task = LocalTask(
         client=ctx.traits.id,
         round=ctx.round,
         seed=setup.seed,
@@ -94,7 +94,7 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
         device=setup.device,
         purpose="judge" if carry is None else "judge after training",
     )
-    ((adapted, _),) = run_loop(method, [start])
+    ((adapted, _),) = run_loop(method, [task])
     return adapted["params"]
 
 

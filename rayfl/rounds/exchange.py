@@ -19,15 +19,14 @@ Results are let go as the new states go to the object store, so that both togeth
 
 def bill(graph: np.ndarray, senders: Collection[int], ledger: Ledger) -> None:
     """Bill every link of the round's graph [n, n] on both ends, from the sizes of the messages in the ledger."""
-    sizes = {client: ledger.reports[client].uplink_bits for client in senders}
-    for client in senders:
-        heard = np.flatnonzero(graph[client])
-        ledger.reports[client] = replace(
-            ledger.reports[client],
-            uplink_bits=sizes[client] * int(graph[:, client].sum()),
-            downlink_bits=sum(sizes[sender] for sender in heard.tolist()),
+    sent = {client: ledger.results[client] for client in senders}
+    for client, result in sent.items():
+        ledger.results[client] = replace(
+            result,
+            billed_bits=result.message_bits * int(graph[:, client].sum()),
+            downlink_bits=sum(sent[sender].message_bits for sender in np.flatnonzero(graph[client]).tolist()),
         )
-    ledger.metrics |= paper_comm(graph, {client: ledger.reports[client].num_values for client in senders})
+    ledger.metrics |= paper_comm(graph, {client: result.num_values for client, result in sent.items()})
 
 
 def in_calls(

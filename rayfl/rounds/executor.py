@@ -25,7 +25,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
+class JobResult:
     """A job's small result, and references to its outputs, which stay where they were made."""
 
     result: Any
@@ -49,7 +49,7 @@ class Executor(Protocol):
         """A packet's reference as something that workers can open."""
         ...
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs. ClientError where a client's own code fails."""
         ...
 
@@ -85,14 +85,14 @@ class InlineExecutor:
         """The packet itself."""
         return InlinePacket(ref)
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs here."""
         try:
             with fixed(self.worker.setup.threads, self.worker.setup.device):
-                return [self._done(kind, shared, job) for job in jobs]
+                return [self._do(kind, shared, job) for job in jobs]
         except OutOfMemory as error:
             raise ClientError(f"{error}; {SMALLER}") from error
 
-    def _done(self, kind: str, shared: Ref, job: Job) -> Done:
+    def _do(self, kind: str, shared: Ref, job: Job) -> JobResult:
         result, outputs = self.worker.do(kind, shared, job.work, job.inputs)
-        return Done(result, list(outputs))
+        return JobResult(result, list(outputs))

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rayfl.population.client import Traits
-from rayfl.population.sampling import Participation, Status
+from rayfl.population.fate import Fate
+from rayfl.population.sampling import Participation
 from rayfl.rounds import evaluation
 from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.simulated_clock import arrival_s, reply_s
+from rayfl.rounds.simulated_clock import arrival_s, duration_s, reply_s
 
 
 class RoundRow(NamedTuple):
@@ -24,7 +25,7 @@ class RoundRow(NamedTuple):
 
 
 class ClientRow(NamedTuple):
-    """One client in the round that it is recorded with; `status` is "delivered", "dropped_before_download", ..."""
+    """One client in the round that it is recorded with; `status` is a `Fate`."""
 
     client: int
     status: str
@@ -59,72 +60,60 @@ class RoundRecord:
 
 @dataclass
 class Ledger:
-    """What a round's clients did, as their reports come in."""
+    """The results of a round's clients: of their training first, then what later waves of calls add."""
 
     participation: Participation
-    reports: dict[int, ClientResult] = field(default_factory=dict)
+    results: dict[int, ClientResult] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def add(self, report: ClientResult) -> None:
-        """Another wave's report of a client: bits add up, metrics join."""
-        known = self.reports.get(report.client)
-        if known is not None:
-            report = replace(
-                known,
-                sent=known.sent or report.sent,
-                uplink_bits=known.uplink_bits + report.uplink_bits,
-                downlink_bits=known.downlink_bits + report.downlink_bits,
-                reply_bits=known.reply_bits + report.reply_bits,
-                work={**known.work, **report.work},
-                metrics={**known.metrics, **report.metrics},
-            )
-        self.reports[report.client] = report
+    def result(self, client: int) -> ClientResult:
+        """A client's result so far; without one, the fate that was drawn for it."""
+        drawn = self.participation.fates.get(client, Fate.NOT_SELECTED)
+        return self.results.get(client) or ClientResult(client, drawn)
+
+    def add(self, later: ClientResult) -> None:
+        """Add a later wave's result of a client: downloads add up, metrics join."""
+        result = self.result(later.client)
+        self.results[later.client] = replace(
+            result,
+            downlink_bits=result.downlink_bits + later.downlink_bits,
+            reply_bits=result.reply_bits + later.reply_bits,
+            metrics={**result.metrics, **later.metrics},
+        )
 
 
 def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     """The rows of a round: clients that took part, their metrics, and the means over clients."""
-    rows, participation = [], ledger.participation
-    for client in sorted(set(participation.selected) | {c for c, r in ledger.reports.items() if r.work}):
-        report = ledger.reports.get(client, ClientResult(client))
-        rows.append(client_row(setup.population.traits(client), participation.status.get(client), report))
+    worked = {client for client, result in ledger.results.items() if result.work}
+    took_part = sorted({*ledger.participation.selected, *worked})
+    rows = [client_row(setup.population.traits(client), ledger.result(client)) for client in took_part]
     if setup.population.availability is not None:
-        ledger.metrics["population/available"] = float(setup.num_clients - len(participation.unavailable))
+        ledger.metrics["population/available"] = float(setup.num_clients - len(ledger.participation.unavailable))
     metrics = [MetricRow(None, name, value) for name, value in ledger.metrics.items()]
-    reports = sorted(ledger.reports.items())
-    means = evaluation.mean_over_clients(report.metrics for _, report in reports)
+    results = [ledger.results[client] for client in sorted(ledger.results)]
+    means = evaluation.mean_over_clients(result.metrics for result in results)
     metrics += [MetricRow(None, name, value) for name, value in means.items()]
-    metrics += [MetricRow(client, name, value) for client, report in reports for name, value in report.metrics.items()]
+    metrics += [MetricRow(one.client, name, value) for one in results for name, value in one.metrics.items()]
     row = RoundRow(
         round=round,
-        selected=len(participation.selected),
-        delivered=sum(row.status == "delivered" for row in rows),
+        selected=len(ledger.participation.selected),
+        delivered=sum(row.status == Fate.DELIVERED for row in rows),
         uplink_bits=sum(row.uplink_bits for row in rows),
         downlink_bits=sum(row.downlink_bits for row in rows),
-        simulated_s=duration(setup, ledger),
+        simulated_s=duration_s(setup.population, results),
         wall_s=0.0,
     )
     return RoundRecord(row, tuple(rows), tuple(metrics))
 
 
-def duration(setup: Setup, ledger: Ledger) -> float:
-    """Simulated seconds of a round: until the last client is back, gone or cut off, and then until the last has its
-    reply.
-
-    A client is gone at the moment at which it vanishes or its update is lost. Nobody waits for those that train for
-    themselves: who was not selected, and peers that are away from the exchange.
-    """
-    awaited = {*ledger.participation.selected} - {*ledger.participation.with_status("dropped_before_download")}
-    reports = [(setup.population.traits(c), report) for c, report in ledger.reports.items() if c in awaited]
-    back = (arrival_s(traits, report) for traits, report in reports)
-    return max(back, default=0.0) + max((reply_s(traits, report) for traits, report in reports), default=0.0)
-
-
-def client_row(traits: Traits, drawn: Status | None, report: ClientResult) -> ClientRow:
+def client_row(traits: Traits, result: ClientResult) -> ClientRow:
     """One client's row; its time is download, then work, then upload, then the reply, at its own speeds."""
-    num_examples = sum(work.num_examples for work in report.work.values())
-    seconds = arrival_s(traits, report) + reply_s(traits, report)
-    status: str = report.status or drawn or "not_selected"
-    if status in ("delivered", "upload_lost") and not (report.sent or report.undone):
-        status = "silent"
-    num_steps = sum(work.num_steps for work in report.work.values())
-    return ClientRow(traits.id, status, report.uplink_bits, report.downlink_bits, num_examples, num_steps, seconds)
+    return ClientRow(
+        client=result.client,
+        status=result.fate.value,
+        uplink_bits=result.billed_bits,
+        downlink_bits=result.downlink_bits,
+        num_samples=result.num_examples,
+        num_steps=result.num_steps,
+        simulated_s=arrival_s(traits, result) + reply_s(traits, result),
+    )

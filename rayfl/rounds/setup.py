@@ -18,6 +18,7 @@ from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds import engines
+from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings, SettingsError
 from rayfl.topology.graphs import Topology, mixing_weights
 from rayfl.tree import Arrays, State, Tree
@@ -27,7 +28,7 @@ MOST_CHUNKS = 16
 
 
 class Evaluation(Settings):
-    """The `[evaluation]` table: how often models are judged, and on what."""
+    """The `[evaluation]` table: how often models are evaluated, and on what."""
 
     every: int = Field(default=1, ge=0, description="evaluate every so many rounds and after the last; 0: only then")
     pooled: bool = Field(default=True, description="evaluate the global model on the pooled test set")
@@ -119,10 +120,20 @@ class Setup:
         """Whether messages are kept until it is known who needs them (peers, `take_first`)."""
         return self.is_peer or self.population.settings.take_first is not None
 
-    @property
-    def num_outputs(self) -> int:
-        """Objects that a training client leaves behind: its state, its link, its message, its relayed packets."""
-        return self.stateful + self.has_server_memory + self.keeps_messages + len(self.relayed)
+    @cached_property
+    def state_slots(self) -> Slots:
+        """A client's state alone."""
+        return Slots(self.stateful)
+
+    @cached_property
+    def memory_slots(self) -> Slots:
+        """What is remembered of a client between rounds: its state, and the server's memory of it."""
+        return Slots(self.stateful, self.has_server_memory)
+
+    @cached_property
+    def output_slots(self) -> Slots:
+        """What a client leaves behind when it has trained."""
+        return Slots(self.stateful, self.has_server_memory, self.keeps_messages, self.relayed)
 
     @cached_property
     def engine(self) -> engines.Engine:

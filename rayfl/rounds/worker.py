@@ -1,8 +1,8 @@
 """Worker: the work on clients, as pure functions of a job. A Ray actor holds one; so does InlineExecutor.
 
 A job names clients and comes with their states; it returns one small result and one object for each thing that must
-outlive the call (a client's state, the server's link to it, a message that others will read). A worker keeps nothing
-between calls but the setup.
+outlive the call (a client's state, the server's memory of it, a message that others will read). A worker keeps
+nothing between calls but the setup.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,19 +14,20 @@ from rayfl import gather, tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.determinism.addition_order import Node, total
 from rayfl.gather import Aggregate
+from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.calls import (
-    TRAINS,
     AddJob,
     ClientJob,
     ClientResult,
     MixJob,
+    PartialSum,
     PooledJob,
     RoundInputs,
-    Trained,
     TrainJob,
 )
-from rayfl.rounds.client_round import ClientRound, naming_round_and_client, pack_outputs
+from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.client_round import ClientRound, naming_round_and_client
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import with_memory, without_memory
@@ -40,59 +41,64 @@ class Worker:
         self.setup = setup
         self.method = setup.method
 
-    # Any: inputs and outputs are states, links or messages; each kind of job says which.
-    def do(self, kind: str, shared: RoundInputs, job: Any, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+    # Any: inputs and outputs are states, memories or messages; each kind of job says which.
+    def do(self, kind: str, round_inputs: RoundInputs, job: Any, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
         """Do one job of the kind "train", "reply", "mix", "evaluate", ...: its result and its outputs.
 
         Large outputs are made as they are asked for, so that the worker need not hold them all.
         """
-        return getattr(self, kind)(shared, job, inputs)
+        return getattr(self, kind)(round_inputs, job, inputs)
 
-    def train(self, shared: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+    def train(self, round_inputs: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[PartialSum, list[Any]]:
         """Download, local work, upload, for every client of the job."""
-        clients = [client for client, _ in job.clients]
-        states, server_memories = self._memories(clients, inputs)
-        message = opened(shared.message)
-        server = None if shared.server is None else tree.to_tensors(shared.server)
-        reports: list[ClientResult] = []
+        kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
+        message = opened(round_inputs.message)
+        server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
+        results: list[ClientResult] = []
         outputs: list[Any] = []
 
         def leaf(node: Node) -> dict[str, Aggregate] | None:
             if node[1] - node[0] > 1:
                 return None
             client_rounds = [
-                ClientRound(self.setup, shared, message, server, client, role, states[client], server_memories[client])
-                for client, role in job.chunks[node[0]]
+                ClientRound(
+                    self.setup,
+                    round_inputs,
+                    message,
+                    server,
+                    client,
+                    job.fates[client],
+                    self._state(client, kept[client]),
+                    self._server_memory(client, kept[client]),
+                )
+                for client in job.chunks[node[0]]
             ]
-            return self._chunk(shared, client_rounds, reports, outputs)
+            return self._chunk(client_rounds, results, outputs)
 
         sums = total(job.node, leaf, merged) if job.chunks else {}
-        return Trained(job.node, {name: gather.to_wire(value) for name, value in sums.items()}, tuple(reports)), outputs
+        return partial_sum(job.node, sums, results), outputs
 
     def _chunk(
-        self, shared: RoundInputs, client_rounds: Sequence[ClientRound], reports: list[ClientResult], outputs: list[Any]
+        self, client_rounds: Sequence[ClientRound], results: list[ClientResult], outputs: list[Any]
     ) -> dict[str, Aggregate]:
         """Train one chunk and add up what it sends, in order."""
         sums: dict[str, Aggregate] = {name: rule.empty() for name, rule in self.method.gather.items()}
-        absent = {
-            client_round.client: report
-            for client_round in client_rounds
-            if (report := client_round.absence()) is not None
-        }
-        results = self.setup.engine(
-            self.method, [client_round.start() for client_round in client_rounds if client_round.client not in absent]
-        )
-        for client_round in client_rounds:
-            if client_round.client in absent:
-                reports.append(absent[client_round.client])
-                outputs += [None] * (self.setup.num_outputs if client_round.role in TRAINS else 0)
-                continue
-            with naming_round_and_client(shared.round, client_round.client):
-                carry, work = next(results)
-                report, message, weight = client_round.finish(carry, work, outputs)
-            reports.append(report)
-            if report.sent and not self.setup.keeps_messages:
-                self._add(sums, message, weight, client_round.client)
+        untrained = {one.client: result for one in client_rounds if (result := one.untrained()) is not None}
+        tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
+        trained = self.setup.engine(self.method, tasks)
+        for one in client_rounds:
+            left = ClientOutputs()
+            if one.client in untrained:
+                result = untrained[one.client]
+            else:
+                with naming_round_and_client(one.round, one.client):
+                    result, left = one.finish(*next(trained))
+            results.append(result)
+            if one.fate.trains:
+                outputs += left.pack(self.setup.output_slots)
+            if result.fate is Fate.DELIVERED and not self.setup.keeps_messages:
+                message, weight = left.message
+                self._add(sums, message, weight, one.client)
         return sums
 
     def _add(self, sums: dict[str, Aggregate], message: Message, weight: float, sender: int) -> None:
@@ -101,7 +107,7 @@ class Worker:
             if name in message and name not in self.setup.relayed:
                 sums[name] = self.method.gather[name].add(sums[name], message[name], weight, sender)
 
-    def add(self, shared: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+    def add(self, round_inputs: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[PartialSum, list[Any]]:
         """Add up messages as `train` does where nobody has to be waited for."""
         sent = dict(zip(job.clients, inputs, strict=True))
 
@@ -114,92 +120,83 @@ class Worker:
                 self._add(sums, message, weight, client)
             return sums
 
-        sums = total(job.node, leaf, merged)
-        return Trained(job.node, {name: gather.to_wire(value) for name, value in sums.items()}, ()), []
+        return partial_sum(job.node, total(job.node, leaf, merged), ()), []
 
     def reply(
-        self, shared: RoundInputs, job: ClientJob, inputs: Sequence[Any]
+        self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
-        """The server's answers after its update, taken in by the clients; outputs: states, then links, by client."""
-        states, server_memories = self._memories(job.clients, inputs)
-        assert shared.server is not None
-        server, half = tree.to_tensors(shared.server), self.setup.server_half
-        reports: list[ClientResult] = []
+        """The server's answers after its update, taken in by the clients."""
+        slots, half = self.setup.memory_slots, self.setup.server_half
+        assert round_inputs.server is not None
+        server = tree.to_tensors(round_inputs.server)
+        results: list[ClientResult] = []
         outputs: list[Any] = []
-        for client in job.clients:
-            with naming_round_and_client(shared.round, client):
-                ctx = self.setup.context(shared.round, shared.plan, client, "reply")
-                answer = half.reply(server, server_memories[client], ctx)
-                state, uplink_memory = without_memory(states[client])
+        for client, kept in ClientOutputs.unpack(slots, job.clients, inputs).items():
+            with naming_round_and_client(round_inputs.round, client):
+                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "reply")
+                answer = half.reply(server, self._server_memory(client, kept), ctx)
+                state, uplink_memory = without_memory(self._state(client, kept))
                 state = self.method.receive_reply(state, answer.message, ctx)
             bits = message_bits(answer.message)
-            reports.append(ClientResult(client, downlink_bits=bits, reply_bits=bits, metrics=answer.metrics))
-            outputs += pack_outputs(self.setup, with_memory(state, uplink_memory), answer.server_memory)
-        return tuple(reports), outputs
+            results.append(ClientResult(client, downlink_bits=bits, reply_bits=bits, metrics=answer.metrics))
+            outputs += ClientOutputs.of(slots, with_memory(state, uplink_memory), answer.server_memory).pack(slots)
+        return tuple(results), outputs
 
-    def mix(self, shared: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
+    def mix(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
         """Every receiver gathers its neighbours' messages; outputs: the receivers' new states."""
-        return None, self._mixed(shared, job, inputs) if self.setup.stateful else ()
+        return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
 
-    def _mixed(self, shared: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
-        receivers = tuple(job.rows)
+    def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
+        slots, receivers = self.setup.state_slots, tuple(job.rows)
         gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[len(receivers) :], strict=True)))
-        for client, stored in zip(receivers, inputs, strict=False):
-            with naming_round_and_client(shared.round, client):
-                ctx = self.setup.context(shared.round, shared.plan, client, "mix")
-                states, _ = self._memories((client,), (stored,))
+        for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
+            with naming_round_and_client(round_inputs.round, client):
+                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
+                state, uplink_memory = without_memory(self._state(client, kept))
                 # Taken out, so that what only this receiver gathered is free again.
-                state, uplink_memory = without_memory(states[client])
                 state = self.setup.peer_half.mix(state, gathered.pop(client), ctx)
-            yield from pack_outputs(self.setup, with_memory(state, uplink_memory), {})
+            yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
 
     def evaluate(
-        self, shared: RoundInputs, job: ClientJob, inputs: Sequence[Any]
+        self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Every client's model after the exchange."""
-        states, _ = self._memories(job.clients, inputs, has_server_memory=False)
-        model = None if shared.model is None else tree.to_tensors(shared.model)
-        reports: list[ClientResult] = []
-        for client in job.clients:
-            with naming_round_and_client(shared.round, client):
-                ctx = self.setup.context(shared.round, shared.plan, client, "judge")
-                metrics = evaluation.evaluate_client(self.setup, states[client], model, None, ctx)
-            reports.append(ClientResult(client, metrics=metrics))
-        return tuple(reports), []
+        model = None if round_inputs.model is None else tree.to_tensors(round_inputs.model)
+        results: list[ClientResult] = []
+        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
+            with naming_round_and_client(round_inputs.round, client):
+                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+                metrics = evaluation.evaluate_client(self.setup, self._state(client, kept), model, None, ctx)
+            results.append(ClientResult(client, metrics=metrics))
+        return tuple(results), []
 
-    def mean_model(self, shared: RoundInputs, job: ClientJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+    def mean_model(self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """The mean of the clients' own models, added up in their order; output: that model."""
         total: Tree = {}
-        for client, stored in zip(job.clients, inputs, strict=True):
-            states, _ = self._memories((client,), (stored,), has_server_memory=False)
-            own = self.method.final_model(states[client])
+        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
+            own = self.method.final_model(self._state(client, kept))
             total = tree.add(total, own) if total else own
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 
     def evaluate_pooled(
-        self, shared: RoundInputs, job: PooledJob, inputs: Sequence[Any]
+        self, round_inputs: RoundInputs, job: PooledJob, inputs: Sequence[Any]
     ) -> tuple[dict[str, np.ndarray], list[Any]]:
         """The global model on a run of the pooled test set: every metric for each example."""
-        assert shared.model is not None
-        rows = np.arange(job.first, job.last)
-        return evaluation.per_example(self.setup, tree.to_tensors(shared.model), self.setup.dataset.test, rows), []
+        assert round_inputs.model is not None
+        model, rows = tree.to_tensors(round_inputs.model), np.arange(job.first, job.last)
+        return evaluation.per_example(self.setup, model, self.setup.dataset.test, rows), []
 
-    def _memories(
-        self, clients: Sequence[int], inputs: Sequence[Any], has_server_memory: bool = True
-    ) -> tuple[dict[int, State], dict[int, State]]:
-        """States and links by client; a client that comes for the first time gets its first ones."""
-        values, states, server_memories = iter(inputs), {}, {}
-        for client in clients:
-            states[client], server_memories[client] = {}, {}
-            if self.setup.stateful:
-                stored = next(values)
-                states[client] = self.setup.first_state(client) if stored is None else tree.to_tensors(stored)
-            if self.setup.has_server_memory and has_server_memory:
-                stored = next(values)
-                server_memories[client] = (
-                    self.setup.first_server_memory(client) if stored is None else tree.to_tensors(stored)
-                )
-        return states, server_memories
+    def _state(self, client: int, kept: ClientOutputs) -> State:
+        """A client's state; a client that comes for the first time gets its first one."""
+        if not self.setup.stateful:
+            return {}
+        return self.setup.first_state(client) if kept.state is None else tree.to_tensors(kept.state)
+
+    def _server_memory(self, client: int, kept: ClientOutputs) -> State:
+        """The server's memory of a client; of one that comes for the first time its first one."""
+        if not self.setup.has_server_memory:
+            return {}
+        return self.setup.first_server_memory(client) if kept.memory is None else tree.to_tensors(kept.memory)
 
 
 def opened(message: Message) -> Message:
@@ -210,3 +207,8 @@ def opened(message: Message) -> Message:
 def merged(a: Mapping[str, Aggregate], b: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
     """Two nodes' sums by message name."""
     return {name: a[name].gather.merge(a[name], b[name]) for name in a}
+
+
+def partial_sum(node: Node, sums: Mapping[str, Aggregate], results: Sequence[ClientResult]) -> PartialSum:
+    """A node's sums and the results of its clients, ready to travel."""
+    return PartialSum(node, {name: gather.to_wire(value) for name, value in sums.items()}, tuple(results))

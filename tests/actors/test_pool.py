@@ -22,7 +22,8 @@ from rayfl.experiment.prepare import prepare
 from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
-from rayfl.rounds.calls import ClientError, ClientJob, PooledJob, Role, RoundInputs, TrainJob
+from rayfl.population.fate import Fate
+from rayfl.rounds.calls import ClientError, ClientJob, PooledJob, RoundInputs, TrainJob
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.tree import State
@@ -42,9 +43,10 @@ def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
     assert_same_bits(run_state, other)
 
 
-def uploads(*clients: int) -> tuple[tuple[int, Role], ...]:
-    """A chunk of clients who all deliver."""
-    return tuple((client, "upload") for client in clients)
+def uploads(first: int, *chunks: tuple[int, ...]) -> TrainJob:
+    """Chunks of clients who all deliver."""
+    fates = {client: Fate.DELIVERED for chunk in chunks for client in chunk}
+    return TrainJob((first, first + len(chunks)), dict(enumerate(chunks, first)), fates)
 
 
 class Watched(RayExecutor):
@@ -64,8 +66,7 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     setup = prepare(experiment(method={"name": "fedavg", "epochs": 20, "batch_size": 4}))
     plan = setup.plan(0)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(0, plan, NOBODY, "server"))
-    everyone = {index: uploads(index) for index in range(10)}
-    works = [TrainJob((0, 10), everyone), *(TrainJob((i, i + 1), {i: everyone[i]}) for i in range(4))]
+    works = [uploads(0, *((client,) for client in range(10))), *(uploads(i, (i,)) for i in range(4))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         done = executor.run("train", executor.put(RoundInputs(0, plan, message)), [Job(work) for work in works])
@@ -205,8 +206,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told() -> None:
     setup = with_method(Failing)
     plan = setup.plan(2)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(2, plan, NOBODY, "server"))
-    chunks = [uploads(0, 1, 2, 3), uploads(4), uploads(0)]
-    jobs = [Job(TrainJob((index, index + 1), {index: chunk})) for index, chunk in enumerate(chunks)]
+    jobs = [Job(work) for work in (uploads(0, (0, 1, 2, 3)), uploads(1, (4,)), uploads(2, (0,)))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         with pytest.raises(ClientError, match="round 2, client 3: "):

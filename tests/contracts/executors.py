@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfl.compress.base import Packet
 from rayfl.gather import Handle
-from rayfl.rounds.executor import Done, Executor, InlineExecutor, InlinePacket, Job, Ref
+from rayfl.rounds.executor import Executor, InlineExecutor, InlinePacket, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
@@ -32,8 +32,8 @@ class Shuffled(InlineExecutor):
     def handle(self, ref: Ref) -> Handle:
         return InlinePacket(opened(ref))
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[Done]:
-        done: dict[int, Done] = {}
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        done: dict[int, JobResult] = {}
         for index in self.order.permutation(len(jobs)).tolist():
             job = thawed(frozen(jobs[index].work))
             inputs = tuple(None if ref is None else thawed(ref) for ref in jobs[index].inputs)
@@ -41,7 +41,7 @@ class Shuffled(InlineExecutor):
                 (d.result, d.outputs) for d in super().run(kind, thawed(shared), [Job(job, inputs)])
             ]
             assert len(outputs) == jobs[index].num_outputs
-            done[index] = Done(thawed(frozen(result)), [frozen(output) for output in outputs])
+            done[index] = JobResult(thawed(frozen(result)), [frozen(output) for output in outputs])
         return [done[index] for index in range(len(jobs))]
 
 

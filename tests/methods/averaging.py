@@ -111,7 +111,7 @@ def followed(
     """x after every round: local steps, the mean over those who delivered, the server's step where anyone did."""
     x, path = start(here), []
     for round in range(here.rounds):
-        delivered, ends = here.population.sample_round(round).with_status("delivered"), []
+        delivered, ends = here.population.sample_round(round).with_fate("delivered"), []
         for client in delivered:
             y = x
             for batch in train_batches(here, round, client):
@@ -129,7 +129,7 @@ def scaffolded(here: Setup, factors: Factors = untouched) -> list[tuple[np.ndarr
     hyper, x, c, own, seen = here.method.hyper.model_dump(), start(here), np.zeros(10), np.zeros((4, 10)), []
     decay = hyper["weight_decay"]
     for round in range(here.rounds):
-        delivered, dx, dc, lr = here.population.sample_round(round).with_status("delivered"), [], [], rate(here, round)
+        delivered, dx, dc, lr = here.population.sample_round(round).with_fate("delivered"), [], [], rate(here, round)
         for i in delivered:
             y, stream = x, train_batches(here, round, i)
             for batch in stream:

@@ -123,7 +123,7 @@ def compare(setup: Setup, train: Training = trained) -> Paper:
     """Everything that a round leaves behind, round by round."""
     paper = Paper(setup, train)
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = setup.population.sample_round(round).with_status("delivered")
+        delivered = setup.population.sample_round(round).with_fate("delivered")
         paper.play(round, delivered)
         compare_clients(paper, record, run_state, delivered)
         if delivered:

@@ -64,8 +64,8 @@ def matrix(topology: Topology, seed: int, round: int, present: Sequence[int]) ->
 
 def absent(participation: Participation) -> tuple[set[int], set[int]]:
     """Peers without an exchange, and among them those whose round never was."""
-    lost = set(participation.with_status("dropped_after_training"))
-    return lost | set(participation.with_status("dropped_before_download")), lost
+    lost = set(participation.with_fate("dropped_after_training"))
+    return lost | set(participation.with_fate("dropped_before_download")), lost
 
 
 def followed(here: Setup, gradient: Gradient = plain, *, default_steps: int | None = None) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from rayfl.methods.dispfl import DisPFL
 from rayfl.models import MLP
 from rayfl.population.client import Traits
 from rayfl.rounds.calls import MixJob
-from rayfl.rounds.engines import Start
+from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import gather_rows
 from rayfl.task import Classification
@@ -110,7 +110,7 @@ def test_zeros_stay_zero_through_training(hyper: dict[str, Any]):
     state = here.first_state(2)
     plan = here.plan(0)
     carry = here.method.begin(state, {}, here.context(0, plan, 2, "client"))
-    start = Start(2, 0, here.seed, lambda: carry, here.data(2), plan.stages, here.device)
+    start = LocalTask(2, 0, here.seed, lambda: carry, here.data(2), plan.stages, here.device)
     ((trained, work),) = here.engine(here.method, [start])
     assert work["train"].num_steps == 5 * 4
     for name in ("1.weight", "3.weight"):

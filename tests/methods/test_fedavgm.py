@@ -69,7 +69,7 @@ def test_without_momentum_it_is_fedavg(clients: dict[str, Any]):
 def test_a_round_in_which_nothing_arrives_moves_nothing():
     here = made("fedavgm", HYPER, rounds=10, clients=ABSENCES[2])
     run_states = play(here)[1]
-    empty = [round for round in range(1, 10) if not here.population.sample_round(round).with_status("delivered")]
+    empty = [round for round in range(1, 10) if not here.population.sample_round(round).with_fate("delivered")]
     assert empty
     for round in empty:
         before, after = run_states[round - 1].server, run_states[round].server

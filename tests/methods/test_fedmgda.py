@@ -51,7 +51,7 @@ def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any]):
     params = initial(setup)
     spread = 0.0
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = setup.population.sample_round(round).with_status("delivered")
+        delivered = setup.population.sample_round(round).with_fate("delivered")
         ends = [trained(setup, round, client, params)[0] for client in delivered]
         deltas = [{name: params[name] - end[name] for name in params} for end in ends]
         lengths = [np.linalg.norm(flat(delta)) for delta in deltas]

@@ -99,7 +99,7 @@ def test_a_client_that_was_away_goes_on_from_its_own_anchor():
     _, run_states = play(here, executor)
     met = 0
     for round, run_state in enumerate(run_states):
-        delivered = here.population.sample_round(round).with_status("delivered")
+        delivered = here.population.sample_round(round).with_fate("delivered")
         for i, ref in run_state.states.items():
             state = tree.to_tensors(executor.get(ref))
             fresh = np.array_equal(flat(state["anchor"]), flat(run_state.server["params"]))
@@ -125,7 +125,7 @@ def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], s
         exchange = seeding.coin(here.seed, round) >= skip_probability
         # Where nothing is sent, nothing is lost.
         drawn = here.population.sample_round(round)
-        delivered = drawn.with_status("delivered") if exchange else drawn.with_status("delivered", "upload_lost")
+        delivered = drawn.with_fate("delivered") if exchange else drawn.with_fate("delivered", "upload_lost")
         for i in delivered:
             for batch in batches(here, round, i, epochs=1, batch_size=2):
                 x[i] = x[i] - 0.05 * (batch.gradient(x[i]) + lam[i] + (x[i] - anchor[i]) / 0.3)

@@ -54,7 +54,7 @@ def test_who_does_not_deliver_keeps_everything(clients: dict[str, Any], scope: s
     compare(setup)
     rounds, kept = played(setup), 0
     for round in range(1, 6):
-        for client in set(range(len(SIZES))) - set(setup.population.sample_round(round).with_status("delivered")):
+        for client in set(range(len(SIZES))) - set(setup.population.sample_round(round).with_fate("delivered")):
             before, after = (rounds[r][1].states.get(client) for r in (round - 1, round))
             assert before is after
             kept += before is not None

@@ -142,7 +142,7 @@ def check(paper: Paper, record: RoundRecord, run_state: RunState, delivered: tup
 def compare(setup: Setup, train: Training = trained) -> Paper:
     paper = Paper(setup, train)
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = setup.population.sample_round(round).with_status("delivered")
+        delivered = setup.population.sample_round(round).with_fate("delivered")
         losses = {m.client: m.value for m in record.metrics if m.name == "train/loss" and m.client is not None}
         paper.play(round, delivered, losses)
         check(paper, record, run_state, delivered)

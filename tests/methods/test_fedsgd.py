@@ -33,7 +33,7 @@ def test_follows_its_equation(hyper: dict[str, Any], clients: dict[str, Any], en
     uniform, x, path = hyper.get("weighting") == "uniform", start(here), []
     for round in range(6):
         total, weights = np.zeros(10), 0.0
-        for client in here.population.sample_round(round).with_status("delivered"):
+        for client in here.population.sample_round(round).with_fate("delivered"):
             size = hyper.get("batch_size") or TRAIN[client]
             (batch,) = batches(here, round, client, steps=1, batch_size=size)
             weight = 1.0 if uniform else TRAIN[client]

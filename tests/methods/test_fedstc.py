@@ -70,8 +70,8 @@ class Paper:
 
     def play(self, round: int, run_state: RunState) -> None:
         drawn = self.setup.population.sample_round(round)
-        delivered = drawn.with_status("delivered")
-        self.up, self.down = {}, {i: self.missed(i) for i in drawn.with_status("delivered", "dropped_after_training")}
+        delivered = drawn.with_fate("delivered")
+        self.up, self.down = {}, {i: self.missed(i) for i in drawn.with_fate("delivered", "dropped_after_training")}
         total, weights = np.zeros_like(self.x), 0.0
         for i in delivered:
             end, _ = self.train(self.setup, round, i, unflat(self.x, self.like))

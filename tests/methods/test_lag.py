@@ -48,8 +48,8 @@ def followed(here: Setup, clients: list[Points] | None = None) -> list[Round]:
     for round in range(here.rounds):
         drawn = here.population.sample_round(round)
         asked, uploads = set(), set()
-        for k in (*drawn.with_status("delivered"), *drawn.with_status("dropped_after_training")):
-            away = k not in drawn.with_status("delivered")
+        for k in (*drawn.with_fate("delivered"), *drawn.with_fate("dropped_after_training")):
+            away = k not in drawn.with_fate("delivered")
             change = clients[k].gradient(x) + hyper["l2"] * x - sent[k]
             if "smoothness" in hyper:
                 point = uploaded[k]

@@ -69,7 +69,7 @@ def test_equals_the_equations(clients: dict[str, Any], hyper: dict[str, Any], ta
                 x[i], left[i] = initial(here), left[i] * (1 - RATIO)
                 x[i]["1.weight"] = x[i]["1.weight"] * masks[i]
             ends.append(trained(here, round, i, x[i], masks[i]))
-        present = here.population.sample_round(round, everyone=True).with_status("delivered")
+        present = here.population.sample_round(round, everyone=True).with_fate("delivered")
         graph = RandomNeighbours(degree=2).receives(count, here.seed, round)
         for i in range(count):
             heard = [i, *(j for j in np.flatnonzero(graph[i]) if j in present)] if i in present else [i]

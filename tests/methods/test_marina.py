@@ -44,7 +44,7 @@ def followed(method: MARINA, here: Setup) -> dict[str, list[np.ndarray]]:
     seen: dict[str, list[np.ndarray]] = {"params": [], "gradient": []}
     started = False
     for round in range(here.rounds):
-        there, sent = here.population.sample_round(round).with_status("delivered"), {}
+        there, sent = here.population.sample_round(round).with_fate("delivered"), {}
         for i in there:
             now, (last, old) = gradient(here, i, x, hyper.l2), points[i]
             points[i] = (round, x)

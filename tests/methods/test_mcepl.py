@@ -71,7 +71,7 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
     tuned = hyper.lr if given is None else given
     for round, (record, run_state) in enumerate(played(here)):
         status = here.population.sample_round(round, everyone=True)
-        present, lost = set(status.with_status("delivered")), set(status.with_status("dropped_after_training"))
+        present, lost = set(status.with_fate("delivered")), set(status.with_fate("dropped_after_training"))
         assert here.topology is not None
         graph = here.topology.receives(count, here.seed, round)
         g, sent = {}, {}

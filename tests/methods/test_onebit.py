@@ -34,7 +34,7 @@ def followed(here: Setup) -> tuple[list[np.ndarray], list[np.ndarray]]:
     weights = np.array(TRAIN if hyper["weighting"] == "samples" else (1, 1, 1, 1), np.float64)
     x, errors, path, seen = start(here), np.zeros((4, 10)), [], []
     for round in range(here.rounds):
-        drawn, total = here.population.sample_round(round).with_status("delivered"), np.zeros(10)
+        drawn, total = here.population.sample_round(round).with_fate("delivered"), np.zeros(10)
         for k in drawn:
             wanted = hyper["lr"] * hyper["lr_decay"] ** round * points(here, k).gradient(x)
             wanted += errors[k] if hyper["error_feedback"] else 0

@@ -98,7 +98,7 @@ def test_an_absent_client_keeps_its_control_variate():
     for round in range(1, 10):
         before, after = (control_variates(executor, run_states[r]) for r in (round - 1, round))
         for client in range(4):
-            present = client in here.population.sample_round(round).with_status("delivered")
+            present = client in here.population.sample_round(round).with_fate("delivered")
             assert (before[client] == after[client]).all() == (not present)
             kept += not present and bool(before[client].any())
     assert kept

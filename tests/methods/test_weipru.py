@@ -85,7 +85,7 @@ def test_equals_the_equations(method: str, hyper: dict[str, Any]):
     came_back = 0
     for round, (record, run_state) in enumerate(played(here)):
         status = here.population.sample_round(round, everyone=True)
-        present, lost = set(status.with_status("delivered")), set(status.with_status("dropped_after_training"))
+        present, lost = set(status.with_fate("delivered")), set(status.with_fate("dropped_after_training"))
         graph, before = here.topology.receives(len(x), here.seed, round), [prune(x[i], r) for i, r in enumerate(RATIOS)]
         for i in set(range(len(x))) - lost:
             x[i] = step(here, round, i, x[i], prune(x[i], RATIOS[i]))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.population.distributions import LogNormal, Uniform
+from rayfl.population.fate import Fate
 from rayfl.population.sampling import Clients, Participation, Population
 
 
@@ -92,7 +93,7 @@ def test_dropouts_come_as_often_as_they_are_said_to():
     # 20,000 chances: before the download 0.3, else after training 0.25, so 0.3, 0.7 * 0.25 = 0.175 and 0.525.
     # Standard deviations at most sqrt(0.25 / 20000) = 0.0035; the bound is five of them.
     people = population(count=20, dropout_before_download=0.3, dropout_after_training=0.25)
-    status = [word for round in range(1000) for word in people.sample_round(round).status.values()]
+    status: list[str] = [word for round in range(1000) for word in people.sample_round(round).fates.values()]
     expected = {"dropped_before_download": 0.3, "dropped_after_training": 0.175, "delivered": 0.525}
     for word, share in expected.items():
         assert abs(status.count(word) / len(status) - share) < 0.018
@@ -102,7 +103,7 @@ def test_dropouts_come_as_often_as_they_are_said_to():
 def test_dropouts_are_independent_between_clients_and_rounds():
     # Two clients both drop in 0.5 * 0.5 of the rounds, and so does one client in two rounds in a row.
     people = population(count=2, dropout_after_training=0.5)
-    lost = np.array([[s != "delivered" for s in people.sample_round(round).status.values()] for round in range(4000)])
+    lost = np.array([[s != "delivered" for s in people.sample_round(round).fates.values()] for round in range(4000)])
     for both in (lost[:, 0] & lost[:, 1], lost[1:, 0] & lost[:-1, 0]):
         assert abs(both.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 4000)
 
@@ -113,9 +114,9 @@ def test_selection_does_not_depend_on_dropout_nor_dropout_on_selection():
     for round in range(20):
         draw = dropping.sample_round(round)
         assert draw.selected == plain.sample_round(round).selected
-        assert set(plain.sample_round(round).status.values()) == {"delivered"}
+        assert set(plain.sample_round(round).fates.values()) == {"delivered"}
         whole = everyone.sample_round(round)
-        assert draw.status == {client: whole.status[client] for client in draw.selected}
+        assert draw.fates == {client: whole.fates[client] for client in draw.selected}
 
 
 def test_everyone_means_everyone():
@@ -124,10 +125,10 @@ def test_everyone_means_everyone():
 
 
 def test_among():
-    draw = Participation((1, 4, 6), {1: "delivered", 4: "dropped_after_training", 6: "delivered"})
-    assert draw.with_status("delivered") == (1, 6)
-    assert draw.with_status("dropped_after_training", "delivered") == (1, 4, 6)
-    assert draw.with_status("dropped_before_download") == ()
+    draw = Participation({1: Fate.DELIVERED, 4: Fate.DROPPED_AFTER_TRAINING, 6: Fate.DELIVERED})
+    assert draw.with_fate("delivered") == (1, 6)
+    assert draw.with_fate("dropped_after_training", "delivered") == (1, 4, 6)
+    assert draw.with_fate("dropped_before_download") == ()
 
 
 def test_traits():

@@ -1,9 +1,8 @@
 """Who took part: statuses counted over rounds, in the order and the words of the page."""
 
 from pathlib import Path
-from typing import get_args
 
-from rayfl.population.sampling import Status
+from rayfl.population.fate import Fate
 from rayfl.report.client_status import counts, fate_plot, fates
 from rayfl.report.page import report
 from rayfl.report.series import Group
@@ -26,7 +25,7 @@ def group(directory: Path, *rounds: tuple[str, ...]) -> Group:
 
 
 def test_every_status_is_known():
-    assert set(EVERY) == {*get_args(Status), "not_selected"}
+    assert set(EVERY) == set(Fate)
 
 
 def test_one_run_has_a_row_a_status(tmp_path: Path):

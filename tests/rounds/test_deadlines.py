@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rayfl.methods.fedavg import FedAvg
-from rayfl.population.sampling import Status
 from rayfl.rounds.ledger import ClientRow
 from tests.contracts.every_method import assert_same_bits
 from tests.contracts.seams.fed_fomo import FedFomo
@@ -39,7 +38,7 @@ def test_who_is_late_is_billed_what_crossed_until_the_deadline(
 
 @pytest.mark.parametrize("deadline_s", [None, 4.2, 4.9, 5.5])
 @pytest.mark.parametrize("fate", ["dropped_after_training", "upload_lost"])
-def test_no_deadline_makes_a_round_longer(monkeypatch: pytest.MonkeyPatch, fate: Status, deadline_s: float | None):
+def test_no_deadline_makes_a_round_longer(monkeypatch: pytest.MonkeyPatch, fate: str, deadline_s: float | None):
     fated(monkeypatch, "delivered", "delivered", fate)
     gone = 5.0 if fate == "dropped_after_training" else 6.0
     record, _ = one_round(three(deadline_s=deadline_s))

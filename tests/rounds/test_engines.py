@@ -12,7 +12,7 @@ from rayfl.data.batches import Batch, ClientData
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Work
-from rayfl.rounds.engines import Engine, Start, choose, run_loop, run_vmap
+from rayfl.rounds.engines import Engine, LocalTask, choose, run_loop, run_vmap
 from rayfl.task import Classification, Task
 from rayfl.tree import State
 from tests.contracts.seams.quadratic import Quadratic
@@ -31,10 +31,10 @@ def data() -> tuple[Dataset, Partition]:
     return Dataset("lines", samples, samples, 2, "vector"), Partition(train, train, empty, empty)
 
 
-def starts(begin: Callable[[int], Carry], *stages: Stage, seed: int = 1, round: int = 0) -> list[Start]:
+def starts(begin: Callable[[int], Carry], *stages: Stage, seed: int = 1, round: int = 0) -> list[LocalTask]:
     dataset, partition = data()
     return [
-        Start(
+        LocalTask(
             client,
             round,
             seed,

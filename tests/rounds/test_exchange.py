@@ -11,6 +11,7 @@ from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
+from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.exchange import CALL_BYTES, bill, in_calls, mix_job
@@ -26,13 +27,13 @@ from tests.contracts.executors import play
 def test_links_are_billed_on_both_ends():
     # 0 hears 1 and 2; 1 hears 0; 2 hears 0. Messages of 100, 30 and 7 bits; 5, 4 and 3 numbers.
     graph = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], bool)
-    ledger = Ledger(Participation((0, 1, 2), {}))
+    ledger = Ledger(Participation(dict.fromkeys(range(3), Fate.DELIVERED)))
     for client, bits, values in ((0, 100, 5), (1, 30, 4), (2, 7, 3)):
-        ledger.add(ClientResult(client, sent=True, uplink_bits=bits, num_values=values))
+        ledger.results[client] = ClientResult(client, Fate.DELIVERED, message_bits=bits, num_values=values)
     bill(graph, [0, 1, 2], ledger)
     # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
-    assert [ledger.reports[i].uplink_bits for i in range(3)] == [200, 30, 7]
-    assert [ledger.reports[i].downlink_bits for i in range(3)] == [37, 100, 100]
+    assert [ledger.results[i].billed_bits for i in range(3)] == [200, 30, 7]
+    assert [ledger.results[i].downlink_bits for i in range(3)] == [37, 100, 100]
     # The paper's figure is of numbers received: 4 + 3 by peer 0, 5 by each of the others.
     assert ledger.metrics == {
         "comm/busiest_megabytes": pytest.approx(7 * 4e-6),

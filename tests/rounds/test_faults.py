@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.population.sampling import Status
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow
 from rayfl.settings import SettingsError
@@ -26,7 +25,7 @@ from tests.three_clients import DOWN, SIZES, UP, end, fated, near, one_round, ro
     ],
 )
 def test_every_fault_is_billed_what_it_used(
-    monkeypatch: pytest.MonkeyPatch, fate: Status, up: int, down: int, num_steps: int, seconds: float
+    monkeypatch: pytest.MonkeyPatch, fate: str, up: int, down: int, num_steps: int, seconds: float
 ):
     fated(monkeypatch, "delivered", "delivered", fate)
     record, _ = one_round(three())
@@ -40,7 +39,7 @@ def test_every_fault_is_billed_what_it_used(
 
 @pytest.mark.parametrize("fate", ["dropped_after_download", "dropped_after_training", "upload_lost"])
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "fedstc", "scaffold"])
-def test_what_is_lost_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, method: str, fate: Status):
+def test_what_is_lost_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, method: str, fate: str):
     fated(monkeypatch, "delivered", "delivered", "dropped_before_download")
     without = end(three(method, rounds=2))
     fated(monkeypatch, "delivered", "delivered", fate)

@@ -7,6 +7,7 @@ import pytest
 
 from rayfl.methods.base import Work
 from rayfl.population.client import Traits
+from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.ledger import Ledger, client_row, record
@@ -16,35 +17,33 @@ TRAITS = Traits(id=3, num_examples=50, examples_per_s=20.0, uplink_bps=1e6, down
 
 
 def test_a_client_downloads_works_and_uploads_at_its_own_speeds():
-    report = ClientResult(3, True, 500_000, 1_000_000, {"a": Work(2, 30), "b": Work(1, 10)})
-    row = client_row(TRAITS, "delivered", report)
+    work = {"a": Work(2, 30), "b": Work(1, 10)}
+    row = client_row(TRAITS, ClientResult(3, Fate.DELIVERED, 500_000, 500_000, 1_000_000, work))
     # 1e6 / 4e6 + 40 / 20 + 5e5 / 1e6 = 0.25 + 2 + 0.5 seconds
     assert row.simulated_s == 2.75
     assert (row.client, row.num_samples, row.num_steps) == (3, 40, 3)
     assert (row.uplink_bits, row.downlink_bits) == (500_000, 1_000_000)
 
 
-@pytest.mark.parametrize(
-    ("drawn", "sent", "status"),
-    [
-        ("delivered", True, "delivered"),
-        ("delivered", False, "silent"),
-        ("dropped_after_training", False, "dropped_after_training"),
-        ("dropped_before_download", False, "dropped_before_download"),
-        (None, False, "not_selected"),
-    ],
-)
-def test_status(drawn: Any, sent: bool, status: str):
-    assert client_row(TRAITS, drawn, ClientResult(3, sent)).status == status
+@pytest.mark.parametrize("fate", list(Fate))
+def test_a_row_has_the_word_of_the_fate(fate: Fate):
+    status = client_row(TRAITS, ClientResult(3, fate)).status
+    assert (status, type(status)) == (fate.value, str)
 
 
-def test_waves_add_up():
-    ledger = Ledger(Participation((1,), {1: "delivered"}))
-    ledger.add(ClientResult(1, True, 10, 20, {"train": Work(2, 30)}, {"loss": 1.0}))
-    ledger.add(ClientResult(1, False, 5, 7, {}, {"accuracy": 0.5}))
-    ledger.add(ClientResult(2, False, 0, 0, {}, {"accuracy": 1.0}))
-    assert ledger.reports[1] == ClientResult(1, True, 15, 27, {"train": Work(2, 30)}, {"loss": 1.0, "accuracy": 0.5})
-    assert set(ledger.reports) == {1, 2}
+def test_later_waves_add_downloads_and_metrics():
+    ledger = Ledger(Participation({1: Fate.DELIVERED, 3: Fate.DROPPED_BEFORE_DOWNLOAD}))
+    work = {"train": Work(2, 30)}
+    ledger.results[1] = ClientResult(1, Fate.LATE, 10, 9, 20, work, {"loss": 1.0})
+    ledger.add(ClientResult(1, downlink_bits=7, reply_bits=7))
+    for client in (1, 2, 3):
+        ledger.add(ClientResult(client, metrics={"accuracy": 0.5}))
+    metrics = {"loss": 1.0, "accuracy": 0.5}
+    assert ledger.results[1] == ClientResult(1, Fate.LATE, 10, 9, 27, work, metrics, reply_bits=7)
+    # Who did not train keeps the fate that was drawn.
+    assert [ledger.result(client).fate for client in (2, 3, 4)] == [
+        Fate.NOT_SELECTED, Fate.DROPPED_BEFORE_DOWNLOAD, Fate.NOT_SELECTED,
+    ]  # fmt: skip
 
 
 def test_a_round_lasts_as_long_as_its_slowest_client():
@@ -77,10 +76,11 @@ def test_a_round_lasts_until_the_last_client_is_back_or_gone():
 
 def test_rows_and_means_of_a_record():
     setup = setup_of("fedavg", {})
-    ledger = Ledger(Participation((0, 2), {0: "delivered", 2: "dropped_before_download"}))
-    ledger.add(ClientResult(0, True, 8, 16, {"train": Work(1, 9)}, {"train/loss": 2.0, "own/accuracy": 0.5}))
+    ledger = Ledger(Participation({0: Fate.DELIVERED, 2: Fate.DROPPED_BEFORE_DOWNLOAD}))
+    metrics = {"train/loss": 2.0, "own/accuracy": 0.5}
+    ledger.results[0] = ClientResult(0, Fate.DELIVERED, 8, 8, 16, {"train": Work(1, 9)}, metrics)
+    ledger.results[4] = ClientResult(4, work={"train": Work(1, 11)})
     ledger.add(ClientResult(1, metrics={"own/accuracy": 1.0}))
-    ledger.add(ClientResult(4, work={"train": Work(1, 11)}))
     ledger.metrics["pooled/accuracy"] = 0.25
     result = record(setup, 6, ledger)
     # Who took part, and who worked without being selected; those who were only judged have metrics and no row.

@@ -55,7 +55,7 @@ def expected(setup: Setup, regrow: str = "gradient") -> tuple[np.ndarray, np.nda
     masks = first_masks(setup)
     weights, trained = start(setup) * masks, start(setup) * masks
     for round in range(ROUNDS):
-        here = set(setup.population.sample_round(round, everyone=True).with_status("delivered"))
+        here = set(setup.population.sample_round(round, everyone=True).with_fate("delivered"))
         share, lr = 0.25 * (1 + math.cos(math.pi * round / ROUNDS)), LR * DECAY**round
         used = masks.copy()
         for i in range(4):

@@ -71,7 +71,7 @@ def expected(setup: Setup, inner: Setup) -> tuple[list[Vectors], list[Vectors]]:
     assert isinstance(hyper, ElasticHyper)
     params, models, ratios = initial(setup), [], []
     for round in range(setup.rounds):
-        clients = setup.population.sample_round(round).with_status("delivered")
+        clients = setup.population.sample_round(round).with_fate("delivered")
         shares = np.array([len(setup.partition.train[client]) for client in clients], float)
         shares /= shares.sum()
         ends = [trained(inner, round, client, params)[0] for client in clients]

@@ -69,7 +69,7 @@ def zeta_of(here: Setup) -> Factors:
     """zeta by Eq. 5 to 7. The output is c o x, so the gradient of the mean of ||F||^2 is 2 mean(c^2) o x."""
 
     def zeta(round: int, x: np.ndarray) -> np.ndarray:
-        delivered = here.population.sample_round(round).with_status("delivered")
+        delivered = here.population.sample_round(round).with_fate("delivered")
         total = np.zeros(10)
         for client in delivered:
             heldout, omega = points(here, client, "heldout"), np.zeros(10)

@@ -1,0 +1,42 @@
+"""Fate: what becomes of a client in a round, in the words of the records."""
+
+from enum import StrEnum
+
+
+class Fate(StrEnum):
+    """What becomes of a client in a round, drawn before it and settled during it; the records have the same words."""
+
+    DELIVERED = "delivered"
+    SILENT = "silent"
+    """It trained and had nothing to send."""
+    NOT_SELECTED = "not_selected"
+    """It trains for itself at most; nobody waits for it."""
+    DROPPED_BEFORE_DOWNLOAD = "dropped_before_download"
+    """It is out of reach: with a server it does nothing, among peers it trains for itself."""
+    DROPPED_AFTER_DOWNLOAD = "dropped_after_download"
+    DROPPED_AFTER_TRAINING = "dropped_after_training"
+    UPLOAD_LOST = "upload_lost"
+    LATE = "late"
+    """It was not back by the deadline."""
+    SURPLUS = "surplus"
+    """It was not among the first to finish, where only a number of them are taken."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether its training is needed. What is lost in the end is billed and not computed, unless it is sent."""
+        return self.counts or self is Fate.UPLOAD_LOST
+
+    @property
+    def uploads(self) -> bool:
+        """Whether a client that was drawn this fate sends its message."""
+        return self in (Fate.DELIVERED, Fate.UPLOAD_LOST)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the round lasts until this client is back, gone or cut off."""
+        return self not in (Fate.NOT_SELECTED, Fate.DROPPED_BEFORE_DOWNLOAD)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the client's state is that after its training; otherwise it stays as before the round."""
+        return self in (Fate.DELIVERED, Fate.SILENT) or not self.awaited

@@ -1,0 +1,59 @@
+"""ClientOutputs: the objects that a client leaves behind in a call, which a later call reads again."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from rayfl import tree
+from rayfl.tree import State
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Which objects each client has in a call. A call lists them client by client, in the order of these fields."""
+
+    state: bool = False
+    memory: bool = False
+    message: bool = False
+    packets: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.state + self.memory + self.message + len(self.packets)
+
+
+# Any: where a call is made these are references; where it is done, the objects behind them.
+@dataclass(frozen=True)
+class ClientOutputs:
+    """What one client leaves behind in a call; None where nothing is, or where the call has no slot for it.
+
+    `memory`: what the server keeps of the client; `message`: what it sent (with its weight where there is a server);
+    `packets`: what of it the server sends on unopened, by message name.
+    """
+
+    state: Any = None
+    memory: Any = None
+    message: Any = None
+    packets: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, slots: Slots, state: State, memory: State, **sent: Any) -> Self:
+        """The outputs with state and memory as arrays."""
+        assert slots.state or not state, "the method's init_client must say what clients keep"
+        assert slots.memory or not memory, "the method's init_server_memory must say what the server keeps"
+        return cls(tree.to_arrays(state), tree.to_arrays(memory), **sent)
+
+    def pack(self, slots: Slots) -> list[Any]:
+        """The objects that have a slot, in order."""
+        kept = ((self.state, slots.state), (self.memory, slots.memory), (self.message, slots.message))
+        return [value for value, wanted in kept if wanted] + [self.packets.get(name) for name in slots.packets]
+
+    @classmethod
+    def unpack(cls, slots: Slots, clients: Sequence[int], objects: Iterable[Any]) -> dict[int, Self]:
+        """The inverse of `pack` for the clients of a call."""
+        left = iter(objects)
+        return {client: cls._next(slots, left) for client in clients}
+
+    @classmethod
+    def _next(cls, slots: Slots, left: Iterator[Any]) -> Self:
+        state, memory, message = [next(left) if there else None for there in (slots.state, slots.memory, slots.message)]
+        return cls(state, memory, message, {name: next(left) for name in slots.packets})

@@ -1,0 +1,80 @@
+"""Who is back in time: the deadline and over-selection, and what a client has used when it is cut off."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rayfl.data.batches import steps_within
+from rayfl.methods.base import Plan, Work
+from rayfl.population.fate import Fate
+from rayfl.rounds.calls import ClientResult
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.simulated_clock import arrival_s, moment
+
+
+def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:
+    """The result, cut off if the client is awaited and not back by the deadline.
+
+    Made where the client trains, because one that cannot be back in time need not train.
+    """
+    deadline_s = setup.population.settings.deadline_s
+    if deadline_s is None or not plan.up or not result.fate.awaited:
+        return result
+    if moment(arrival_s(setup.population.traits(result.client), result)) <= deadline_s:
+        return result
+    return _cut_off(setup, plan, result, deadline_s, Fate.LATE)
+
+
+def apply_over_selection(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
+    """The results by client; where only the first to finish are taken, the others are cut off when these are back.
+
+    Who finishes at the same moment is taken in the order of the ids. A client with nothing to say finishes, too; one
+    that vanishes or whose update is lost does not, and is cut off as well if it is still busy then.
+    """
+    by_client = {result.client: result for result in sorted(results, key=lambda result: result.client)}
+    wanted = setup.population.settings.take_first
+    if wanted is None or not plan.up:
+        return by_client
+    awaited = {client: result for client, result in by_client.items() if result.fate.awaited}
+    times = {client: arrival_s(setup.population.traits(client), result) for client, result in awaited.items()}
+    back = sorted((moment(times[client]), client) for client, result in awaited.items() if result.fate.counts)
+    if len(back) < wanted:
+        return by_client
+    close, last = back[wanted - 1]
+    surplus = {client for _, client in back[wanted:]} | {c for c in awaited if moment(times[c]) > close}
+    cut = {client: _cut_off(setup, plan, by_client[client], times[last], Fate.SURPLUS) for client in surplus}
+    return by_client | cut
+
+
+def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fate: Fate) -> ClientResult:
+    """What a client has used when the server stops waiting after `close_s` seconds: whole bytes, and whole steps."""
+    traits = setup.population.traits(result.client)
+    busy_s = close_s - result.downlink_bits / traits.downlink_bps
+    sending_s = busy_s - result.num_examples / traits.examples_per_s
+    return replace(
+        result,
+        fate=fate,
+        billed_bits=min(result.billed_bits, 8 * _whole(sending_s * traits.uplink_bps / 8)),
+        downlink_bits=min(result.downlink_bits, 8 * _whole(close_s * traits.downlink_bps / 8)),
+        work=_work_within(setup, plan, result, _whole(busy_s * traits.examples_per_s)),
+        metrics={},
+        relayed=(),
+        cut_s=close_s,
+    )
+
+
+def _whole(amount: float) -> int:
+    """How many whole ones there are, where 2.9999999 is 3: times are differences of rounded numbers."""
+    return max(0, math.floor(round(amount, 3)))
+
+
+def _work_within(setup: Setup, plan: Plan, result: ClientResult, num_examples: int) -> dict[str, Work]:
+    """The part of the work that a client finishes within a number of examples, stage by stage."""
+    done = {}
+    for stage in (stage for stage in plan.stages if stage.name in result.work):
+        planned, size = result.work[stage.name], setup.data(result.client).num_examples(stage.split)
+        examples = min(planned.num_examples, num_examples)
+        num_examples -= examples
+        sizes = {"batch_size": stage.batch_size, "batches_per_step": stage.batches_per_step}
+        done[stage.name] = Work(min(planned.num_steps, steps_within(examples, size, **sizes)), examples)
+    return done
