@@ -1,7 +1,9 @@
 """The constants that compressors state (omega of the unbiased ones, delta of contractions) hold."""
 
+import functools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from rayfl.tree import Tree, num_entries
 from tests.contracts.every_compressor import VARIANTS, encode, label, normal, ordinary
 
 
+@functools.cache
 def hard_inputs() -> dict[str, Tree]:
     """Where a wrong constant shows: equal entries are the worst case of top-k, wide ranges that of fixed steps."""
     wide = 10.0 ** np.random.default_rng(5).uniform(-30, 30, 300) * np.random.default_rng(6).choice([-1, 1], 300)
@@ -31,10 +34,41 @@ def squared(x: Tree) -> float:
     return sum(float((tensor.double() ** 2).sum()) for tensor in x.values())
 
 
-def error(packet: Packet, v: Tree) -> float:
+def error(decoded: Tree, v: Tree) -> float:
     """||C(v) - v||^2 in float64."""
-    decoded = packet.decode()
     return squared({name: decoded[name].double() - tensor.double() for name, tensor in v.items()})
+
+
+class Draws(NamedTuple):
+    """What independent draws of C(v) come to."""
+
+    errors: list[float]
+    """||C(v) - v||^2 of each."""
+    bias: float
+    """||m - v||^2 with m the mean of the decoded vectors."""
+
+
+def draw(compressor: Compressor, v: Tree, draws: int) -> Draws:
+    """Encode `v` again and again, by one generator; all sums are in float64."""
+    generator, wanted, errors = np.random.default_rng(11), entries(v), []
+    mean = np.zeros_like(wanted)
+    for _ in range(draws):
+        decoded = compressor.encode(v, {}, generator)[0].decode()
+        found = entries({name: decoded[name] for name in v})
+        errors.append(float(((found - wanted) ** 2).sum()))
+        mean += found / draws
+    return Draws(errors, float(((mean - wanted) ** 2).sum()))
+
+
+def entries(x: Tree) -> np.ndarray:
+    """All entries, float64."""
+    return np.concatenate([tensor.numpy().ravel() for tensor in x.values()], dtype=np.float64)
+
+
+@functools.cache
+def drawn(compressor: Compressor, kind: str) -> Draws:
+    """The draws of a compressor under contract, which several tests judge."""
+    return draw(compressor, hard_inputs()[kind], DRAWS)
 
 
 CONTRACTIONS = [compressor for compressor in VARIANTS if compressor.delta(100) is not None]
@@ -51,17 +85,15 @@ def test_a_contraction_contracts(compressor: Compressor, kind: str):
     delta = compressor.delta(num_entries(v))
     assert delta is not None and 0 < delta <= 1
     # 1e-12 for the float64 sums.
-    assert error(encode(compressor, v)[0], v) <= (1 - delta + 1e-12) * squared(v)
+    assert error(encode(compressor, v)[0].decode(), v) <= (1 - delta + 1e-12) * squared(v)
 
 
-def assert_contracts_on_average(compressor: Compressor, v: Tree, draws: int = DRAWS) -> None:
+def assert_contracts_on_average(compressor: Compressor, v: Tree, errors: list[float]) -> None:
     """The mean error of single draws may exceed (1 - delta) ||v||^2 by five of its standard errors: by chance that
     happens once in 3 million times where the mean is nearly normal. The generator is fixed."""
     delta = compressor.expected_delta(num_entries(v))
     assert delta is not None and 0 < delta <= 1
-    generator = np.random.default_rng(11)
-    errors = [error(compressor.encode(v, {}, generator)[0], v) for _ in range(draws)]
-    standard_error = float(np.std(errors)) / math.sqrt(draws)
+    standard_error = float(np.std(errors)) / math.sqrt(len(errors))
     assert np.mean(errors) - 5 * standard_error <= (1 - delta + ROUNDING) * squared(v)
 
 
@@ -77,7 +109,7 @@ def expected_contractions() -> Iterator[tuple[Compressor, str]]:
 
 @pytest.mark.parametrize(("compressor", "kind"), list(expected_contractions()), ids=label)
 def test_a_contraction_in_expectation_contracts_on_average(compressor: Compressor, kind: str):
-    assert_contracts_on_average(compressor, hard_inputs()[kind])
+    assert_contracts_on_average(compressor, hard_inputs()[kind], drawn(compressor, kind).errors)
 
 
 @pytest.mark.parametrize("compressor", VARIANTS, ids=label)
@@ -102,30 +134,22 @@ def test_constants_of_quantizers_only_get_worse_with_size(compressor: Quantizer)
     assert deltas == sorted(deltas, reverse=True) and len(deltas) in (0, len(sizes))
 
 
-def assert_unbiased(compressor: Compressor, v: Tree, draws: int = DRAWS) -> None:
+def assert_unbiased(compressor: Compressor, v: Tree, given: Draws) -> None:
     """With m the mean of R draws, E||m - v||^2 <= omega ||v||^2 / R, so by Markov's inequality it exceeds 20 times
     that with probability at most 1/20 for a true constant (the generator is fixed: it does or does not, for ever).
     The mean error of single draws may exceed omega ||v||^2 by five of its standard errors.
     The float32 entries themselves are worth 1e-12 of ||v||^2."""
-    omega = compressor.omega(num_entries(v))
+    omega, draws = compressor.omega(num_entries(v)), len(given.errors)
     assert omega is not None and omega >= 0
-    generator = np.random.default_rng(11)
-    mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in v.items()}
-    errors = []
-    for _ in range(draws):
-        packet, _ = compressor.encode(v, {}, generator)
-        errors.append(error(packet, v))
-        packet.add_to(mean, 1 / draws)
-    bias = squared({name: mean[name] - tensor.double() for name, tensor in v.items()})
-    assert bias <= (20 * omega / draws + 1e-12) * squared(v)
-    standard_error = float(np.std(errors)) / math.sqrt(draws)
-    assert np.mean(errors) - 5 * standard_error <= (omega + ROUNDING * (1 + omega)) * squared(v)
+    assert given.bias <= (20 * omega / draws + 1e-12) * squared(v)
+    standard_error = float(np.std(given.errors)) / math.sqrt(draws)
+    assert np.mean(given.errors) - 5 * standard_error <= (omega + ROUNDING * (1 + omega)) * squared(v)
 
 
 @pytest.mark.parametrize("kind", hard_inputs())
 @pytest.mark.parametrize("compressor", UNBIASED, ids=label)
 def test_an_unbiased_compressor_is_unbiased(compressor: Compressor, kind: str):
-    assert_unbiased(compressor, hard_inputs()[kind])
+    assert_unbiased(compressor, hard_inputs()[kind], drawn(compressor, kind))
 
 
 class RandK(Compressor):
@@ -150,18 +174,26 @@ class RandK(Compressor):
 
 def test_the_check_of_unbiasedness_can_pass_and_fail():
     v = {"w": normal(12, 40)}
-    assert_unbiased(RandK(factor=4.0, stated=3.0), v)
+
+    def check(compressor: Compressor) -> None:
+        assert_unbiased(compressor, v, draw(compressor, v, DRAWS))
+
+    check(RandK(factor=4.0, stated=3.0))
     with pytest.raises(AssertionError):
-        assert_unbiased(RandK(factor=1.0, stated=3.0), v)  # biased: the mean is v / 4
+        check(RandK(factor=1.0, stated=3.0))  # biased: the mean is v / 4
     with pytest.raises(AssertionError):
-        assert_unbiased(RandK(factor=4.0, stated=2.5), v)  # unbiased, with too small a constant
+        check(RandK(factor=4.0, stated=2.5))  # unbiased, with too small a constant
 
 
 def test_the_check_of_contraction_on_average_can_pass_and_fail():
     # Unscaled, 30 of 40 entries are lost, 3/4 of ||v||^2 on average: of some v more is lost than that in some draw.
     v = {"w": normal(12, 40)}
-    assert_contracts_on_average(RandK(factor=1.0, contracts=0.25), v)
+
+    def check(compressor: Compressor) -> None:
+        assert_contracts_on_average(compressor, v, draw(compressor, v, DRAWS).errors)
+
+    check(RandK(factor=1.0, contracts=0.25))
     with pytest.raises(AssertionError):
-        assert_contracts_on_average(RandK(factor=1.0, contracts=0.3), v)
+        check(RandK(factor=1.0, contracts=0.3))
     with pytest.raises(AssertionError):
-        assert_contracts_on_average(RandK(factor=4.0, contracts=0.25), v)  # scaled, the error is 3 ||v||^2
+        check(RandK(factor=4.0, contracts=0.25))  # scaled, the error is 3 ||v||^2
