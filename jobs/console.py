@@ -92,6 +92,11 @@ def headline(means: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"
 
 
+def print_table(table: Table, width: int = 110) -> None:
+    """Print a table as wide as the terminal, or as `width` letters where the output is a file."""
+    Console(width=None if sys.stdout.isatty() else width).print(table)
+
+
 def megabytes(bits: float) -> str:
     """Bits as megabytes of 1e6 bytes."""
     return f"{bits / 8e6:.3f} MB"
@@ -137,7 +142,7 @@ def sweep_result(
             cells = [f"{100 * value:.2f} %" if value is not None else ""] if evaluated else []
             cells += [f"{found[key]:.3f} MB" for key in ("uplink_megabytes", "downlink_megabytes")]
         table.add_row(Text(title), status, *cells)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    print_table(table, 140)
     print(f"sweep directory: {directory}")
     if page is not None:
         print(f"comparison:      {page}")

@@ -1,6 +1,7 @@
 """Settings: the validated, frozen values that a user writes (an experiment, hyper-parameters, a compressor)."""
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -46,6 +47,11 @@ class UnknownName(SettingsError):
 
     def under(self, *tables: str) -> SettingsError:
         return self
+
+
+def reason(error: OSError) -> str:
+    """What went wrong with a file, in the system's words."""
+    return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

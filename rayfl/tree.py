@@ -132,14 +132,15 @@ def tensor_over(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array)
 
 
-def flatten(state: Mapping[str, Any], prefix: str = "") -> Tree:
-    """A state as one flat tree with keys such as "residual/fc.weight" (for files)."""
-    flat: Tree = {}
-    for name, leaf in state.items():
+# Any: leaves of any type.
+def flatten(nested: Mapping[str, Any], separator: str = "/", prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as a flat one: {"residual": {"fc.weight": w}} is {"residual/fc.weight": w}."""
+    flat: dict[str, Any] = {}
+    for name, leaf in nested.items():
         if isinstance(leaf, Mapping):
-            flat |= flatten(leaf, f"{prefix}{name}/")
+            flat |= flatten(leaf, separator, f"{prefix}{name}{separator}")
         else:
-            flat[prefix + name] = leaf
+            flat[f"{prefix}{name}"] = leaf
     return flat
 
 

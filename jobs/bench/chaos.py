@@ -8,7 +8,6 @@ import os
 import queue
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -20,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 
 from actors import session
 from actors.faults import Cluster, add_node, kill_one, remove_node, small_cluster
+from jobs.console import print_table
 from rayfl.determinism.platform import describe
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.prepare import prepare
@@ -106,7 +105,7 @@ def bench(methods: Sequence[str], kills: int, seed: int, rounds: int = 30) -> in
                 lost = (story.seconds - calm.seconds) / max(1, story.kills)
                 cells = (str(story.kills), str(story.repeated), f"{lost:.2f}", str(different))
                 table.add_row(method, name, *cells)
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    print_table(table)
     print(f"{len(methods)} methods, {len(SCENARIOS)} scenarios each: {'NOT ALL ARE EQUAL' if failed else 'all equal'}")
     return int(failed)
 
@@ -168,31 +167,33 @@ def kill_actors(stage: Stage, directory: Path, calm: Story) -> Story:
 
 def lose_nodes(stage: Stage, directory: Path, calm: Story) -> Story:
     """A node is taken away, with the states that lie on it, and another one joins."""
-    story, chance = Story(), random.Random(stage.seed)
-    moments = set(chance.sample(range(2, stage.experiment.rounds - 2), 2))
+    chance = random.Random(stage.seed)
 
-    def exchange(round: int) -> None:
-        if round in moments:
-            moments.remove(round)
-            story.kills += 1
-            remove_node(stage.cluster, chance)
-            add_node(stage.cluster)
+    def exchange() -> int:
+        remove_node(stage.cluster, chance)
+        add_node(stage.cluster)
+        return 1
 
-    stage.play_or_resume(directory, story, exchange)
-    return story
+    return _strike(stage, directory, chance.sample(range(2, stage.experiment.rounds - 2), 2), exchange)
 
 
 def kill_coordinators(stage: Stage, directory: Path, calm: Story) -> Story:
     """SIGKILL for the coordinator, three times in a run."""
-    story, chance = Story(), random.Random(stage.seed)
-    moments = set(chance.sample(range(1, stage.experiment.rounds - 1), 3))
+    chance = random.Random(stage.seed)
+    moments = chance.sample(range(1, stage.experiment.rounds - 1), 3)
+    return _strike(stage, directory, moments, lambda: kill_one("Coordinator", chance))
 
-    def kill(round: int) -> None:
+
+def _strike(stage: Stage, directory: Path, moments: list[int], kill: Callable[[], int]) -> Story:
+    """Play, and `kill` once after each of the rounds `moments`; it returns how many it killed."""
+    story = Story()
+
+    def after_round(round: int) -> None:
         if round in moments:
             moments.remove(round)
-            story.kills += kill_one("Coordinator", chance)
+            story.kills += kill()
 
-    stage.play_or_resume(directory, story, kill)
+    stage.play_or_resume(directory, story, after_round)
     return story
 
 

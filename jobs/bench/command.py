@@ -2,16 +2,15 @@
 
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from jobs.bench.memory import run_watched
 from jobs.bench.workloads import WORKLOADS
+from jobs.console import print_table
 from rayfl.settings import nearest
 
 ACTORS = 2
@@ -50,7 +49,7 @@ def bench(names: Sequence[str]) -> None:
         seconds = [f"{each.median:.3f} s" for each in (single, double, ours)]
         peaks = " / ".join(f"{each.peak_bytes / 1e9:.2f}" for each in (single, double, ours))
         table.add_row(name, *seconds, f"{ratio:.2f}", peaks)
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    print_table(table)
     print("Median seconds a round. Peak memory (bare 1 / bare 2 / rayfl): all processes, shared pages counted once.")
     print("rayfl runs two actors of one thread each and an object store of 1 GB (runtime.object_store_memory_mb).")
 

@@ -5,25 +5,24 @@ the clock. A memory copy and np.partition of the same numbers are measured besid
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from jobs.console import print_table
 from rayfl import choices, tree
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.sparse import sparse_packet, top_k_support
 from rayfl.compress.votes import votes_packet
 from rayfl.determinism.process import prepare_process
+from rayfl.determinism.torch_flags import fixed
 from rayfl.report.plots.scatter import Dot, dot_plot
 from rayfl.tree import Tree
 
@@ -115,12 +114,11 @@ def bench(num_entries: int, plot: Path) -> None:
     prepare_process()
     x = update(num_entries)
     begun = time.perf_counter(), time.process_time()
-    with one_thread():
+    with fixed(1, torch.device("cpu")):
         references = measure_references(x)
         rows = [*measure_compressors(x), *measure_packets(x)]
     clock = (time.perf_counter() - begun[0]) / (time.process_time() - begun[1])
-    # Wide enough for every column, also where the output is a file.
-    Console(width=None if sys.stdout.isatty() else 110).print(table(rows, references, num_entries))
+    print_table(table(rows, references, num_entries))
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in x.items())
     print(f"Milliseconds of processor time on one thread, best of {REPEATS}. MB/s: fp32 input by encode and decode")
     print(
@@ -253,14 +251,3 @@ def picture(rows: Sequence[Measured], num_entries: int) -> str:
     svg = str(dot_plot(dots, "Bits an entry", "Relative squared error", log_y=True, height=9.0))
     namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return svg.replace("<svg ", f'<svg {namespaces} style="background: white" ', 1)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch computes on one thread, as numpy does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from actors import session
 from jobs.bench.memory import descendants, run_watched
+from jobs.console import print_table
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
@@ -168,7 +168,7 @@ def bench_exchange(peers: int, parameters: int) -> None:
         counts = [f"{found[key]:,}" for key in ("calls", "messages_opened")]
         times = [f"{found[key]:.1f}" for key in ("seconds", "cpu_seconds")]
         table.add_row(graph, *times, *counts, *traffic, f"{peak_bytes / 1e9:.2f}")
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    print_table(table)
     print(
         f"{peers} peers of {size:,} parameters at density {DENSITY}; {ACTORS} actors of one thread each; no training."
     )

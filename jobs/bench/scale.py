@@ -14,12 +14,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from jobs.bench.chaos import bits_different
 from jobs.bench.memory import run_watched
 from jobs.bench.played import Played, from_json
+from jobs.console import print_table
 from rayfl.experiment.experiment import Experiment
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.record import read_run
@@ -55,11 +55,10 @@ class Sizes:
 def bench(sizes: Sizes = Sizes()) -> int:
     """Measure and print a table for each question; returns an exit code: 1 where spilled states came back changed."""
     with tempfile.TemporaryDirectory(prefix="scale") as scratch:
-        console = Console(width=None if sys.stdout.isatty() else 110)
         for number, part in enumerate((populations, states, checkpoints)):
-            console.print(part(measured, Path(scratch) / str(number), sizes))
+            print_table(part(measured, Path(scratch) / str(number), sizes))
         table, equal = spilling(measured, Path(scratch) / "spilling", sizes)
-        console.print(table)
+        print_table(table)
     print("Each run was a process of its own; MB are 10^6 bytes, shared pages counted once.")
     return int(not equal)
 

@@ -13,16 +13,18 @@ from types import ModuleType
 
 import torch
 
+from rayfl.settings import SettingsError
+
 OPERATORS = ("nms", "qnms")
 """What torchvision's Python side expects to be defined at import."""
 
 
 @functools.cache
 def torchvision() -> ModuleType:
-    """The torchvision package, ready for use. ImportError with one sentence if it is not installed."""
+    """The torchvision package, ready for use. SettingsError if it is not installed."""
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:
-        raise ImportError("torchvision is not installed: run `pip install torchvision`")
+        raise SettingsError("torchvision is not installed: run `pip install torchvision`")
     if not _operators_load(Path(found.origin).parent):
         # Defining an operator twice is an error, and somebody else may have cured this process already.
         for name in [name for name in OPERATORS if not hasattr(torch.ops.torchvision, name)]:

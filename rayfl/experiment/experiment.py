@@ -24,7 +24,7 @@ from rayfl.models import Architecture
 from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.settings import Settings, SettingsError, nearest, shown
+from rayfl.settings import Settings, SettingsError, nearest, reason, shown
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
 
@@ -203,8 +203,9 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is not UTF-8 text; give the path of an experiment's TOML file") from None
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{path} cannot be read ({reason}); give the path of an experiment's TOML file") from None
+        raise SettingsError(
+            f"{path} cannot be read ({reason(error)}); give the path of an experiment's TOML file"
+        ) from None
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayfl.settings import SettingsError, nearest
+from rayfl.tree import flatten
 
 NOT_DETERMINING = ("seed", "name", "label", "checkpoint", "output", "report")
 """Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
@@ -25,15 +26,7 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     """All that decides a run's numbers but for its seed, as dotted keys."""
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
     only_time = {f"runtime.{key}" for key in _ONLY_TIME}
-    return {key: value for key, value in flatten(kept).items() if key not in only_time}
-
-
-def flatten(tree: object, prefix: str = "") -> dict[str, object]:
-    """Nested tables as dotted keys: {"data": {"name": "digits"}} is {"data.name": "digits"}."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
-    return {key: value for part in parts for key, value in part.items()}
+    return {key: value for key, value in flatten(kept, ".").items() if key not in only_time}
 
 
 def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:

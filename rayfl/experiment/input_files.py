@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rayfl import plugins
-from rayfl.run_directory.atomic_files import reason, write_whole
-from rayfl.settings import SettingsError
+from rayfl.run_directory.atomic_files import write_whole
+from rayfl.settings import SettingsError, reason
 
 KINDS = {("clients", "availability", "trace"): "trace", ("topology", "path"): "graph"}
 """The settings that name a file, and what such a file is."""

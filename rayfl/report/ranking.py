@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayfl.experiment.identity import NOT_DETERMINING, determining_settings, flatten
+from rayfl.experiment.identity import NOT_DETERMINING, determining_settings
 from rayfl.report import wording
 from rayfl.report.plots.lines import key
 from rayfl.report.scores import percent, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, Group
 from rayfl.report.sortable_table import Column, sortable
 from rayfl.run_directory.record import Run
+from rayfl.tree import flatten
 
 _FEW = 4
 """Runs that are compared in a column each; more of them get a row each."""
@@ -110,7 +111,7 @@ def _times_less(ratio: float) -> str:
 
 def described(run: Run) -> dict[str, object]:
     """The experiment and the platform as dotted keys."""
-    return flatten({**run.experiment, "platform": dict(run.platform)})
+    return flatten({**run.experiment, "platform": dict(run.platform)}, ".")
 
 
 def differences(found: Sequence[Group]) -> dict[str, object]:

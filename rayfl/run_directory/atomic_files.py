@@ -15,6 +15,8 @@ from typing import IO
 
 from safetensors import SafetensorError
 
+from rayfl.settings import reason
+
 
 class Taken(Exception):
     """Another process holds the lock."""
@@ -33,11 +35,6 @@ def writing(directory: Path, then: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise DiskError(f"{directory} cannot be written to ({reason(error)}): {_cure(error)}, then {then}") from error
-
-
-def reason(error: OSError) -> str:
-    """What went wrong, in the system's words."""
-    return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
 def _cure(error: OSError) -> str:

@@ -9,9 +9,9 @@ from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
-from rayfl.run_directory.atomic_files import reason
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.record import Recorder, rows_recorded, save_model
+from rayfl.settings import reason
 from rayfl.tree import Tree
 
 

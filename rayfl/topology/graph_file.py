@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rayfl.settings import reason
+
 
 def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
     """Boolean [num_peers, num_peers], diagonal False. ValueError, in one sentence, for what is no such graph."""
@@ -24,7 +26,7 @@ def _load(path: Path) -> np.ndarray:
     try:
         values = np.load(path, allow_pickle=False)
     except OSError as error:
-        raise ValueError(f"the graph {path} cannot be read ({_reason(error)}); give the path of a .npy file") from None
+        raise ValueError(f"the graph {path} cannot be read ({reason(error)}); give the path of a .npy file") from None
     except (ValueError, EOFError):
         raise ValueError(f"the graph {path} is no .npy file of numbers; write it with numpy.save") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
@@ -55,7 +57,7 @@ def _rows(path: Path) -> dict[int, list[float]]:
             f"the graph {path} is no UTF-8 text; give a .npy file, a CSV file or a list of edges"
         ) from None
     except OSError as error:
-        raise ValueError(f"the graph {path} cannot be read ({_reason(error)}); give the path of a file") from None
+        raise ValueError(f"the graph {path} cannot be read ({reason(error)}); give the path of a file") from None
     rows: dict[int, list[float]] = {}
     for number, line in enumerate(lines, start=1):
         words = line.replace(",", " ").replace(";", " ").split()
@@ -93,7 +95,3 @@ def _edges(path: Path, rows: dict[int, list[float]], num_peers: int, directed: b
                 )
         graph[int(one), int(other)] = True
     return graph if directed else graph | graph.T
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

@@ -27,14 +27,18 @@ class DirichletClient(PartitionScheme):
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Who holds what; ValueError if there are more clients than train samples."""
         self.check_num_clients(num_clients)
-        priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
+        priors = self._priors(num_clients, dataset.num_classes, generator)
         labels = self.class_labels(dataset, dataset.train)
         train = assign_by_prior(labels, priors, even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
         return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
 
+    def _priors(self, num_clients: int, num_classes: int, generator: np.random.Generator) -> np.ndarray:
+        """The label prior of each client, [num_clients, num_classes]."""
+        return _priors(self.alpha, num_clients, num_classes, generator)
 
-class SharedGroups(PartitionScheme):
+
+class SharedGroups(DirichletClient):
     """As dirichlet-client, but the clients of a group share one prior (`my_part` of Dis-PFL; ALGORITHMS 8.3).
 
     The groups are consecutive runs of clients of the same size up to one: with 20 clients and 4 groups, clients 0 to 4
@@ -43,23 +47,15 @@ class SharedGroups(PartitionScheme):
 
     name: ClassVar[str] = "shared-groups"
     num_groups: int = Field(default=4, ge=1)
-    alpha: float = Field(default=0.3, gt=0.0)
-    test_samples: int = Field(default=100, ge=1)
 
-    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Who holds what; ValueError if there are more groups than clients or more clients than train samples."""
-        self.check_num_clients(num_clients)
+    def _priors(self, num_clients: int, num_classes: int, generator: np.random.Generator) -> np.ndarray:
         if self.num_groups > num_clients:
             raise ValueError(
                 f"partition {self.name!r} has num_groups={self.num_groups} for clients.count={num_clients}: "
                 f"give at most as many groups as clients"
             )
-        of_groups = _priors(self.alpha, self.num_groups, dataset.num_classes, generator)
-        group = np.arange(num_clients) * self.num_groups // num_clients
-        labels = self.class_labels(dataset, dataset.train)
-        train = assign_by_prior(labels, of_groups[group], even_sizes(len(labels), num_clients), generator)
-        test = matching_test_split(dataset, train, self.test_samples, generator)
-        return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
+        of_groups = _priors(self.alpha, self.num_groups, num_classes, generator)
+        return of_groups[np.arange(num_clients) * self.num_groups // num_clients]
 
 
 class DirichletSizes(PartitionScheme):

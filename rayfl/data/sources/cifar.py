@@ -30,7 +30,7 @@ class _CIFAR(Source):
 
     def load(self) -> Dataset:
         """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""
-        kind = self._kind()
+        kind = getattr(torchvision().datasets, self.kind)
         advice = (
             f"fetch {kind.url}, unpack it as it is and set data.root to the folder that then holds {kind.base_folder}"
         )
@@ -47,13 +47,6 @@ class _CIFAR(Source):
                 f"them ({error}): {advice}"
             ) from None
         return Dataset(self.name, train, test, self.num_classes, "image", self.mean, self.std, self.augment)
-
-    # Any: torchvision is imported only here, and without it there is no type to name.
-    def _kind(self) -> Any:
-        try:
-            return getattr(torchvision().datasets, self.kind)
-        except ImportError as error:
-            raise SettingsError(f"{self.name} is read by torchvision: {error}") from None
 
 
 class CIFAR10(_CIFAR):

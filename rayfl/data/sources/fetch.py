@@ -39,6 +39,6 @@ def download(name: str, kind: str, cache: Path, advice: str, **options: object) 
     """
     try:
         getattr(torchvision().datasets, kind)(cache.expanduser(), download=True, **options)
-    except (OSError, RuntimeError, ImportError) as error:
+    except (OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].rstrip(":")
         raise SettingsError(f"{name} is not on this machine and cannot be downloaded ({reason}): {advice}") from None

@@ -32,7 +32,7 @@ class _ImageFolders(Fetched):
 
     def _files(self, folder: Path, classes: Sequence[str]) -> Files:
         """The images in `folder`/CLASS, at any depth. SettingsError unless the classes are those given."""
-        kind = _torchvision().datasets.ImageFolder
+        kind = torchvision().datasets.ImageFolder
         try:
             found = kind(str(folder))
         except FileNotFoundError as error:
@@ -69,7 +69,7 @@ class _ImageFolders(Fetched):
 
     def _samples(self, files: Files) -> Samples:
         images = np.empty((len(files), 3, self.side, self.side), np.uint8)
-        open_image = _torchvision().datasets.folder.default_loader
+        open_image = torchvision().datasets.folder.default_loader
         for row, (path, _) in enumerate(files):
             images[row] = self._pixels(path, open_image)
         return Samples(images, np.array([label for _, label in files], np.int64))
@@ -161,11 +161,3 @@ class TinyImageNet(_ImageFolders):
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-# Any: the torchvision package.
-def _torchvision() -> Any:
-    try:
-        return torchvision()
-    except ImportError as error:
-        raise SettingsError(f"images in folders are read by torchvision: {error}") from None

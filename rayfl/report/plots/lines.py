@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -28,7 +28,7 @@ ROUND = "Round"
 """The label of an x axis that counts rounds: whole numbers, never logarithmic."""
 _MOST_POINTS = 400
 _PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.6g} %")
-PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+_PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _FAR_APART = 10
 """From this factor on an axis is logarithmic."""
@@ -117,17 +117,13 @@ def line_plot(
     _draw(axes, lines)
     ends = [float(line.x[-1]) for line in lines]
     if x_label != ROUND and min(ends) > 0 and max(ends) >= _FAR_APART * min(ends):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(PLAIN)
-        x_label += " (logarithmic)"
+        x_label = logarithmic(axes, "x", x_label)
     else:
         axes.set_xlim(left=min(0.0, *(float(line.x[0]) for line in lines)))
     if from_zero:
         tops = [float(line.y.max()) for line in lines]
         if min(tops) > 0 and max(tops) >= _FAR_APART * min(tops):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(PLAIN)
-            y_label += " (logarithmic)"
+            y_label = logarithmic(axes, "y", y_label)
         else:
             axes.set_ylim(0, 1.08 * max(tops) or 1)
     if named:
@@ -196,6 +192,13 @@ def canvas(height: float = _SIZE_INCHES[1], width: float = _SIZE_INCHES[0]) -> t
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         return figure, figure.add_subplot()
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"], label: str) -> str:
+    """Make an axis logarithmic; returns its label, which says so."""
+    axes.set(**{f"{which}scale": "log"})
+    getattr(axes, f"{which}axis").set_major_formatter(_PLAIN)
+    return f"{label} (logarithmic)"
 
 
 def finish(figure: Figure, axes: Axes, x_label: str, y_label: str, percent: bool, horizontal: bool = False) -> Markup:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from rayfl.report.plots.label_placement import NEAR, label_places, reach
-from rayfl.report.plots.lines import COLORS, PLAIN, STYLE, canvas, color, finish
+from rayfl.report.plots.lines import COLORS, STYLE, canvas, color, finish, logarithmic
 
 _WIDTH_INCHES, _HEIGHT_INCHES = 10.0, 4.6
 _LETTER, _LINE = 5.8, 13.0
@@ -50,13 +50,9 @@ def dot_plot(
             axes.errorbar(dot.x, dot.y, dot.deviation, color=color(dot.style), capsize=3, linewidth=1.2)
         axes.plot([dot.x], [dot.y], marker, color=color(dot.style), markersize=7)
     if max(dot.x for dot in dots) >= 10 * min(dot.x for dot in dots):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(PLAIN)
-        x_label += " (logarithmic)"
+        x_label = logarithmic(axes, "x", x_label)
     if log_y:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(PLAIN)
-        y_label += " (logarithmic)"
+        y_label = logarithmic(axes, "y", y_label)
     axes.margins(x=0.12, y=0.12)
     with matplotlib.rc_context(STYLE):
         axes.set_xlabel(x_label)
