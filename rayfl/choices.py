@@ -60,7 +60,7 @@ def scanned(kind: Any) -> Any:
     room = importlib.import_module(kind.package)
     for module in pkgutil.iter_modules(room.__path__):
         importlib.import_module(f"{room.__name__}.{module.name}")
-    found = {vars(one)["name"]: one for one in _below(kind) if "name" in vars(one)}
+    found = {vars(one)["name"]: one for one in _below(kind) if isinstance(vars(one).get("name"), str)}
     return dict(sorted(found.items()))
 
 

@@ -1,14 +1,16 @@
-"""What a model is: options, and a network for the shape of a dataset's samples."""
+"""What a model is: options, and a network for the shape of a dataset's samples. Any torch module can be one."""
 
+import inspect
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from torch import nn
 
-from rayfl.choices import Choice
+from rayfl.choices import Choice, reference
+from rayfl.settings import SettingsError, nearest
 
 Width = Annotated[int, Field(ge=1)]
 """Number of units or channels of a layer."""
@@ -30,6 +32,19 @@ class Architecture(Choice):
         """`build` with its arguments bound, which pickles."""
         return partial(self.build, tuple(input_shape), num_classes)
 
+    @classmethod
+    def adopts(cls, found: object) -> bool:
+        """Whether it is a class of torch modules, or a function that makes one."""
+        return (isinstance(found, type) and issubclass(found, nn.Module)) or inspect.isfunction(found)
+
+    # Any: see `Choice.from_options`.
+    @classmethod
+    def from_options(cls, found: Any, options: Mapping[str, Any]) -> Any:
+        """The model of a subclass, or of what makes torch modules."""
+        if isinstance(found, type) and issubclass(found, Architecture):
+            return found(**options)
+        return FromFactory(factory=found, options=checked_options(found, options))
+
     def need_images(self, input_shape: tuple[int, ...], least: int) -> None:
         """ValueError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
         if len(input_shape) != 3 or min(input_shape[1:]) < least:
@@ -45,3 +60,68 @@ class Architecture(Choice):
                 f"{self.name} needs tokens [length], and the data's inputs are {list(input_shape)}; "
                 "choose a model for images, for example convnet2"
             )
+
+
+SHAPES = ("input_shape", "num_classes")
+"""What a factory is told of the data, where it has parameters of these names."""
+
+
+class FromFactory(Architecture):
+    """A model that somebody's class of torch modules, or function, makes: `factory(input_shape, num_classes, ...)`.
+
+    `input_shape` and `num_classes` are given by name to those that take them, `options` to all.
+    """
+
+    # Any: a class or a function.
+    factory: Any
+    # Any: whatever its parameters take.
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What sentences call it."""
+        return self.factory.__qualname__
+
+    # Any: a table of an experiment.
+    def to_table(self) -> dict[str, Any]:
+        return {"name": reference(self.factory), **self.options}
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        word = self.factory.__qualname__
+        told = {"input_shape": input_shape, "num_classes": num_classes}
+        told = {name: value for name, value in told.items() if _takes(self.factory, name)}
+        try:
+            made = self.factory(**told, **self.options)
+        except Exception as error:
+            raise ValueError(
+                f"model {word!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(made, nn.Module):
+            raise ValueError(f"model {word!r} makes a {type(made).__name__}; it must return a torch.nn.Module")
+        return made
+
+
+def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(factory).parameters
+
+
+def _takes(factory: Callable[..., object], name: str) -> bool:
+    """Whether it has a parameter of that name; `**options` take options, and nothing of the data."""
+    return name in _parameters(factory)
+
+
+# Any: options as the user wrote them.
+def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a factory. SettingsError for one that it does not take, and for one that it needs."""
+    parameters = _parameters(factory)
+    named = [name for name, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    own = [name for name in named if name not in SHAPES]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    for name in options:
+        if name in SHAPES or (name not in own and not takes_all):
+            raise SettingsError(f"': {nearest(name, own)}", (name,), "unknown key '")
+    for name in own:
+        if parameters[name].default is inspect.Parameter.empty and name not in options:
+            raise SettingsError(" is missing", (name,))
+    return dict(options)

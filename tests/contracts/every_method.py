@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from rayfl.choices import named
+from rayfl.choices import find, named
 from rayfl.compress.base import Packet
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
@@ -110,7 +110,7 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
 
 
 def variant(name: str, hyper: Options) -> Callable[[], Method]:
-    return lambda: named(Method)[name](quadratic.Quadratic(), **hyper)
+    return lambda: find(Method, name)(quadratic.Quadratic(), **hyper)
 
 
 REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in named(Method).items()]

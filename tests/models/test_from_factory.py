@@ -1,0 +1,115 @@
+"""A class of torch modules, or a function that makes one, is a model."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayfl.choices import resolve
+from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.prepare import prepare
+from rayfl.models import Architecture
+from rayfl.settings import SettingsError
+
+MODELS = """
+from math import prod
+
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, input_shape, num_classes, hidden=8, deep=False):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.Linear(hidden, num_classes))
+
+    def forward(self, inputs):
+        return self.layers(inputs)
+
+
+def net(num_classes: int, *, width: int):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
+
+
+def number(input_shape, num_classes, **options):
+    return 3
+
+
+class Fixed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "my_models.py"
+    path.write_text(MODELS)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shapes"),
+    [
+        ("Net", {"hidden": 5}, [(5, 64), (5,), (10, 5), (10,)]),
+        ("Net", {}, [(8, 64), (8,), (10, 8), (10,)]),
+        ("net", {"width": 3}, [(3, 64), (3,), (10, 3), (10,)]),
+        ("Fixed", {}, [(10, 64), (10,)]),
+    ],
+)
+def test_what_is_made_is_what_the_class_makes(file: str, name: str, options: dict, shapes: list):
+    made: Architecture = resolve(Architecture, {"name": f"{file}:{name}", **options})
+    assert made.to_table() == {"name": f"{file}:{name}", **options}
+    module = pickle.loads(pickle.dumps(made)).builder((1, 8, 8), 10)()  # noqa: S301 (our own)
+    assert [tuple(one.shape) for one in module.parameters()] == shapes
+    assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"name": "Net", "hiden": 5}, "unknown key 'hiden': did you mean 'hidden'?"),
+        ({"name": "Net", "num_classes": 5}, "unknown key 'num_classes': known are: deep, hidden"),
+        ({"name": "net"}, "width is missing"),
+        ({"name": "net", "width": 3, "input_shape": [1]}, "unknown key 'input_shape': known are: width"),
+    ],
+)
+def test_options_are_those_of_its_signature(file: str, table: dict, sentence: str):
+    with pytest.raises(SettingsError) as caught:
+        resolve(Architecture, {**table, "name": f"{file}:{table['name']}"})
+    assert str(caught.value) == sentence
+
+
+def experiment(model: object) -> Experiment:
+    return Experiment(rounds=1, data="digits", partition="iid", clients={"count": 2}, method="fedavg", model=model)
+
+
+def test_what_it_raises_or_returns_is_told_before_anything_starts(file: str):
+    with pytest.raises(ValueError, match=r"^model 'Net' cannot be made for inputs \[1, 8, 8\] and 10 classes: TypeErr"):
+        prepare(experiment({"name": f"{file}:Net", "hidden": "many"}))
+    with pytest.raises(ValueError, match=r"^model 'number' makes a int; it must return a torch.nn.Module$"):
+        prepare(experiment({"name": f"{file}:number", "anything": 3}))
+
+
+def test_a_misspelt_option_is_named_with_its_table(file: str, tmp_path: Path):
+    (tmp_path / "one.toml").write_text(
+        'rounds = 1\ndata = "digits"\npartition = "iid"\nclients = {count = 2}\nmethod = "fedavg"\n'
+        'model = {name = "my_models.py:Net", hiden = 3}\n'
+    )
+    with pytest.raises(SettingsError, match=r"^unknown key 'model.hiden': did you mean 'hidden'\?$"):
+        read(tmp_path / "one.toml")
+
+
+class Here(torch.nn.Sequential):
+    """A module that can be imported."""
+
+    def __init__(self, hidden: int = 4) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, hidden), torch.nn.Linear(hidden, 10))
+
+
+def test_a_class_from_python_is_written_by_where_it_can_be_imported():
+    for given in (Here, {"name": Here, "hidden": 6}):
+        one = experiment(given)
+        again = Experiment(**one.as_dict())
+        assert again == one and one.as_dict()["model"]["name"] == f"{__name__}:Here"
+        assert prepare(again).initial["1.weight"].shape == (6 if isinstance(given, dict) else 4, 64)
