@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from actors import session
+from jobs.single import run
 from rayfl import plugins
 from rayfl.choices import find, known, make, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
+from rayfl.experiment.experiment import read
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
 from rayfl.models import Architecture
+from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
@@ -253,3 +257,44 @@ def test_a_sweep_over_methods_of_ones_own(home: Path) -> None:
 def test_a_model_is_no_method_and_says_so() -> None:
     with pytest.raises(SettingsError, match="'Logistic' is a model, and no method"):
         find(Method, make(Architecture, {"name": "logistic"}).__class__)
+
+
+COMPRESSOR = '''
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayfl.compress.base import Compressor, Packet, Shapes
+from rayfl.compress.dense import Dense
+
+
+class Doubled(Compressor):
+    """Dense, and every entry a second time."""
+
+    def encode(self, x, memory, generator):
+        packet, memory = Dense().encode(x, memory, generator)
+        parts = dict(packet.parts)
+        return Packet({**parts, **{f"{name} again": part for name, part in parts.items()}}, packet.codec), memory
+'''
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_actors_run_what_they_have_never_seen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "packing.py").write_text(COMPRESSOR)
+    (home / "nets.py").write_text(
+        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    overrides = ["uplink=mine/packing.py:Doubled", "model=mine/nets.py:net", "output.report=false"]
+    here = run(read(home / "own.toml", [*overrides, "runtime.executor=inline"]), Path("here"))
+    play = session.play_on_ray
+
+    def alone(*arguments, **options):
+        """By now the files are kept, and neither the user's nor the kept ones are there for an actor."""
+        for path in (*home.glob("*.py"), *Path("there/files").iterdir()):
+            path.unlink()
+        return play(*arguments, **options)
+
+    monkeypatch.setattr("actors.session.play_on_ray", alone)
+    there = run(read(home / "own.toml", [*overrides, "runtime.actors=2"]), Path("there"))
+    assert read_run(there).finished
+    assert_same_run(here, there)

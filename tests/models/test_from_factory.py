@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,9 @@ def test_options_are_those_of_its_signature(file: str, table: dict, sentence: st
 
 
 def experiment(model: object) -> Experiment:
-    return Experiment(rounds=1, data="digits", partition="iid", clients={"count": 2}, method="fedavg", model=model)
+    tables: dict[str, Any] = {"rounds": 1, "data": "digits", "partition": "iid", "method": "fedavg", "model": model}
+    tables["clients"] = {"count": 2}
+    return Experiment(**tables)
 
 
 def test_what_it_raises_or_returns_is_told_before_anything_starts(file: str):

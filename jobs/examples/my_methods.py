@@ -1,0 +1,62 @@
+"""FedNova: Wang, Liu, Liang, Joshi, Poor, Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization, NeurIPS 2020, equations (7) and (11), with local SGD and its momentum (their section 4).
+
+Clients that take more steps than others pull FedAvg's model towards themselves. FedNova averages normalised changes:
+x_i - x is -eta sum_k a_i,k g_i,k, where a_i,k is by how much the gradient of step k has moved the model after the last
+step, so that d_i = (x - x_i) / |a_i|_1 is eta times a weighted mean of gradients, whatever tau_i was. The server takes
+x <- x - tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1 (theirs, the step that FedAvg would have taken).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pydantic import model_validator
+
+from rayfl import tree
+from rayfl.compress.scalar import scalar_packet
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.tree import State
+
+
+class FedNova(FedAvg):
+    """FedAvg's clients and model; the update is normalised by the steps of each client."""
+
+    class Hyper(LocalTraining):
+        """The settings of local training, whose optimizer must be sgd, with momentum or without."""
+
+        @model_validator(mode="after")
+        def _known_coefficients(self) -> "FedNova.Hyper":
+            if self.optimizer != "sgd":
+                raise ValueError(f"optimizer={self.optimizer!r} has no a_i in closed form; use optimizer='sgd'")
+            return self
+
+    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    gather: Mapping[str, Gather] = {"direction": WeightedMean(), "norm": WeightedMean()}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        norm = coefficient_norm(ctx.work["train"].num_steps, self.hyper.momentum)
+        if not norm:
+            return Finished(state, None)
+        direction = tree.scale(self.progress(carry), 1 / norm)
+        message, weight = self.weigh({"direction": direction, "norm": scalar_packet("norm", norm)}, ctx)
+        return Finished(state, message, weight, self.train_loss(carry, ctx))
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        direction = received["direction"].result
+        if not direction:
+            return server, {}
+        effective_steps = float(received["norm"].result["norm"])
+        params = tree.add(server["params"], direction, -effective_steps)
+        return {"params": params}, {"fednova/effective_steps": effective_steps}
+
+
+def coefficient_norm(num_steps: int, momentum: float) -> float:
+    """|a_i|_1: tau for plain SGD; with momentum rho the sum of (1 - rho^k) / (1 - rho) over k = 1, ..., tau."""
+    if not momentum:
+        return float(num_steps)
+    return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
