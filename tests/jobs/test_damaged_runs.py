@@ -15,6 +15,8 @@ from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SWEEP = """
 name = "small"
 rounds = 6

@@ -68,12 +68,14 @@ def test_every_combination_has_its_run_and_all_are_on_one_page(file, command, pl
     assert "4/4" in result.output and "sweep directory: all" in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_takes_the_next_free_directory_of_its_name(file):
     for name in ("small", "small-2"):
         assert rayfl("sweep", file, "--inline", "--rounds", 1, "seed=1", "uplink=dense").exit_code == 0
         assert Path("runs", name, "comparison.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_has_finished_is_skipped_and_what_has_not_is_run(file):
     # Only the seed 1, then a run that was cut.
     assert rayfl("sweep", file, "--inline", "--dir", "all", "sweep.seed=[1]").exit_code == 0
@@ -89,6 +91,7 @@ def test_what_has_finished_is_skipped_and_what_has_not_is_run(file):
     assert all(read_run(Path("all", name)).finished for name in NAMES)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_another_experiment_in_the_directory_is_not_mistaken_for_the_same(file):
     assert rayfl("sweep", file, "--inline", "--dir", "all", "seed=1").exit_code == 0
     refused(rayfl("sweep", file, "--inline", "--dir", "all", "seed=2"), "dense", "other settings", "--overwrite")
@@ -119,6 +122,7 @@ def test_a_file_without_a_sweep_is_refused_by_sweep(file):
     refused(rayfl("sweep", file, "--inline"), "no [sweep] table", "rayfl run")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("error", [ClientError("round 1, client 2: boom"), KeyError("weight")])
 def test_one_that_fails_does_not_end_the_others(file, monkeypatch, error):
     play = sweeping.run
@@ -141,6 +145,7 @@ def test_one_that_fails_does_not_end_the_others(file, monkeypatch, error):
     assert result.exit_code == 0 and result.output.count("skipped") == 3 and runs_in("all") == NAMES
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
     play = sweeping.run
 
@@ -155,6 +160,7 @@ def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
     assert "stopped with 1 of 4 runs finished; go on with --dir all" in result.output
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monkeypatch, number):
     finish = running.play_run
@@ -190,6 +196,7 @@ def cut(experiment: Experiment, directory: Path, after: int) -> None:
         running.run(experiment, directory)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_what_was_cut_goes_on_from_its_checkpoint_with_the_same_bits(file, parallel):
     longer = SWEEP.replace("rounds = 2", "rounds = 6\ncheckpoint = {every = 2}")
@@ -199,21 +206,20 @@ def test_what_was_cut_goes_on_from_its_checkpoint_with_the_same_bits(file, paral
     for one in read_sweep(file, ["seed=1", "runtime.executor=inline"]) or []:
         cut(one.experiment, Path("cut", one.directory), 5)
     shutil.rmtree("cut/top-10")
-    # Runs in processes of their own tell their rounds and nothing else.
-    command = [sys.executable, "-m", "jobs.cli", *map(str, sweep), "cut", "--parallel", str(parallel)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    # Several at once tell whose round it is.
+    done = rayfl(*sweep, "cut", "--parallel", parallel)
+    assert done.exit_code == 0, done.output
+    # Several at once run in processes of their own, and tell whose round it is.
     rounds = [line.rpartition("  ")[2] if parallel == 2 else line for line in lines(done)]
     assert sorted(line.partition("/")[0] for line in rounds) == ["1", "2", "3", "4", "5", "5", "6", "6"]
     for name in ("dense", "top-10"):
         assert_same_run(Path("whole", name), Path("cut", name))
 
 
-def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+def lines(done: Result) -> list[str]:
     return [line.partition(" rounds  ")[0] for line in done.stdout.splitlines() if re.search(r"\d/6 rounds  ", line)]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("arguments", "change"),
     [
@@ -265,6 +271,7 @@ def environment() -> dict[str, str]:
     return clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_several_at_once_give_the_same_records_and_one_may_fail(file):
     assert rayfl("sweep", file, "--inline", "--dir", "one", "seed=1").exit_code == 0
     # The second finds something in its directory that no run wrote, which shows only as it starts.
