@@ -4,9 +4,12 @@ What is lost with a node it plays again from the last checkpoint; whoever finds 
 another one, which resumes the run directory (actors/session.py).
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from logging.handlers import QueueHandler
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Condition
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from rayfl.rounds.ledger import RoundRecord, RoundRow
     from rayfl.rounds.setup import Setup
     from rayfl.run_directory.checkpoint import Checkpoints
+
+log = logging.getLogger("rayfl")
 
 _CONTROL = "control"
 """Calls of this group are answered while a run goes on."""
@@ -40,12 +45,24 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a coordinator tells: whether its actors are ready, new rounds with their means, new sentences, the end."""
+    """News of a run: whether its actors are ready, new rounds with their means, new log records, and the end."""
 
     started: bool
     rounds: "Sequence[tuple[RoundRow, Mapping[str, float]]]"
-    sentences: Sequence[str]
+    records: Sequence[logging.LogRecord]
     over: bool
+
+
+class _Forwarding(QueueHandler):
+    """Hands each log record to `keep`, in a form that pickles."""
+
+    def __init__(self, keep: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(SimpleQueue())
+        self._keep = keep
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """In place of a queue."""
+        self._keep(record)
 
 
 # Ray's type stubs know no concurrency groups.
@@ -60,8 +77,12 @@ class Coordinator:
         prepare_process()
         self._changed = Condition()
         self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
-        self._sentences: list[str] = []
+        self._records: list[logging.LogRecord] = []
         self._started = self._stopping = self._over = self._trims = False
+        # The driver logs what is logged here. It has the user's handlers and level, and Ray may show it our stderr too.
+        log.addHandler(_Forwarding(self._keep))
+        log.setLevel(logging.DEBUG)
+        log.propagate = False
 
     def run(self, setup: Sequence[ray.ObjectRef], spec: RunSpec) -> bool:
         """Play all rounds. False if `stop` ended the run before its last round.
@@ -73,7 +94,7 @@ class Coordinator:
             from actors.pool import RayExecutor
             from rayfl.run_directory.play_run import Stopped
 
-            executor = RayExecutor(setup[0], spec.placement, self._say)
+            executor = RayExecutor(setup[0], spec.placement)
             try:
                 value = ray.get(setup[0])
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
@@ -105,18 +126,17 @@ class Coordinator:
                     checkpoints=spec.checkpoints,
                     resumed=resumed,
                     stopping=lambda: self._stopping,
-                    notice=self._say,
                 )
                 return
             except (LostObjects, ObjectLostError) as error:
                 resumed = True
                 if losses.add(self._rounds[-1][0].round if self._rounds else -1) == DEATHS:
                     raise ClusterError(f"objects were lost {DEATHS} times in a row, the last time: {error}") from error
-                self._say(f"objects were lost with a node ({_first_line(error)}); playing again from the disk")
+                log.warning("objects were lost with a node (%s); playing again from the disk", _first_line(error))
 
     @ray.method(concurrency_group=_CONTROL)
-    def progress(self, rounds: int, sentences: int, timeout_s: float) -> Progress:
-        """What there is beyond the first `rounds` rounds and `sentences` sentences.
+    def progress(self, rounds: int, records: int, timeout_s: float) -> Progress:
+        """What there is beyond the first `rounds` rounds and `records` log records.
 
         Waits until there is something new, for at most `timeout_s`.
         """
@@ -124,14 +144,11 @@ class Coordinator:
             started = self._started
             self._changed.wait_for(
                 lambda: (
-                    self._over
-                    or len(self._rounds) > rounds
-                    or len(self._sentences) > sentences
-                    or self._started != started
+                    self._over or len(self._rounds) > rounds or len(self._records) > records or self._started != started
                 ),
                 timeout_s,
             )
-            return Progress(self._started, self._rounds[rounds:], self._sentences[sentences:], self._over)
+            return Progress(self._started, self._rounds[rounds:], self._records[records:], self._over)
 
     @ray.method(concurrency_group=_CONTROL)
     def stop(self) -> None:
@@ -145,9 +162,9 @@ class Coordinator:
         if self._trims:
             trim()
 
-    def _say(self, sentence: str) -> None:
+    def _keep(self, record: logging.LogRecord) -> None:
         with self._changed:
-            self._sentences.append(sentence)
+            self._records.append(record)
             self._changed.notify_all()
 
     def _tell(self, started: bool = False, over: bool = False) -> None:

@@ -5,10 +5,11 @@ death of an actor loses nothing but the call that it was working on. `max_restar
 Ray's own restarts would run a call on an actor without its setup.
 """
 
+import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from rayfl.determinism.platform import DECISIVE
 from rayfl.gather import Handle
 from rayfl.rounds.calls import ClientError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, Ref
+
+log = logging.getLogger("rayfl")
 
 Cause = Literal["memory", "time", "death"]
 """What a call lost its actor to."""
@@ -97,17 +100,12 @@ class PendingCalls:
 
 
 class RayExecutor:
-    """The `Executor` of rayfl on Ray actors. `close` ends the actors."""
+    """The `Executor` of rayfl on Ray actors. `close` ends the actors. Lost actors, and what is done about them, are
+    logged."""
 
-    def __init__(
-        self, setup: ObjectRef, placement: Placement, notice: Callable[[str], None] = lambda sentence: None
-    ) -> None:
-        """Start the actors. ClusterError if none is ready in time; SettingsError for what they cannot do.
-
-        `notice` is told, in one sentence each, of actors that were lost and what was done about it.
-        """
+    def __init__(self, setup: ObjectRef, placement: Placement) -> None:
+        """Start the actors. ClusterError if none is ready in time; SettingsError for what they cannot do."""
         self.placement, self.num_workers = placement, placement.num_actors
-        self._notice = notice
         self._platform: Mapping[str, object] = {}
         self.pids: dict[Actor, int] = {}
         self._setup = setup
@@ -122,7 +120,7 @@ class RayExecutor:
                 self._wait([])
             self._opening = False
             if self._starting:
-                notice(f"{self._ready()}; going on with these, and with the others when there is room for them")
+                log.warning("%s; going on with these, and with the others when there is room for them", self._ready())
         except BaseException:
             self.close()
             raise
@@ -224,7 +222,7 @@ class RayExecutor:
             return
         pending.waiting.appendleft(call.index)
         again = f"its call is sent again, try {tried + 1} of {TRIES[cause]}"
-        self._notice(f"{where}: client actor {pid} is gone ({_shortened(reason)}); {again}")
+        log.warning("%s: client actor %s is gone (%s); %s", where, pid, _shortened(reason), again)
 
     def _drop_dead(self) -> None:
         """Replace idle actors that are dead, too: a node takes all of its actors along, and no call is to blame."""

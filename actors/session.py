@@ -30,6 +30,8 @@ from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
 
+log = logging.getLogger("rayfl")
+
 POLL_S = 1.0
 """Seconds between looks for a signal while a round goes on; a round that ends is told at once."""
 
@@ -45,19 +47,18 @@ def play_on_ray(
     directory: Path,
     on_round: OnRound,
     on_start: Callable[[Placement], None] = lambda placement: None,
-    notice: Callable[[str], None] = lambda sentence: None,
     resumed: bool = False,
 ) -> bool:
     """Play an experiment on Ray into `directory`. True if all rounds were played, False if a signal ended the run.
 
-    `resumed`: go on where the run in `directory` was cut. `on_start` is told once the actors are ready, `on_round` of
-    every round's row and means, `notice` of what was lost and how the run goes on, in one sentence each. The first
-    SIGINT or SIGTERM ends the run after the current round, the second one at once; it can be resumed either way.
-    SettingsError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
+    `resumed`: go on where the run in `directory` was cut. `on_start` is called once the actors are ready, `on_round`
+    with every round's row and means. What was lost, and how the run goes on, is logged. The first SIGINT or SIGTERM
+    ends the run after the current round, the second one at once; it can be resumed either way. SettingsError if the
+    cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
     """
     with session(experiment.runtime, setup):
         if _address(experiment.runtime) and heap.overflows(setup):
-            notice(heap.ADVICE)
+            log.warning(heap.ADVICE)
         placement = place(experiment.runtime, nodes())
         spec = RunSpec(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
         reference = ray.put(setup)
@@ -81,7 +82,7 @@ def play_on_ray(
                 if asked:
                     stop()
                 try:
-                    return _play_on_coordinator(coordinator, reference, spec, tell, lambda: on_start(placement), notice)
+                    return _play_on_coordinator(coordinator, reference, spec, tell, lambda: on_start(placement))
                 except RayTaskError as error:
                     raise final_error(error, f"rayfl resume {directory}") from None
                 except RayError as error:
@@ -93,8 +94,10 @@ def play_on_ray(
                             f"the coordinator died {DEATHS} times; go on with: rayfl resume {directory} (the last time "
                             f"Ray said: {' '.join(str(error).split())})"
                         ) from error
-                    notice(
-                        f"the coordinator is gone; another one takes the run from the disk, try {tries + 1} of {DEATHS}"
+                    log.warning(
+                        "the coordinator is gone; another one takes the run from the disk, try %d of %d",
+                        tries + 1,
+                        DEATHS,
                     )
                     spec = replace(spec, resumed=True)
 
@@ -111,39 +114,33 @@ def _play_on_coordinator(
     spec: RunSpec,
     on_round: OnRound,
     on_start: Callable[[], None],
-    notice: Callable[[str], None],
 ) -> bool:
     """Have a coordinator play. RayError where it dies."""
     try:
         over = coordinator.run.remote([setup], spec)
-        follow(coordinator, over, on_start, on_round, notice)
+        follow(coordinator, over, on_start, on_round)
         return ray.get(over)
     finally:
         ray.kill(coordinator)
 
 
-def follow(
-    coordinator: Actor,
-    over: ray.ObjectRef,
-    on_start: Callable[[], None],
-    on_round: OnRound,
-    notice: Callable[[str], None],
-) -> None:
-    """Tell of every round as it ends, and of what happened on the way, until `over`, the run's end, is there."""
-    told, heard, said = 0, 0, False
+def follow(coordinator: Actor, over: ray.ObjectRef, on_start: Callable[[], None], on_round: OnRound) -> None:
+    """Report every round as it ends, and log what the coordinator logs, until `over`, the run's end, is there."""
+    num_rounds, num_records, started = 0, 0, False
     while True:
         ended = bool(ray.wait([over], timeout=0)[0])
-        news: Progress = ray.get(coordinator.progress.remote(told, heard, POLL_S))
-        if news.started and not said:
+        progress: Progress = ray.get(coordinator.progress.remote(num_rounds, num_records, POLL_S))
+        if progress.started and not started:
             on_start()
-            said = True
-        for sentence in news.sentences:
-            notice(sentence)
-        for row, means in news.rounds:
+            started = True
+        for record in progress.records:
+            if log.isEnabledFor(record.levelno):
+                log.handle(record)
+        for row, means in progress.rounds:
             on_round(row, means)
-        told += len(news.rounds)
-        heard += len(news.sentences)
-        if (ended or news.over) and not news.rounds and not news.sentences:
+        num_rounds += len(progress.rounds)
+        num_records += len(progress.records)
+        if (ended or progress.over) and not progress.rounds and not progress.records:
             return
 
 

@@ -4,43 +4,21 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from logging import INFO, Handler, StreamHandler, getLogger
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from actors.session import OnRound
 from rayfl.report.page import Summary
 from rayfl.rounds.ledger import RoundRow
 
 HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
-
-
-class Listener(Protocol):
-    """Told of every round as it ends, and of what was lost on the way."""
-
-    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        """`means` are the round's values by name."""
-        ...
-
-    def notice(self, sentence: str) -> None:
-        """`sentence` says what happened and what was done."""
-        ...
-
-
-class Lines:
-    """A line a round, for a log."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        print(line(row, means, self.rounds), flush=True)
-
-    def notice(self, sentence: str) -> None:
-        print(sentence, flush=True)
 
 
 class Bar:
@@ -56,20 +34,44 @@ class Bar:
         state = f"{headline(means)}  {megabytes(sum(self.sent.values()))}"
         self.progress.update(self.task, completed=row.round + 1, state=state)
 
-    def notice(self, sentence: str) -> None:
-        self.progress.console.print(Text(sentence))
+
+@contextmanager
+def following(rounds: int, title: str) -> Iterator[OnRound]:
+    """Show progress and log: a bar with the log above it, or a line each where there is no terminal.
+
+    Yields what takes in the rounds.
+    """
+    console = Console()
+    if not console.is_terminal:
+        with logging_to(StreamHandler(sys.stdout)):
+            yield lambda row, means: print(line(row, means, rounds), flush=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
+    above = RichHandler(
+        console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress, logging_to(above):
+        yield Bar(progress, rounds, title)
 
 
 @contextmanager
-def following(rounds: int, title: str) -> Iterator[Listener]:
-    """A listener that shows progress: a bar, or lines where there is no terminal."""
-    console = Console()
-    if not console.is_terminal:
-        yield Lines(rounds)
+def logging_to(handler: Handler) -> Iterator[None]:
+    """Have `handler` show what rayfl logs, unless the program has set up logging of its own."""
+    log = getLogger("rayfl")
+    if log.hasHandlers():
+        yield
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        yield Bar(progress, rounds, title)
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(log.level or INFO)
+    # A package that gives the root logger a handler meanwhile shows nothing twice.
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 ROUND_LINE = re.compile(r"\d+/\d+ rounds ")

@@ -165,22 +165,21 @@ def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> 
 
 
 def _play_and_report(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) -> None:
-    with console.following(experiment.rounds, experiment.label or experiment.name) as listener:
+    with console.following(experiment.rounds, experiment.label or experiment.name) as on_round:
         if experiment.runtime.executor == "inline":
             with session.stoppable() as stopping, suppress(Stopped):
                 play_run(
                     setup,
                     InlineExecutor(setup),
                     directory,
-                    lambda record: listener(record.row, record.means),
+                    lambda record: on_round(record.row, record.means),
                     save_models=experiment.output.save_models,
                     checkpoints=experiment.checkpoint,
                     resumed=resumed,
                     stopping=stopping,
-                    notice=listener.notice,
                 )
         else:
-            session.play_on_ray(experiment, setup, directory, listener, notice=listener.notice, resumed=resumed)
+            session.play_on_ray(experiment, setup, directory, on_round, resumed=resumed)
     if experiment.output.report:
         with writing(directory, f"draw the page with: rayfl report {directory}"):
             report([directory], directory / "report.html")

@@ -11,6 +11,7 @@ Client states pass through memory a few at a time.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ from rayfl.run_directory.atomic_files import sync_directory, write_json
 from rayfl.run_directory.state_files import DamagedFile, load_states, open_handles, save_states
 from rayfl.settings import Settings, SettingsError
 from rayfl.tree import Arrays
+
+log = logging.getLogger("rayfl")
 
 FORMAT = 2
 FILE_BYTES = 64 << 20
@@ -74,24 +77,21 @@ def save(directory: Path, run_state: RunState, executor: Executor, num_rows: Map
 
 
 def load(
-    directory: Path,
-    executor: Executor,
-    notice: Callable[[str], None],
-    rows: Callable[[int], Mapping[str, int]] | None = None,
+    directory: Path, executor: Executor, rows: Callable[[int], Mapping[str, int]] | None = None
 ) -> RunState | None:
     """The newest whole checkpoint of a run that its records reach; None where there is none.
 
-    `rows` tells how many rows each table of the records has on so many rounds; None: take the records for whole. What
-    is passed over is reported to `notice`. SettingsError for a checkpoint of another format.
+    `rows` tells how many rows each table of the records has after a number of rounds; None: take the records for
+    whole. A checkpoint that is passed over is logged. SettingsError for a checkpoint of another format.
     """
     for place in _places(directory):
         try:
             about = _manifest(place)
             if rows is None or _reached(about, rows):
                 return _read(place, about, executor)
-            notice(f"the records before checkpoint {place.name} are not all there; the one before it is used")
+            log.warning("the records before checkpoint %s are not all there; the one before it is used", place.name)
         except DamagedFile as error:
-            notice(f"checkpoint {place.name} is damaged ({error}); the one before it is used")
+            log.warning("checkpoint %s is damaged (%s); the one before it is used", place.name, error)
     return None
 
 

@@ -1,5 +1,6 @@
 """Play an experiment from its first round, or from its last checkpoint, to its end in a run directory."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.record import Recorder, rows_recorded, save_model
 from rayfl.settings import reason
 from rayfl.tree import Tree
+
+log = logging.getLogger("rayfl")
 
 
 class Stopped(Exception):
@@ -29,17 +32,16 @@ def play_run(
     checkpoints: Checkpoints | None = None,
     resumed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
-    notice: Callable[[str], None] = lambda sentence: None,
 ) -> RunState:
     """Run all rounds, record each, save checkpoints and the final models. The records are readable whenever it is cut.
 
     `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
     dropped. `stopping` is asked after each round; where it says so, a checkpoint is saved and `Stopped` raised.
-    `notice` is told of checkpoints that are damaged or could not be written, and of where a resumed run goes on.
+    Checkpoints that are damaged or could not be written, and where a resumed run goes on, are logged.
     DiskError where the records or the models cannot be written; without a checkpoint the run goes on.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
-    run_state = recalled(setup, executor, directory, notice) if resumed else None
+    run_state = recalled(executor, directory) if resumed else None
     with (
         Recorder.resume(directory, run_state.round - 1 if run_state else -1)
         if resumed
@@ -52,7 +54,7 @@ def play_run(
             stop = not last and stopping()
             if checkpoints.due(run_state.round, last or stop):
                 recorder.sync()
-                _save(directory, run_state, executor, recorder.num_rows, notice)
+                _save(directory, run_state, executor, recorder.num_rows)
             on_round(record)
             if stop:
                 raise Stopped
@@ -64,28 +66,30 @@ def play_run(
     return run_state
 
 
-def recalled(setup: Setup, executor: Executor, directory: Path, notice: Callable[[str], None]) -> RunState | None:
+def recalled(executor: Executor, directory: Path) -> RunState | None:
     """The world of the newest whole checkpoint that the records reach; None: start again."""
-    run_state = checkpoint.load(directory, executor, notice, rows_recorded(directory))
+    run_state = checkpoint.load(directory, executor, rows_recorded(directory))
     if run_state is None:
-        notice("there is no checkpoint: starting from round 0")
+        log.info("there is no checkpoint: starting from round 0")
     else:
-        notice(f"going on from the checkpoint before round {run_state.round}")
+        log.info("going on from the checkpoint before round %d", run_state.round)
     return run_state
 
 
-def _save(
-    directory: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int], notice: Callable[[str], None]
-) -> None:
-    """A checkpoint, or a notice that there is none: what the run has done so far is worth more than the way back."""
+def _save(directory: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int]) -> None:
+    """Save a checkpoint, or log why there is none: the rounds so far are worth more than the way back."""
     try:
         checkpoint.save(directory, run_state, executor, num_rows)
     except OSError as error:
         kept = checkpoint.rounds_saved(directory)
         way_back = f"the checkpoint before round {kept[0]}" if kept else "the start"
-        notice(
-            f"no checkpoint before round {run_state.round}, because {directory} cannot be written to "
-            f"({reason(error)}); the run goes on, and would resume from {way_back}"
+        log.warning(
+            "no checkpoint before round %d, because %s cannot be written to (%s); the run goes on, and would resume "
+            "from %s",
+            run_state.round,
+            directory,
+            reason(error),
+            way_back,
         )
 
 

@@ -19,7 +19,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.rounds.calls import ClientJob, RoundInputs
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
-from tests.actors.toys import experiment
+from tests.actors.toys import experiment, logged
 
 
 def test_only_new_rounds_are_a_way_forward() -> None:
@@ -36,7 +36,9 @@ def test_a_round_that_was_reached_before_is_not_new() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("forward", "lives"), [(0, DEATHS), (1, 25)])
-def test_coordinators_that_die(forward: int, lives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinators_that_die(
+    forward: int, lives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     resumed: list[bool] = []
 
     # Any: what session._play_on_coordinator takes.
@@ -50,14 +52,13 @@ def test_coordinators_that_die(forward: int, lives: int, tmp_path: Path, monkeyp
     chosen = experiment(rounds=50)
     monkeypatch.setattr(session, "_coordinator", lambda: None)
     monkeypatch.setattr(session, "_play_on_coordinator", dying)
-    said: list[str] = []
 
     def play() -> bool:
-        return session.play_on_ray(chosen, prepare(chosen), tmp_path, lambda row, means: None, notice=said.append)
+        return session.play_on_ray(chosen, prepare(chosen), tmp_path, lambda row, means: None)
 
     if forward:
         assert play()
-        assert {sentence.rpartition(", ")[2] for sentence in said} == {f"try 2 of {DEATHS}"}
+        assert {sentence.rpartition(", ")[2] for sentence in logged(caplog)} == {f"try 2 of {DEATHS}"}
     else:
         with pytest.raises(ClusterError) as raised:
             play()
@@ -105,10 +106,10 @@ def test_a_run_that_ends_without_a_word_is_over() -> None:
 
         # Any: what `progress` is told.
         def remote(self, *told: Any) -> ray.ObjectRef:
-            return ray.put(Progress(started=False, rounds=[], sentences=[], over=False))
+            return ray.put(Progress(started=False, rounds=[], records=[], over=False))
 
     told: list[str] = []
-    session.follow(Silent(), ray.put(None), lambda: told.append("start"), lambda row, means: None, told.append)
+    session.follow(Silent(), ray.put(None), lambda: told.append("start"), lambda row, means: None)
     assert not told
 
 
@@ -151,14 +152,13 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-def test_a_cluster_with_room_for_some_actors_is_enough() -> None:
+def test_a_cluster_with_room_for_some_actors_is_enough(caplog: pytest.LogCaptureFixture) -> None:
     # The tests' cluster has four cores: room for one actor of three, and for its successor when it is gone.
     setup = prepare(experiment())
-    said: list[str] = []
-    executor = pool.RayExecutor(ray.put(setup), Placement(2, 3.0, 0.0, start_timeout_s=15.0), said.append)
+    executor = pool.RayExecutor(ray.put(setup), Placement(2, 3.0, 0.0, start_timeout_s=15.0))
     try:
         (first,) = executor.pids.values()
-        assert said[0].startswith("1 of 2 client actors (num_cpus=3, num_gpus=0 each) were ready within ")
+        assert logged(caplog)[0].startswith("1 of 2 client actors (num_cpus=3, num_gpus=0 each) were ready within ")
         shared = executor.put(RoundInputs(0, setup.plan(0)))
         assert executor.run("evaluate", shared, [Job(ClientJob(()))] * 3)[0].result == ()
         os.kill(first, signal.SIGKILL)

@@ -25,7 +25,7 @@ from rayfl.rounds.calls import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.record import read_run
 from rayfl.tree import State
-from tests.actors.toys import assert_same_bits, assert_same_run, experiment, played, with_method
+from tests.actors.toys import assert_same_bits, assert_same_run, experiment, logged, played, with_method
 
 ERRORS = {
     "memory": MemoryError("boom"),
@@ -55,17 +55,19 @@ class Starving(FedAvg):
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("kind", ["memory", "cuda", "torch", "numpy"])
-def test_a_fresh_actor_tries_again_and_changes_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_fresh_actor_tries_again_and_changes_nothing(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     undisturbed = with_method(Starving, folder=tmp_path, times=0)
     records, run_state = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Starving, folder=tmp_path, times=2, lack=kind)
-    said: list[str] = []
-    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), said.append)
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         others, other = played(setup, executor)
         assert not {path.name for path in tmp_path.iterdir()} & {str(pid) for pid in executor.pids.values()}
     finally:
         executor.close()
+    said = logged(caplog)
     # Each try was a process of its own.
     assert len(list(tmp_path.iterdir())) == 2 and len(said) == 2
     pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(round 1, client 1: out of memory \(.*"
@@ -104,11 +106,13 @@ def test_without_actors_the_sentence_says_what_is_left_to_change(tmp_path: Path)
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("times", [1, 9])
-def test_what_rays_memory_monitor_kills_is_tried_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_rays_memory_monitor_kills_is_tried_again(
+    times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     # The monitor itself acts on the whole machine's memory; here its error is what a call ends with.
     setup = prepare(experiment(rounds=2))
     records, _ = played(setup, InlineExecutor(setup))
-    executor = RayExecutor(ray.put(setup), Placement(1, 1.0, 0.0), (said := list[str]()).append)
+    executor = RayExecutor(ray.put(setup), Placement(1, 1.0, 0.0))
     real, left = ray.get, [times]
 
     def killed(ref: Any, **settings: Any) -> Any:
@@ -134,6 +138,7 @@ def test_what_rays_memory_monitor_kills_is_tried_again(times: int, monkeypatch: 
                 played(setup, executor)
     finally:
         executor.close()
+    said = logged(caplog)
     assert len(said) == min(times, 3) and "Ray's memory monitor killed the actor" in said[0]
 
 

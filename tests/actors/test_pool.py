@@ -27,7 +27,7 @@ from rayfl.rounds.calls import ClientError, ClientJob, PooledJob, RoundInputs, T
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.tree import State
-from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, played, with_method
+from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, logged, played, with_method
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -76,15 +76,14 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     assert [answer.result.node for answer in done] == [work.node for work in works]
 
 
-def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path) -> None:
+def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # The file exists already in the first run, so nobody is killed there.
     reached = tmp_path / "reached"
     reached.touch()
     undisturbed = with_method(Fatal, killed=reached)
     records, run_state = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Fatal, killed=tmp_path / "killed")
-    said: list[str] = []
-    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), said.append)
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         before = set(executor.pids.values())
         others, other = played(setup, executor)
@@ -92,7 +91,7 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path) -> None:
         assert len(before & set(executor.pids.values())) == 1
     finally:
         executor.close()
-    (sentence,) = said
+    (sentence,) = logged(caplog)
     pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(.*\); its call is sent again, try 2 of 10"
     assert re.fullmatch(pattern, sentence)
     assert others == records
@@ -111,12 +110,11 @@ class Hanging(FedAvg):
         return super().begin(state, received, ctx)
 
 
-def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
+def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     undisturbed = with_method(Hanging)
     records, run_state = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Hanging, hung=tmp_path / "hung")
-    said: list[str] = []
-    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0, call_timeout_s=10.0), said.append)
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0, call_timeout_s=10.0))
     try:
         before = set(executor.pids.values())
         others, other = played(setup, executor)
@@ -131,7 +129,7 @@ def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     assert not status.exists() or "Z (zombie)" in status.read_text()
     # On a machine that is busy enough other calls may be late too.
     about = f"client actor {hung} is gone (no answer in call_timeout_s=10); its call is sent again, try "
-    assert any(about in sentence for sentence in said)
+    assert any(about in sentence for sentence in logged(caplog))
     assert others == records
     assert_same_bits(run_state, other)
 

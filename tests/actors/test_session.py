@@ -25,7 +25,7 @@ from rayfl.rounds.rounds import simulate
 from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
-from tests.actors.toys import Failing, assert_same_run, experiment, with_method, write_experiment
+from tests.actors.toys import Failing, assert_same_run, experiment, logged, with_method, write_experiment
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -48,6 +48,15 @@ def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path
     assert finished and rows == expected
     assert starts == [Placement(1, 4.0, 0.0)]
     assert_same_run(tmp_path / "ray", tmp_path / "inline")
+
+
+def test_what_the_coordinator_logs_is_logged_by_the_driver_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rayfl")
+    chosen = experiment(rounds=1, runtime={"actors": 1})
+    assert session.play_on_ray(chosen, prepare(chosen), write_experiment(tmp_path), ignore, resumed=True)
+    assert logged(caplog) == ["there is no checkpoint: starting from round 0"]
 
 
 def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from rayfl import tree
@@ -68,6 +69,11 @@ class Fatal(FedAvg):
                 self.killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().begin(state, received, ctx)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What rayfl has logged in this test."""
+    return [record.getMessage() for record in caplog.records if record.name == "rayfl"]
 
 
 def played(setup: Setup, executor: Executor) -> tuple[list[RoundRecord], RunState]:

@@ -126,7 +126,7 @@ def test_a_run_goes_on_from_its_checkpoint(case: Case, tmp_path: Path):
     records, run_states = play(here)
     executor = InlineExecutor(here)
     checkpoint.save(tmp_path, run_states[1], executor)
-    read_back = checkpoint.load(tmp_path, executor, pytest.fail)
+    read_back = checkpoint.load(tmp_path, executor)
     assert read_back is not None and read_back.round == 2
     assert_same_bits(contents(executor, run_states[1]), contents(executor, read_back))
     later, later_worlds = play(case.make(rounds=4, clients=clients), run_state=read_back)

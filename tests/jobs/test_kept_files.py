@@ -11,7 +11,7 @@ from rayfl.experiment.input_files import absolute, kept_files, located, mapped
 from rayfl.experiment.sweep import read_sweep
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
-from tests.actors.toys import assert_same_run
+from tests.actors.toys import assert_same_run, logged
 from tests.jobs.commands import rayfl
 
 TRACED = """
@@ -64,14 +64,18 @@ def spoil(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [lambda folder: shutil.rmtree(folder / "who"), spoil])
 @pytest.mark.parametrize("name", ["traced", "linked"])
-def test_what_becomes_of_the_original_does_not_matter_to_a_run_that_is_resumed(home: Path, name: str, change) -> None:
+def test_what_becomes_of_the_original_does_not_matter_to_a_run_that_is_resumed(
+    home: Path, name: str, change, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rayfl")
     file = home / f"{name}.toml"
     run(file, "--rounds", 4, "--output", "long")
     run(file, "--rounds", 2, "--output", "short")
     change(home)
     shutil.move("short", home / "moved")
     result = rayfl("resume", home / "moved", "--rounds", 4)
-    assert result.exit_code == 0 and "going on from the checkpoint before round 2" in result.output, result.output
+    assert result.exit_code == 0, result.output
+    assert logged(caplog) == ["going on from the checkpoint before round 2"]
     assert_same_run(Path("long"), home / "moved")
 
 

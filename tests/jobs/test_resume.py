@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from jobs.cli import main
 from jobs.single import run
 from rayfl.run_directory.record import locked, read_run
-from tests.actors.toys import assert_same_run, experiment
+from tests.actors.toys import assert_same_run, experiment, logged
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,12 @@ def resume(directory: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["resume", str(directory), *arguments])
 
 
-def test_more_rounds_give_the_longer_run(finished: Path, tmp_path: Path):
+def test_more_rounds_give_the_longer_run(finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "rayfl")
     directory = shutil.copytree(finished, tmp_path / "run")
     result = resume(directory, "--rounds", "6")
     assert result.exit_code == 0, result.output
-    assert "going on from the checkpoint before round 4" in result.output
+    assert logged(caplog) == ["going on from the checkpoint before round 4"]
     assert read_run(directory).experiment["rounds"] == 6
     assert_same_run(directory, inline(tmp_path / "longer", 6))
 

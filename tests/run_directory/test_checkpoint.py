@@ -17,7 +17,7 @@ from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.settings import SettingsError
-from tests.actors.toys import assert_same_bits, assert_same_run, experiment, played, write_experiment
+from tests.actors.toys import assert_same_bits, assert_same_run, experiment, logged, played, write_experiment
 
 
 def ignore(record: RoundRecord) -> None:
@@ -46,7 +46,7 @@ def test_the_newest_two_are_kept_and_hold_the_world(setup: Setup, tmp_path: Path
     executor = saved(setup, tmp_path)
     assert checkpoint.rounds_saved(tmp_path) == [8, 6]
     _, run_state = played(setup, executor)
-    read = checkpoint.load(tmp_path, executor, pytest.fail)
+    read = checkpoint.load(tmp_path, executor)
     assert read is not None
     assert_same_bits(run_state, read)
 
@@ -55,7 +55,7 @@ def test_states_are_cut_into_files_of_bounded_size(setup: Setup, tmp_path: Path,
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 1)
     executor = saved(setup, tmp_path)
     states = list((tmp_path / "checkpoints" / "00000008").glob("states-*.safetensors"))
-    read = checkpoint.load(tmp_path, executor, pytest.fail)
+    read = checkpoint.load(tmp_path, executor)
     assert read is not None and len(states) == len(read.states) > 5
 
 
@@ -87,21 +87,21 @@ def point_elsewhere(place: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, flip, lose, blank, point_elsewhere])
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
-    damage: Callable[[Path], None], setup: Setup, tmp_path: Path
+    damage: Callable[[Path], None], setup: Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     executor = saved(setup, tmp_path)
     damage(tmp_path / "checkpoints" / "00000008")
-    said: list[str] = []
-    run_state = checkpoint.load(tmp_path, executor, said.append)
+    run_state = checkpoint.load(tmp_path, executor)
     assert run_state is not None and run_state.round == 6
-    assert len(said) == 1 and said[0].startswith("checkpoint 00000008 is damaged")
+    (sentence,) = logged(caplog)
+    assert sentence.startswith("checkpoint 00000008 is damaged")
 
 
 def test_what_was_cut_while_it_was_written_is_not_looked_at(setup: Setup, tmp_path: Path):
     executor = saved(setup, tmp_path)
     home = tmp_path / "checkpoints"
     (home / "00000008").rename(home / "00000008.partial")
-    run_state = checkpoint.load(tmp_path, executor, pytest.fail)
+    run_state = checkpoint.load(tmp_path, executor)
     assert run_state is not None and run_state.round == 6
 
 
@@ -130,7 +130,7 @@ def test_another_format_says_so(setup: Setup, tmp_path: Path):
     path = tmp_path / "checkpoints" / "00000008" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "rayfl": "7.0"}))
     with pytest.raises(SettingsError, match=r"has format 99, written by rayfl 7.0; .* reads format 2"):
-        checkpoint.load(tmp_path, executor, pytest.fail)
+        checkpoint.load(tmp_path, executor)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "local"])
@@ -164,7 +164,8 @@ def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(method:
 
 
 @pytest.mark.parametrize("every", [0, 3])
-def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Path):
+def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "rayfl")
     setup = prepare(experiment("fedpse", rounds=8))
     play_run(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
 
@@ -172,7 +173,7 @@ def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Pa
         if record.row.round == 4:
             raise KeyboardInterrupt
 
-    directory, said = begun(tmp_path / "cut"), list[str]()
+    directory = begun(tmp_path / "cut")
     with pytest.raises(KeyboardInterrupt):
         play_run(setup, InlineExecutor(setup), directory, cut, checkpoints=Checkpoints(every=every))
     again: list[int] = []
@@ -183,15 +184,10 @@ def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Pa
         lambda record: again.append(record.row.round),
         checkpoints=Checkpoints(every=every),
         resumed=True,
-        notice=said.append,
     )
     assert again == list(range(every, 8))
-    assert (
-        said
-        == [["there is no checkpoint: starting from round 0"], ["going on from the checkpoint before round 3"]][
-            every > 0
-        ]
-    )
+    sentences = ["there is no checkpoint: starting from round 0", "going on from the checkpoint before round 3"]
+    assert logged(caplog) == [sentences[every > 0]]
     assert_same_run(tmp_path / "undisturbed", directory)
 
 
