@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors.errors import DEATHS, ClusterError, Losses, LostObjects
+from actors.errors import ClusterError, LostObjects
 from actors.placement import Placement
 from rayfl.determinism.process import prepare_process, trim
 
@@ -112,9 +112,10 @@ class Coordinator:
 
     def _play_despite_losses(self, setup: "Setup", executor: "Executor", spec: RunSpec) -> None:
         """Play, and again from the last checkpoint where objects were lost with a node."""
+        from actors.losses import Loss, Setbacks, decide
         from rayfl.run_directory.play_run import play_run
 
-        resumed, losses = spec.resumed, Losses()
+        resumed, setbacks = spec.resumed, Setbacks()
         while True:
             try:
                 play_run(
@@ -130,9 +131,11 @@ class Coordinator:
                 return
             except (LostObjects, ObjectLostError) as error:
                 resumed = True
-                if losses.add(self._rounds[-1][0].round if self._rounds else -1) == DEATHS:
-                    raise ClusterError(f"objects were lost {DEATHS} times in a row, the last time: {error}") from error
-                log.warning("objects were lost with a node (%s); playing again from the disk", _first_line(error))
+                times = setbacks.add(self._rounds[-1][0].round if self._rounds else -1)
+                decision = decide(Loss("objects", times, str(error)))
+                if not decision.again:
+                    raise ClusterError(decision.sentence) from error
+                log.warning(decision.sentence)
 
     @ray.method(concurrency_group=_CONTROL)
     def progress(self, rounds: int, records: int, timeout_s: float) -> Progress:
@@ -171,7 +174,3 @@ class Coordinator:
         with self._changed:
             self._started, self._over = self._started or started, self._over or over
             self._changed.notify_all()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n")[0]

@@ -1,11 +1,6 @@
 """How errors cross from actors to whoever reads them: as what they were, without Ray's wrapping."""
 
-from dataclasses import dataclass
-
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
-
-DEATHS = 10
-"""How often in a row a process or objects may be lost, for no reason that is known, before a run is given up."""
 
 
 class ClusterError(RuntimeError):
@@ -14,20 +9,6 @@ class ClusterError(RuntimeError):
 
 class LostObjects(ClusterError):
     """States or messages went away with a node; the last checkpoint has what is needed to go on."""
-
-
-@dataclass
-class Losses:
-    """How often in a row a run was thrown back without getting further than before."""
-
-    count: int = 0
-    reached: int = -1
-
-    def add(self, reached: int) -> int:
-        """Count a loss after round `reached` (-1: none): rounds that are played again are no way forward."""
-        self.count = self.count + 1 if reached <= self.reached else 1
-        self.reached = max(reached, self.reached)
-        return self.count
 
 
 def final_error(error: RayTaskError, resume: str) -> BaseException:

@@ -11,16 +11,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor, ClientActor
-from actors.errors import DEATHS, ClusterError, LostObjects, unwrapped
+from actors.errors import ClusterError, LostObjects, unwrapped
+from actors.losses import Cause, Loss, decide
 from actors.placement import Placement
-from actors.sentences import ADVICE, describe_call, readable
+from actors.sentences import describe_call, readable
 from rayfl.compress.base import Packet
 from rayfl.determinism.platform import DECISIVE
 from rayfl.gather import Handle
@@ -28,12 +29,6 @@ from rayfl.rounds.calls import ClientError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, Ref
 
 log = logging.getLogger("rayfl")
-
-Cause = Literal["memory", "time", "death"]
-"""What a call lost its actor to."""
-
-TRIES: dict[Cause, int] = {"memory": 4, "time": 4, "death": DEATHS}
-"""How often a call may lose its actor to each before the run gives up on it."""
 
 PING_S = 5.0
 """Seconds in which an idle actor says that it lives; one that does not is found out by its next call."""
@@ -94,9 +89,9 @@ class PendingCalls:
         now = time.monotonic()
         return [ref for ref, call in self.flying.items() if call.deadline <= now]
 
-    def describe_call(self, index: int) -> str:
-        """Round, step and clients of a job."""
-        return describe_call(self.kind, self.shared, self.jobs[index])
+    def about(self, call: Call) -> str:
+        """Round, step and clients of a call."""
+        return describe_call(self.kind, self.shared, self.jobs[call.index])
 
 
 class RayExecutor:
@@ -174,25 +169,21 @@ class RayExecutor:
         pending.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
 
     def _take(self, pending: PendingCalls, ref: ObjectRef) -> None:
-        """What came of a call that is over."""
+        """Take in the result, the error or the loss of a call that is over."""
         call = pending.flying.pop(ref)
         try:
             pending.done[call.index] = JobResult(ray.get(ref), call.outputs)
         except RayTaskError as error:
             cause = unwrapped(error)
             if out_of_memory(cause):
-                where = (
-                    "" if isinstance(cause, OutOfMemory) else f"{pending.describe_call(call.index)}: out of memory: "
-                )
+                where = "" if isinstance(cause, OutOfMemory) else f"{pending.about(call)}: out of memory: "
                 self._lose(pending, call, f"{where}{cause}", "memory")
                 return
             pending.failed[call.index] = readable(error, pending.kind, pending.shared, pending.jobs[call.index])
         except ObjectLostError as error:
-            pending.failed[call.index] = LostObjects(f"{pending.describe_call(call.index)}: {error}")
+            pending.failed[call.index] = LostObjects(f"{pending.about(call)}: {error}")
         except OutOfMemoryError:
-            reason = (
-                f"{pending.describe_call(call.index)}: out of memory, so that Ray's memory monitor killed the actor"
-            )
+            reason = f"{pending.about(call)}: out of memory, so that Ray's memory monitor killed the actor"
             self._lose(pending, call, reason, "memory")
             return
         except RayError as error:
@@ -201,28 +192,22 @@ class RayExecutor:
         self._idle.append(call.actor)
 
     def _lose(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
-        """An actor died in a call, does not answer, or has no memory: a new actor, and the call again, unless that was
-        the last try that `cause` allows.
+        """Replace the actor of a call, and send the call again or give up on it.
 
-        Whatever still runs in the old one is killed: its results would be those of a call that is sent again. What it
+        Whatever still runs in the old actor is killed: its results would be those of a call that is sent again. What it
         held of memory, and how it had cut it up, goes with it.
         """
-        pending.losses[call.index, cause] += 1
-        tried = pending.losses[call.index, cause]
-        where = pending.describe_call(call.index)
         pid = self.pids.pop(call.actor, None)
         ray.kill(call.actor)
         self._start()
         self._drop_dead()
-        if tried == TRIES[cause]:
-            dead = f"{where}: the actor died or did not answer in {tried} tries; if memory ran out, {ADVICE}"
-            pending.failed[call.index] = ClientError(
-                f"{reason}, {tried} times; {ADVICE}" if cause == "memory" else f"{dead}. The last time: {reason}"
-            )
-            return
-        pending.waiting.appendleft(call.index)
-        again = f"its call is sent again, try {tried + 1} of {TRIES[cause]}"
-        log.warning("%s: client actor %s is gone (%s); %s", where, pid, _shortened(reason), again)
+        pending.losses[call.index, cause] += 1
+        decision = decide(Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid))
+        if decision.again:
+            pending.waiting.appendleft(call.index)
+            log.warning(decision.sentence)
+        else:
+            pending.failed[call.index] = ClientError(decision.sentence)
 
     def _drop_dead(self) -> None:
         """Replace idle actors that are dead, too: a node takes all of its actors along, and no call is to blame."""
@@ -272,11 +257,10 @@ class RayExecutor:
             if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
                 raise cause from None
             self._false_starts += 1
-            if self._false_starts == DEATHS:
-                raise ClusterError(
-                    f"{DEATHS} client actors died while they started; if memory ran out, use fewer (--actors); the "
-                    f"last one said: {' '.join(str(error).split())}"
-                ) from error
+            decision = decide(Loss("start", self._false_starts, " ".join(str(error).split())))
+            if not decision.again:
+                raise ClusterError(decision.sentence) from error
+            log.warning(decision.sentence)
             self._start()
         else:
             self._check(actor, platform)
@@ -306,7 +290,3 @@ class RayExecutor:
             f"{len(self.pids)} of {self.num_workers} client actors (num_cpus={size.num_cpus:g}, "
             f"num_gpus={size.num_gpus:g} each) were ready within runtime.start_timeout_s={size.start_timeout_s:g}"
         )
-
-
-def _shortened(reason: str) -> str:
-    return reason if len(reason) <= 120 else f"{reason[:117]}..."

@@ -1,17 +1,11 @@
-"""What a failed call is called: its round, its step and its clients, and what to do about it."""
+"""Errors of a call, with its round, its step and its clients."""
 
 import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from actors.errors import ClusterError, LostObjects, unwrapped
-from rayfl.rounds.calls import SMALLER, ClientError, RoundInputs
+from rayfl.rounds.calls import ClientError, RoundInputs
 from rayfl.rounds.executor import Job, Ref
-
-ADVICE = (
-    "go on with fewer actors (rayfl resume DIR --actors N) or a larger share of a GPU for each (runtime.num_gpus), or "
-    f"{SMALLER}"
-)
-"""What to do about memory."""
 
 
 def readable(error: RayTaskError, kind: str, shared: Ref, job: Job) -> BaseException:

@@ -22,7 +22,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors import heap
 from actors.client import Actor
 from actors.coordinator import Coordinator, Progress, RunSpec
-from actors.errors import DEATHS, ClusterError, Losses, final_error
+from actors.errors import ClusterError, final_error
+from actors.losses import Loss, Setbacks, decide
 from actors.placement import Placement, nodes, place, share
 from actors.pool import RayExecutor
 from rayfl.experiment.experiment import Experiment, Runtime
@@ -62,7 +63,7 @@ def play_on_ray(
         placement = place(experiment.runtime, nodes())
         spec = RunSpec(placement, directory.absolute(), experiment.output.save_models, experiment.checkpoint, resumed)
         reference = ray.put(setup)
-        losses, reached, asked = Losses(), -1, False
+        setbacks, reached, asked = Setbacks(), -1, False
         coordinator: Actor | None = None
 
         def tell(row: RoundRow, means: Mapping[str, float]) -> None:
@@ -88,17 +89,11 @@ def play_on_ray(
                 except RayError as error:
                     if asked:
                         return False
-                    tries = losses.add(reached)
-                    if tries == DEATHS:
-                        raise ClusterError(
-                            f"the coordinator died {DEATHS} times; go on with: rayfl resume {directory} (the last time "
-                            f"Ray said: {' '.join(str(error).split())})"
-                        ) from error
-                    log.warning(
-                        "the coordinator is gone; another one takes the run from the disk, try %d of %d",
-                        tries + 1,
-                        DEATHS,
-                    )
+                    reason = " ".join(str(error).split())
+                    decision = decide(Loss("coordinator", setbacks.add(reached), reason, f"rayfl resume {directory}"))
+                    if not decision.again:
+                        raise ClusterError(decision.sentence) from error
+                    log.warning(decision.sentence)
                     spec = replace(spec, resumed=True)
 
 

@@ -10,9 +10,10 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import pool, session
+from actors import losses, pool, session
 from actors.coordinator import Progress
-from actors.errors import DEATHS, ClusterError, Losses
+from actors.errors import ClusterError
+from actors.losses import TRIES, Cause
 from actors.placement import Placement
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
@@ -22,20 +23,9 @@ from rayfl.rounds.ledger import RoundRow
 from tests.actors.toys import experiment, logged
 
 
-def test_only_new_rounds_are_a_way_forward() -> None:
-    losses = Losses()
-    # Before any round, twice; after rounds 4, 3 (played again) and 4 (again); after round 5.
-    assert [losses.add(reached) for reached in (-1, -1, 4, 3, 4, 5)] == [1, 2, 1, 2, 3, 1]
-
-
-def test_a_round_that_was_reached_before_is_not_new() -> None:
-    losses = Losses()
-    assert [losses.add(reached) for reached in (9, 2, 7, 9)] == [1, 2, 3, 4]
-
-
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("forward", "lives"), [(0, DEATHS), (1, 25)])
+@pytest.mark.parametrize(("forward", "lives"), [(0, TRIES["coordinator"]), (1, 25)])
 def test_coordinators_that_die(
     forward: int, lives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,11 +48,11 @@ def test_coordinators_that_die(
 
     if forward:
         assert play()
-        assert {sentence.rpartition(", ")[2] for sentence in logged(caplog)} == {f"try 2 of {DEATHS}"}
+        assert {sentence.rpartition(", ")[2] for sentence in logged(caplog)} == {"try 2 of 10"}
     else:
         with pytest.raises(ClusterError) as raised:
             play()
-        began = f"the coordinator died {DEATHS} times; go on with: rayfl resume {tmp_path} (the last time Ray said: "
+        began = f"the coordinator died 10 times; go on with: rayfl resume {tmp_path} (the last time Ray said: "
         assert str(raised.value) == f"{began}the actor died. See its logs.)"
     assert resumed == [False] + [True] * (lives - 1)
 
@@ -126,7 +116,7 @@ def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pool.TRIES, "death", 2)
+    monkeypatch.setitem(losses.TRIES, "death", 2)
     setup = prepare(experiment())
     with session.executor(setup, Runtime(actors=3)) as executor:
         before = set(executor.pids.values())
@@ -134,6 +124,9 @@ def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.M
             os.kill(pid, signal.SIGKILL)
         (done,) = executor.run("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
         assert done.result == () and not before & set(executor.pids.values())
+
+
+CAUSES: tuple[Cause, ...] = ("memory", "time", "death")
 
 
 @pytest.mark.ray
@@ -145,7 +138,7 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
         call = pool.Call(0, executor._idle.pop(), [], 0.0)
         pending = pool.PendingCalls("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
         for times in range(1, 5):
-            for cause in pool.TRIES:
+            for cause in CAUSES:
                 executor._lose(pending, call, "a reason", cause)
                 assert bool(pending.failed) == (times == 4)
 
@@ -176,9 +169,9 @@ def test_actors_that_die_as_they_start_are_replaced_nine_times(monkeypatch: pyte
         monkeypatch.setattr(executor, "_start", lambda: starts.append(1))
         (dead,) = executor.pids
         ray.kill(dead)
-        with pytest.raises(ClusterError, match=rf"^{DEATHS} client actors died while they started; if memory ran out"):
+        with pytest.raises(ClusterError, match=r"^10 client actors died while they started; if memory ran out"):
             while True:
                 joined = dead.join.remote([executor._setup], 0.0)
                 executor._starting[joined] = pool.Starting(dead, math.inf)
                 executor._welcome(joined)
-    assert len(starts) == DEATHS - 1
+    assert len(starts) == TRIES["start"] - 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors import pool, session
+from actors import losses, session
 from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.pool import PendingCalls, RayExecutor
@@ -170,7 +170,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
 
 
 def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pool.TRIES, "death", 2)
+    monkeypatch.setitem(losses.TRIES, "death", 2)
     setup = with_method(Fatal)
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
