@@ -1,5 +1,6 @@
 """The methods under contract: all that the registry finds, on digits, and those that prove the seams, on quadratics."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +14,17 @@ from rayfl.compress.base import Packet
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Relay
-from rayfl.methods.base import Method, PeerHalf
+from rayfl.methods.base import Method, PeerHalf, ServerHalf
 from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.executor import Executor
+from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import FullyConnected
 from rayfl.tree import PackedBits
+from tests.contracts.executors import play
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.per_fedavg import PerFedAvg
@@ -49,17 +52,15 @@ HYPER: Mapping[str, Options] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A method and how its setup is made; `make` takes what `quadratic.setup` takes, but for the method."""
+    """A method and how its setup is made; `make` takes what `quadratic.setup` takes, but for the method.
+
+    Tests are collected by the class alone, so that no setup is made before a test runs.
+    """
 
     name: str
     make: Callable[..., Setup]
     num_clients: int
-    registered: type[Method] | None = None
-
-    @property
-    def method(self) -> Method:
-        """The method as it runs."""
-        return self.make().method
+    kind: type[Method]
 
 
 def experiment(name: str, **options: Any) -> Experiment:
@@ -109,31 +110,40 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
 """Settings, on quadratics, in which a method does something else than by default."""
 
 
-def variant(name: str, hyper: Options) -> Callable[[], Method]:
-    return lambda: find(Method, name)(quadratic.Quadratic(), **hyper)
+def seam(kind: type[Method], make: Callable[[], Method]) -> Case:
+    return Case(f"seam {kind.__name__}", on_quadratics(make), len(quadratic.TRAIN), kind)
+
+
+def variant(label: str, name: str, hyper: Options) -> Case:
+    kind = find(Method, name)
+    return Case(label, on_quadratics(lambda: kind(quadratic.Quadratic(), **hyper)), len(quadratic.TRAIN), kind)
 
 
 REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in named(Method).items()]
 SEAMS = [
-    Case(f"seam {type(made()).__name__}", on_quadratics(made), len(quadratic.TRAIN))
-    for made in (
-        lambda: PerFedAvg(quadratic.Quadratic(), batch_size=2),
-        lambda: SubFedAvg(quadratic.Quadratic(), batch_size=2),
-        lambda: FedFomo(quadratic.Quadratic(), batch_size=2),
-        lambda: Elastic(Scaffold(quadratic.Quadratic(), batch_size=2), batch_size=2),
-        lambda: DisPFL(quadratic.Quadratic(), batch_size=2),
-    )
+    *(
+        seam(kind, functools.partial(kind, quadratic.Quadratic(), batch_size=2))
+        for kind in (PerFedAvg, SubFedAvg, FedFomo, DisPFL)
+    ),
+    seam(Elastic, lambda: Elastic(Scaffold(quadratic.Quadratic(), batch_size=2), batch_size=2)),
 ]
-VARIED = [Case(label, on_quadratics(variant(*made)), len(quadratic.TRAIN)) for label, made in VARIANTS.items()]
+VARIED = [variant(label, name, hyper) for label, (name, hyper) in VARIANTS.items()]
 CASES = [*REGISTERED, *SEAMS, *VARIED]
-SERVER_CASES = [case for case in CASES if not isinstance(case.method, PeerHalf)]
-FREE_CASES = [case for case in CASES if not case.method.own_compression]
+SERVER_CASES = [case for case in CASES if issubclass(case.kind, ServerHalf)]
+FREE_CASES = [case for case in CASES if not case.kind.own_compression]
 # What a server relays was encoded by the clients, and what peers send is uplink.
 FREE_DOWNLINKS = [
     case
     for case in FREE_CASES
-    if case in SERVER_CASES and not any(isinstance(rule, Relay) for rule in case.method.gather.values())
+    if case in SERVER_CASES and not any(isinstance(rule, Relay) for rule in getattr(case.kind, "gather", {}).values())
 ]
+
+
+@functools.cache
+def played(case: Case) -> tuple[Setup, list[RoundRecord], list[RunState]]:
+    """The setup of a case as it is by default, its records and the state after each round, played once."""
+    setup = case.make()
+    return setup, *play(setup)
 
 
 def cases(chosen: list[Case]) -> pytest.MarkDecorator:

@@ -19,6 +19,7 @@ from tests.contracts.every_method import (
     cases,
     contents,
     every_method,
+    played,
 )
 from tests.contracts.executors import Shuffled, play
 
@@ -34,13 +35,12 @@ def test_the_registry_is_found():
 
 @cases(REGISTERED)
 def test_a_method_names_its_paper(case: Case):
-    assert case.registered is not None and case.registered.paper
+    assert case.kind.paper
 
 
 @cases(REGISTERED)
 def test_every_hyper_parameter_is_described(case: Case):
-    assert case.registered is not None
-    undescribed = [name for name, field in case.registered.Hyper.model_fields.items() if not field.description]
+    undescribed = [name for name, field in case.kind.Hyper.model_fields.items() if not field.description]
     assert undescribed == []
 
 
@@ -69,7 +69,8 @@ def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, chunk_size:
     # Everything comes to the workers of Shuffled as bytes: states, links and messages survive that.
     here = case.make(chunk_size=chunk_size)
     one, many = InlineExecutor(here), Shuffled(here)
-    (records, run_states), (others, other_worlds) = play(here, one), play(here, many)
+    records, run_states = played(case)[1:] if chunk_size is None else play(here, one)
+    others, other_worlds = play(here, many)
     assert rows(records) == rows(others)
     assert_same_bits(contents(one, run_states[-1]), contents(many, other_worlds[-1]))
 
@@ -78,18 +79,18 @@ def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, chunk_size:
 @every_method
 @pytest.mark.parametrize("actors", ["one_actor", "three_actors"])
 def test_ray_actors_give_the_bits_of_this_process(case: Case, actors: str, request: pytest.FixtureRequest):
-    here = case.make()
+    here, records, run_states = played(case)
     one, many = InlineExecutor(here), request.getfixturevalue(actors).take(here)
     assert many.num_workers == {"one_actor": 1, "three_actors": 3}[actors]
-    (records, run_states), (others, other_worlds) = play(here, one), play(here, many)
+    others, other_worlds = play(here, many)
     assert rows(records) == rows(others)
     assert_same_bits(contents(one, run_states[-1]), contents(many, other_worlds[-1]))
 
 
 @every_method
 def test_twice_the_same(case: Case):
-    first, second = case.make(), case.make()
-    (records, run_states), (others, other_worlds) = play(first), play(second)
+    (first, records, run_states), second = played(case), case.make()
+    others, other_worlds = play(second)
     assert rows(records) == rows(others)
     assert_same_bits(
         contents(InlineExecutor(first), run_states[-1]), contents(InlineExecutor(second), other_worlds[-1])
@@ -98,9 +99,9 @@ def test_twice_the_same(case: Case):
 
 @cases(SERVER_CASES)
 def test_a_wrapper_that_changes_nothing_changes_nothing(case: Case):
-    plain = case.make()
+    plain, records, run_states = played(case)
     wrapped = replace(plain, method=Wrapping(plain.method))
-    (records, run_states), (others, other_worlds) = play(plain), play(wrapped)
+    others, other_worlds = play(wrapped)
     assert rows(records) == rows(others)
     assert_same_bits(
         contents(InlineExecutor(plain), run_states[-1]), contents(InlineExecutor(wrapped), other_worlds[-1])
