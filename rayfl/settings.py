@@ -18,14 +18,14 @@ KINDS = {
     str: ("text", "texts"),
     Path: ("a path", "paths"),
 }
-"""What a user calls a type: one of them, several of them."""
+"""Types in a user's words: one value, several values."""
 
 
 class SettingsError(ValueError):
     """One sentence for the user: what was given, what is allowed, what to change.
 
-    Where it is about one setting, `key` is the path of that setting (("method", "lr")), which the sentence has between
-    `lead` and `reason`; tables that lie further out put their names before it (`under`).
+    An error about one setting has that setting's path as `key` (("method", "lr")), and the sentence shows it between
+    `lead` and `reason`; `under` puts the names of outer tables before it.
     """
 
     def __init__(self, reason: str, key: tuple[str, ...] = (), lead: str = "") -> None:
@@ -36,14 +36,14 @@ class SettingsError(ValueError):
         return f"{self.lead}{'.'.join(self.key)}{self.reason}"
 
     def under(self, *tables: str) -> "SettingsError":
-        """The same mistake, seen from further out."""
+        """The same mistake, with the path of the outer `tables` before its key."""
         if self.key:
             return SettingsError(self.reason, (*tables, *self.key), self.lead)
         return SettingsError(f": {self.reason}", tables) if tables else self
 
 
 class UnknownName(SettingsError):
-    """A method, model, compressor, ... that is not there; the sentence says itself what kind of thing was meant."""
+    """An unknown method, model, compressor, ...; its sentence names the kind itself, so no path goes before it."""
 
     def under(self, *tables: str) -> SettingsError:
         return self
@@ -88,7 +88,7 @@ def _frozen(value: Any) -> Any:
 
 
 def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> SettingsError:
-    """The first thing that is wrong, in one sentence that names the key, the value and what is allowed."""
+    """The first mistake, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.
     first = next((one for one in errors if one["type"] == "extra_forbidden" and len(one["loc"]) == 1), errors[0])
@@ -113,7 +113,7 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
 
 # Any: a type, and what the user gave for it.
 def _inside(annotation: Any, value: Any) -> SettingsError | None:
-    """What is wrong inside a table that can only be meant for one of the tables that a field takes, if anything is."""
+    """The mistake in a table, of the tables that a field takes the one whose keys are most alike; None without any."""
     kinds = [
         kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, Settings)
     ]
@@ -135,7 +135,7 @@ def _inside(annotation: Any, value: Any) -> SettingsError | None:
 
 # Any: one of pydantic's error details.
 def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> SettingsError:
-    """What a validator of ours said. A sentence that begins with a field's name gets the path in its place."""
+    """The error of one of our validators; a field's name at its beginning becomes the field's path."""
     reason = first["ctx"]["error"]
     tables = tuple(str(part) for part in first["loc"])
     if isinstance(reason, SettingsError):
@@ -156,7 +156,7 @@ def shown(value: object) -> str:
 
 # Any: annotations have no common type, and neither have their bounds.
 def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False) -> str:
-    """What a field takes, in words: "a number in (0, 1]", "'sgd' or 'adam'", "a list of whole numbers"."""
+    """The values that a field takes, in words: "a number in (0, 1]", "'sgd' or 'adam'", "a list of whole numbers"."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
         return describe(arguments[0], arguments[1:], several)

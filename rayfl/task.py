@@ -1,4 +1,4 @@
-"""Task: what is learned, as pure functions of parameters and a batch: loss, gradient, Hessian products, metrics.
+"""A learning task as pure functions of parameters and a batch: loss, gradient, Hessian products, metrics.
 
 Methods never call autograd. `Task` differentiates by plain autograd on its own leaves, which is fastest for one client
 after another; `task.functional()` is the same task differentiated by torch.func, which also runs under vmap.
@@ -129,7 +129,7 @@ class Classification(Task):
         try:
             return self.module(batch.inputs)
         finally:
-            # What is left would keep this call's graph alive.
+            # Parameters left in the module would keep this call's graph alive.
             for owner, name, _ in self.slots:
                 owner._parameters[name] = None
 

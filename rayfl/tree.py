@@ -1,4 +1,4 @@
-"""Arithmetic on parameters (`Tree`: name to tensor) and the way of states between tensors and numpy.
+"""Arithmetic on parameters (`Tree`: name to tensor) and the conversion of states between tensors and numpy.
 
 A `State` is a nested dictionary whose leaves are tensors, e.g. `{"residual": {"fc.weight": ...}, "count": tensor(3)}`.
 Nothing here changes its arguments (torch._foreach has no vmap rules, and out of place on a CPU it is no faster).
@@ -23,8 +23,8 @@ State = dict[str, Any]
 # Any: the same nesting with numpy arrays and PackedBits as leaves.
 Arrays = dict[str, Any]
 
-# Arrays in Ray's object store are read-only; no one writes into tensors that look at them (rayfl is pure). torch warns
-# of the first one in a process and never again: that is this one, which nobody hears.
+# Arrays in Ray's object store are read-only, and rayfl, which is pure, writes into no tensor over them. torch warns of
+# the first such tensor in a process: this one, whose warning is silenced.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
@@ -59,7 +59,7 @@ def zeros_like(a: Tree) -> Tree:
 
 
 def map(function: Callable[[Tensor], Tensor], a: Tree) -> Tree:
-    """`function` of every tensor."""
+    """Apply `function` to every tensor."""
     return {name: function(tensor) for name, tensor in a.items()}
 
 

@@ -1,4 +1,4 @@
-"""Packet, the only thing that crosses a wire, and Compressor, what makes one."""
+"""A `Packet` is all that crosses a wire; a `Compressor` makes one from a tree."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,11 +21,11 @@ LARGE = 1 << 20
 """Entries from which numpy's memory has huge pages (4 MB)."""
 
 PIECE = 1 << 16
-"""Entries of a piece: what is done to it stays in the processor's cache. Whole bytes of bits, whole vectors."""
+"""Entries of a piece, which fits into the processor's cache; a multiple of 8, so that bits fill whole bytes."""
 
 
 class Codec(Protocol):
-    """What both ends of the wire agree on beforehand (shapes, settings); it turns a packet's buffers into tensors."""
+    """Turns a packet's buffers into tensors, by what both ends agree on beforehand (shapes, settings)."""
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """The tensors that the receiver sees: new tensors that own their memory, or for dense fp32 read-only views."""
@@ -147,7 +147,7 @@ class Packet:
 
 
 class Opened(Packet):
-    """A packet that keeps what it decoded; made where several clients read one message, never sent."""
+    """A packet that keeps its decoded tree, for several clients that read one message; never sent."""
 
     def decode(self) -> Tree:
         return self._decoded
@@ -156,7 +156,7 @@ class Opened(Packet):
         return self._presence
 
     def add_to(self, total: Tree, weight: float) -> None:
-        # Even of few entries: what is decoded adds up in a twentieth of the time that finding their positions takes.
+        # Adding the decoded tree takes a twentieth of the time of finding positions, even where few entries were sent.
         _add(self._decoded, total, weight)
 
     @cached_property
@@ -175,7 +175,7 @@ Message = Mapping[str, Packet]
 
 
 def shapes_of(x: Tree) -> Shapes:
-    """What a codec knows of the tree that it decodes."""
+    """Names and shapes of a tree's tensors, which its codec needs."""
     return tuple((name, tuple(tensor.shape)) for name, tensor in x.items())
 
 
@@ -193,9 +193,9 @@ def zeros_of(shapes: Shapes) -> Tree:
 
 
 def _zeros(shape: tuple[int, ...]) -> Tensor:
-    """Large tensors lie in memory of numpy's, which asks for huge pages: 44 MB are first written in 4 ms, not in 30.
+    """Zeros. Large tensors use numpy's memory, which has huge pages: 44 MB are first written in 4 ms instead of 30.
 
-    It is aligned here as torch's own memory is.
+    They are aligned as torch's own memory is.
     """
     size = math.prod(shape)
     if size < LARGE:
@@ -276,7 +276,7 @@ def encode_trees(
 
 
 class Quantizer(Compressor):
-    """Sends a number of few bits for every entry, and encodes each tensor by itself; `compose` may put one inside.
+    """Sends a few bits for every entry and encodes each tensor by itself; `compose` takes one as its inner compressor.
 
     A tree's constants are those of its largest tensor: omega does not fall and delta does not rise with num_entries.
     Its codec is a dataclass with the field `shapes`, and nothing else in it depends on the tree.

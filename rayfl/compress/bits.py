@@ -13,7 +13,7 @@ import numpy as np
 MAX_WIDTH = 16
 TRITS_PER_BYTE = 5
 CHUNK = 1 << 17
-"""Entries worked on at a time, a multiple of 8: what is in flight stays in the processor's cache."""
+"""Entries worked on at a time, so that they fit into the processor's cache; a multiple of 8."""
 
 
 def pack(codes: np.ndarray, width: int) -> np.ndarray:
@@ -81,7 +81,7 @@ def unpack_trits(buffer: np.ndarray, count: int) -> np.ndarray:
 def encode_gamma(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Elias gamma codes of int64 `numbers` [n], each from 1 to 2^31: the buffers of their prefixes and lower digits.
 
-    The prefixes end with the last one, so they tell how many numbers there are.
+    The prefixes end with the last one, so that the receiver can count the numbers.
     """
     # The exponent of a float64, which holds such numbers exactly, is the number of binary digits.
     num_digits = np.frexp(numbers.astype(np.float64))[1].astype(np.int64) - 1
@@ -124,7 +124,7 @@ def _words(codes: np.ndarray) -> np.ndarray:
 
 
 def _folds(width: int) -> list[tuple[int, np.uint64, np.uint64]]:
-    """How 8 codes of 8 bits become 8 of `width`: halves of 8, 16 and 32 bits are pushed together in turn.
+    """Steps from 8 codes of 8 bits to 8 codes of `width` bits: halves of 8, 16 and 32 bits move together in turn.
 
     Each step: the bits of a half, and masks of the filled bits of the lower and of the pushed upper halves.
     """

@@ -1,4 +1,4 @@
-"""Two compressors in a row: a sparsifier chooses entries, and a quantizer encodes what was kept."""
+"""Two compressors in a row: a sparsifier chooses entries, and a quantizer encodes the kept ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,15 +18,14 @@ from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
 OUTER, INNER = "outer:", "inner:"
-"""What the names of the buffers of the two begin with."""
+"""Prefixes of the names of the two compressors' buffers."""
 
 
 @dataclass(frozen=True)
 class ComposeCodec(PositionedCodec):
     """Reads "outer:seed" or "outer:<name>.positions" (see `encode_counted`), and "inner:" the quantizer's buffers.
 
-    How many entries of a tensor were kept follows from the positions: the receiver knows nothing else of the tree than
-    `shapes`.
+    The number of kept entries follows from the positions; beyond them the receiver knows only `shapes`.
     """
 
     shapes: Shapes
@@ -122,6 +121,6 @@ class Compose(Compressor):
         return None if first is None or second is None else first * second
 
     def _factor(self, num_entries: int) -> float:
-        """What the receiver multiplies by."""
+        """The factor by which the receiver multiplies."""
         omega = self.inner.omega(self.outer.most_kept(num_entries)) if self.damped else None
         return 1.0 if omega is None else 1 / (1 + omega)

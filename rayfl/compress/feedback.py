@@ -1,4 +1,4 @@
-"""Error feedback: what a compressor dropped is remembered and added to the next message."""
+"""Error feedback: a compressor's error is remembered and added to the next message."""
 
 from typing import Annotated, ClassVar
 

@@ -6,7 +6,7 @@
 
 The last byte of a buffer names the code. No position and every position need no bytes: the receiver knows both from
 the number of values. At 10% density gaps are the cheapest (one byte a position), above 12.5% the bitmap.
-Where nothing else tells that number, `encode_counted` spends a byte on "every position".
+Where the receiver does not know that number, `encode_counted` spends a byte on "every position".
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
 
 
 def decode_mask(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
-    """What `decode_positions` gives as a boolean array [size]; from a bitmap without the way over the positions."""
+    """The positions as a boolean array [size]; a bitmap is read without the way over `decode_positions`."""
     if 0 < count < size and buffer[-1] == BITMAP:
         return np.unpackbits(buffer[:-1], count=size).view(np.bool_)
     mask = np.zeros(size, np.bool_)
@@ -80,7 +80,7 @@ def cut_positions(buffer: np.ndarray, size: int, count: int, length: int) -> Ite
 
 
 def encode_counted(positions: np.ndarray, size: int) -> np.ndarray:
-    """`encode_positions` for a receiver who does not know how many there are: all of them take one byte."""
+    """`encode_positions` for a receiver who does not know their number: every position of a tensor takes one byte."""
     if 0 < size == positions.size:
         return np.array([EVERY], np.uint8)
     return encode_positions(positions, size)

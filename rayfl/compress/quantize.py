@@ -26,7 +26,7 @@ Levels = Annotated[int, Field(ge=1, le=2 ** (bits.MAX_WIDTH - 1) - 1)]
 Bucket = Annotated[int, Field(ge=0)]
 
 FIXED_POINT_BITS = 31
-"""x is held as an integer of so many bits, those behind the point filled up to it; its truncation is below N 2^-30."""
+"""Bits of the fixed-point x; the fraction takes those that the levels leave. Its truncation is below N 2^-30."""
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST_NORMAL, SMALLEST = 2.0**-126, 2.0**-149
@@ -202,7 +202,7 @@ def _omega(norm: Norm, s: int, d: int) -> float:
 
 
 def _pieces(size: int, bucket: int) -> Iterator[tuple[slice, slice]]:
-    """Entries to work on at a time and the buckets that they belong to: several whole ones, or a part of one."""
+    """Runs of entries to work on at a time, each with its buckets: several whole buckets, or a part of one."""
     bucket = bucket or size
     step = bits.CHUNK // bucket * bucket if 0 < bucket <= bits.CHUNK else bits.CHUNK
     start = 0

@@ -14,7 +14,7 @@ from rayfl.compress.values import UNIT_ROUNDOFF, decode_values, encode_values, e
 from rayfl.tree import Tree
 
 FLAG = "sent"
-"""The buffer that says whether anything was sent; those of a tensor have a dot in their names."""
+"""Name of the buffer that says whether anything was sent; buffers of a tensor have a dot in their names."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class UniformDraw:
 def draw(size: int, k: int, generator: np.random.Generator) -> np.ndarray:
     """Increasing int64 positions [k] in [0, size), every set of k equally likely.
 
-    Positions are drawn with replacement until k are different, never more than are still missing: which ones are does
-    not depend on their numbers, so no set is preferred. Of more than half of the positions the others are drawn.
+    Positions are drawn with replacement, each time as many as are missing, until k are different. No step looks at a
+    position's number, so no set is preferred. For more than half of the positions the left-out ones are drawn.
     """
     fewer = min(k, size - k)
     chosen = np.zeros(size, np.bool_)
@@ -50,7 +50,7 @@ def draw(size: int, k: int, generator: np.random.Generator) -> np.ndarray:
 class RandK(Sparsifier):
     """k entries drawn at random, without regard to their values; ranges and k as those of `topk`.
 
-    `scale` true: what is kept is multiplied by n / k, so that C is unbiased with omega = n / k - 1 (the largest n / k
+    `scale` true: kept values are multiplied by n / k, so that C is unbiased with omega = n / k - 1 (the largest n / k
     of any tensor with scope "tensor"). False: a contraction in expectation with delta = k / n, biased: wrap it in
     feedback. 16-bit `values` round without regard to the mean, so no omega holds for them.
     `positions` "seed": a seed of 64 bits, drawn anew for each packet, from which the receiver draws the same positions:
@@ -85,7 +85,7 @@ class RandK(Sparsifier):
         return self.scale
 
     def omega(self, num_entries: int) -> float | None:
-        """n / k - 1 if scaled, with fp32 values: each of n entries is kept k times of n, with n / k times its value."""
+        """n / k - 1 if scaled, with fp32 values: an entry is kept with probability k / n, at n / k times its value."""
         if not self.scale or self.values != "fp32":
             return None
         return 1 / kept_share(num_entries, self.keep_ratio, self.scope) - 1 if num_entries else 0.0
@@ -129,11 +129,11 @@ class BernoulliCodec(WholeTensorCodec):
 
 
 class Bernoulli(Compressor):
-    """v / p with `probability` p, the whole tree at once, and else nothing. Unbiased, omega = 1 / p - 1 exactly.
+    """Sends v / p with `probability` p, the whole tree at once, else nothing. Unbiased, omega = 1 / p - 1 exactly.
 
     Bits: a flag of one byte in every packet (a bit would do, but buffers are whole bytes), and with probability p all
     entries as fp32, so 8 + 32 d p on average. A tree without tensors has no flag.
-    It has no one source: v times a Bernoulli variable over its mean, random laziness where `lag` is lazy by a rule.
+    It has no single source: v times a Bernoulli variable over its mean. It skips sending at random, `lag` by a rule.
     """
 
     name: ClassVar[str] = "bernoulli"

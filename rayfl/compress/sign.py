@@ -17,7 +17,7 @@ from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
 ROUNDING = 2.0**-40
-"""What rounding scales and means to float32 may take from a constant, generously."""
+"""A generous bound on what rounding scales and means to float32 takes from a constant."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ Scope = Literal["tensor", "model"]
 
 SAMPLE_SIZE = 1 << 16
 CHUNK = 1 << 16
-"""Entries compared at a time: what is in flight stays in the processor's cache."""
+"""Entries compared at a time, so that they fit into the processor's cache."""
 
 SEED = "seed"
-"""The buffer of a shared seed; those of a tensor have a dot in their names."""
+"""Name of the buffer of a shared seed; buffers of a tensor have a dot in their names."""
 
 
 def ratio_in_range(ratio: float) -> float:
@@ -42,13 +42,13 @@ class Draw(Protocol):
     """Random positions that both ends draw from a shared seed; a dataclass of what they agreed on beforehand."""
 
     def __call__(self, seed: int, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Increasing int64 positions in each tensor of so many entries."""
+        """Increasing int64 positions in each tensor; `sizes` are the tensors' numbers of entries."""
         ...
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a sparsifier keeps: increasing int64 `positions` of each tensor, and `scales` on the values (1 if absent).
+    """The entries to send: increasing int64 `positions` of each tensor, and `scales` of the values (1 if absent).
 
     Where `draw` gives the same positions from `seed`, uint64 [1], the seed is sent in place of the positions.
     """
@@ -193,7 +193,7 @@ class Sparsifier(Compressor):
 
     @abstractmethod
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
-        """What is kept of finite float32 tensors [numel]."""
+        """Choose the entries to send of finite float32 tensors [numel]."""
 
     @abstractmethod
     def most_kept(self, num_entries: int) -> int:
@@ -201,7 +201,7 @@ class Sparsifier(Compressor):
 
     @property
     def scales(self) -> bool:
-        """Whether `choose` may scale what it keeps."""
+        """Whether `choose` may scale the values that it keeps."""
         return False
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
@@ -257,7 +257,7 @@ def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray
 
 
 def _candidates(x: np.ndarray, k: int) -> np.ndarray:
-    """Positions of all entries above a magnitude that at least k reach: what can be among the k largest.
+    """Positions of all entries that can be among the k largest: those above a magnitude that at least k reach.
 
     The magnitude is guessed from every few entries, four standard deviations on the safe side, so that the exact
     selection works on little more than k entries; where the guess fails all positions are candidates.

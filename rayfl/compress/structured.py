@@ -17,7 +17,7 @@ from rayfl.tree import Tree, tensor_over
 Scores = Literal["normalized", "raw"]
 
 HALVINGS = 40
-"""How finely the threshold for a keep_ratio is searched."""
+"""Steps of the search for the threshold of a keep_ratio."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StructuredCodec:
                 cube[filters.view(-1, 1), channels] += block.to(cube)
 
     def _kept(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Boolean [O] and [I]; of one-dimensional tensors all."""
+        """The kept filters and channels, boolean [O] and [I]; all of a tensor of one dimension."""
         num_filters, num_channels, _ = _cube(shape)
         if len(shape) < 2:
             return torch.ones(num_filters, dtype=torch.bool), torch.ones(num_channels, dtype=torch.bool)
@@ -131,8 +131,8 @@ def cut(mass: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
 def threshold_for(mass: np.ndarray, keep_ratio: float) -> float:
     """The normalised threshold that keeps nearly keep_ratio * O * I of O * I blocks.
 
-    Found by halving [0, 1], as if fewer were kept at a higher threshold; of all that were tried it is the one with the
-    nearest count, of equally near ones the higher.
+    Found by halving [0, 1], as though a higher threshold always kept fewer. Of all thresholds tried the one with the
+    nearest count wins, of equally near ones the higher.
     """
     wanted = keep_ratio * mass.size
 

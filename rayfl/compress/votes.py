@@ -13,7 +13,7 @@ from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
 NUMBERS = np.array([1, -1, 0, 0], np.float32)
-"""What the codes stand for; without ties there are only the first two."""
+"""The number that each code stands for; without ties only the first two codes occur."""
 
 
 @dataclass(frozen=True)

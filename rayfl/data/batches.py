@@ -35,7 +35,7 @@ def schedule(
     batches_per_step: int = 1,
     generator: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Which samples go into which batch: int64 index arrays, one a batch, `batches_per_step` of them a step.
+    """The samples of each batch: int64 index arrays, one a batch, `batches_per_step` of them a step.
 
     Every epoch is a fresh permutation cut into runs of `batch_size`, the partial last run kept. `steps` goes on
     through further permutations. With `epochs` and several batches a step, an incomplete last step is completed from
@@ -64,8 +64,7 @@ def amount(
     batches_per_step: int = 1,
     share: float = 1.0,
 ) -> tuple[int, int]:
-    """Steps of a `schedule`, and the examples in all of its batches; of its first steps, at least one, for a `share`
-    below 1."""
+    """Steps of a `schedule` and examples in its batches; with a `share` below 1 its first steps, at least one."""
     _check(num_examples, epochs, steps, batch_size, batches_per_step)
     a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
     num_steps = steps if epochs is None else -(-epochs * a_pass // batches_per_step)
@@ -76,7 +75,7 @@ def amount(
 
 
 def steps_within(limit: int, num_examples: int, *, batch_size: int | None, batches_per_step: int = 1) -> int:
-    """How many whole steps of a `schedule` at most `limit` examples, in the order of its batches, are enough for."""
+    """The number of first steps of a `schedule` whose batches together have at most `limit` examples."""
     passes, further = divmod(limit, num_examples)
     a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
     return (passes * a_pass + further // (batch_size or num_examples)) // batches_per_step
@@ -136,7 +135,7 @@ class ClientData:
         return zip(*[singles] * batches_per_step, strict=True)
 
     def _held(self, split: str) -> tuple[Samples, np.ndarray]:
-        """The shared samples, and which of them the client has in `split`."""
+        """The dataset's samples, and the indices of those that the client has in `split`."""
         indices = self.partition.split(split)[self.client]
         if len(indices) == 0:
             raise ValueError(
@@ -147,7 +146,7 @@ class ClientData:
     def _normalised_once(
         self, samples: Samples, indices: np.ndarray, plan: list[np.ndarray], device: str | torch.device
     ) -> Iterator[Batch]:
-        """Fast where every sample is used. Elementwise, so the numbers are those of `_one_by_one`."""
+        """Batches of inputs that are normalised at once: fast where all are used, and the numbers are the same."""
         inputs = self.dataset.normalise(_to_torch(samples.inputs[indices], device))
         labels = _to_torch(samples.labels[indices], device)
         for positions in plan:
@@ -163,7 +162,7 @@ class ClientData:
         generator: np.random.Generator | None,
         device: str | torch.device,
     ) -> Iterator[Batch]:
-        """For augmentation, for splits too large to hold as floats, and for steps that use few of the samples."""
+        """Batches normalised one by one: for augmentation, for large splits, and for steps that use few samples."""
         for positions in plan:
             rows = indices[positions]
             inputs = self.dataset.prepare(samples.inputs[rows], generator)

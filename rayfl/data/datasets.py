@@ -1,4 +1,4 @@
-"""Dataset, plain arrays that are put once and shared by all clients, and Source, what loads one.
+"""A `Dataset` is plain arrays that all clients share; a `Source` loads one.
 
 Nothing is converted when a dataset is loaded: images stay uint8 until `Dataset.prepare` makes a batch of them.
 """
@@ -41,7 +41,7 @@ class Dataset:
     mean, std: one value a channel of images, on the [0, 1] scale; empty for other kinds.
     augment: crop with padding 4 and flip, drawn for each batch anew (ALGORITHMS 8.2).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
-    vocabulary: of tokens, how many kinds there are, so that all are below it; None where the source does not say.
+    vocabulary: the number of kinds of tokens, which are all below it; None where the source does not give it.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Dataset:
 
     @property
     def num_tokens(self) -> int:
-        """How many kinds of tokens a model must embed: the source's word, or what occurs. ValueError below 0."""
+        """Kinds of tokens that a model must embed: as the source gives them, or as occur. ValueError below 0."""
         if self.vocabulary is not None:
             return self.vocabulary
         occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]
@@ -98,7 +98,7 @@ class Dataset:
 
 
 class Source(Choice, ABC):
-    """What an experiment's `[data]` table names: its fields are the options, `load` reads the arrays."""
+    """Base of the datasets that `[data]` names: its fields are the options, `load` reads the arrays."""
 
     label: ClassVar[str] = "dataset"
     package: ClassVar[str] = "rayfl.data.sources"
@@ -119,7 +119,7 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def crop_and_flip(images: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Each image cut at a random place out of itself in a black frame of 4 pixels, and mirrored with probability 1/2.
+    """Frame each image with 4 black pixels, cut its size out at random, and mirror it with probability 1/2.
 
     images: uint8 [batch, channels, height, width]; returns a new array of the same shape.
     """

@@ -42,14 +42,14 @@ class Shards:
 
     @classmethod
     def of(cls, lists: Sequence[np.ndarray]) -> "Shards":
-        """From one index array a client."""
+        """Shards from one index array a client."""
         offsets = np.zeros(len(lists) + 1, np.int64)
         np.cumsum([len(indices) for indices in lists], out=offsets[1:])
         return cls(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64, copy=False), offsets)
 
     @classmethod
     def per_owner(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> "Shards":
-        """From the owner of each sample; a client's samples end up in ascending order."""
+        """Shards from the owner of each sample; a client's samples end up in ascending order."""
         order = np.lexsort((indices, owners))
         offsets = np.zeros(num_clients + 1, np.int64)
         np.cumsum(np.bincount(owners, minlength=num_clients), out=offsets[1:])
@@ -63,7 +63,7 @@ class Shards:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """What each client trains, validates, measures and is tested on.
+    """The samples on which each client trains, validates, measures and is tested.
 
     train, validation and heldout index `dataset.train` and are disjoint; test indexes `dataset.test`.
     """
@@ -115,20 +115,20 @@ class Partition:
 
 
 class PartitionScheme(Choice, ABC):
-    """What an experiment's `[partition]` table names: its fields are the options, `split` deals the samples."""
+    """Base of the partitions that `[partition]` names: its fields are the options, `split` assigns samples."""
 
     label: ClassVar[str] = "partition"
     package: ClassVar[str] = "rayfl.data.partitions"
 
     @abstractmethod
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Who holds what; validation and heldout are empty (`Partition.hold_out` cuts them).
+        """Assign train and test samples to clients; validation and heldout are empty (`Partition.hold_out` cuts them).
 
         ValueError if the numbers make the scheme impossible or leave a client without train data.
         """
 
     def finish(self, train: Shards, test: Shards, advice: str) -> Partition:
-        """The partition, or a sentence that names the first client without train data and ends with `advice`."""
+        """The partition. ValueError, which ends with `advice`, where a client has no train data."""
         without = np.flatnonzero(train.sizes == 0)
         if len(without):
             raise ValueError(
@@ -144,10 +144,10 @@ class PartitionScheme(Choice, ABC):
             raise ValueError(f"num_clients={num_clients} is below 1: give at least one client")
 
     def class_labels(self, dataset: Dataset, samples: Samples) -> np.ndarray:
-        """The labels as class numbers, or a sentence where the dataset has none (regression)."""
+        """The labels as class numbers. ValueError where the dataset has none (regression)."""
         if not np.issubdtype(samples.labels.dtype, np.integer):
             raise ValueError(
-                f"partition {self.name!r} deals by class, but dataset {dataset.name!r} has {samples.labels.dtype} "
+                f"partition {self.name!r} splits by class, but dataset {dataset.name!r} has {samples.labels.dtype} "
                 f"labels: use 'iid' or 'natural'"
             )
         return samples.labels

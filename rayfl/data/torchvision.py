@@ -16,7 +16,7 @@ import torch
 from rayfl.settings import SettingsError
 
 OPERATORS = ("nms", "qnms")
-"""What torchvision's Python side expects to be defined at import."""
+"""Operators that torchvision's Python side needs at import."""
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def torchvision() -> ModuleType:
     if found is None or found.origin is None:
         raise SettingsError("torchvision is not installed: run `pip install torchvision`")
     if not _operators_load(Path(found.origin).parent):
-        # Defining an operator twice is an error, and somebody else may have cured this process already.
+        # Defining an operator twice is an error, and another package may have defined them already.
         for name in [name for name in OPERATORS if not hasattr(torch.ops.torchvision, name)]:
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module("torchvision")

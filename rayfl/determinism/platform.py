@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on besides the experiment: builds, CPU, GPU. Recorded in platform.json."""
+"""The builds and the hardware on which a run's numbers depend; platform.json records them."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ import torch
 import rayfl
 
 DECISIVE = ("torch", "numpy", "system", "cpu_capability", "mkl_cbwr", "gpu", "threads_per_actor")
-"""What must be equal for equal bits."""
+"""The entries that must be equal for equal bits."""
 
 
 def describe(threads: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What a process must have before torch loads: where memory goes, and arithmetic that repeats itself bit for bit.
+"""Set a process up before torch loads: its memory allocator, and arithmetic that repeats itself bit for bit.
 
 Every process that does numbers (driver, coordinator, client actors, tests) calls `prepare_process` first. No torch is
 imported here: MKL reads its environment when it is used for the first time.

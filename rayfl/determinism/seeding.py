@@ -1,4 +1,4 @@
-"""Random generators keyed by what they are for, so that no draw depends on who draws first.
+"""Random generators keyed by their purpose, so that no draw depends on the order of draws.
 
 Every random number of an experiment comes from `generator(seed, round, client, purpose)`; there is no global state.
 Same key, same numbers, on any machine (numpy's SeedSequence and PCG64 are specified).
@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 NOBODY = -1
-"""The round of what happens once, before round 0, and the client of what belongs to the server."""
+"""The round of draws made once, before round 0, and the client of draws made for the server."""
 
 
 def generator(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> np.random.Generator:

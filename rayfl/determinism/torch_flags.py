@@ -1,4 +1,4 @@
-"""What torch must be told so that a process computes the same bits every time (promise 1 of the design)."""
+"""Settings of torch with which a process computes the same bits every time (promise 1 of the design)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

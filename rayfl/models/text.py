@@ -55,7 +55,7 @@ class MeanEmbedding(Architecture):
     name: ClassVar[str] = "mean-embedding"
     vocabulary: Width = Field(default=10_000, description="tokens embedded")
     embedding: Width = Field(default=16, description="numbers a token")
-    mask_padding: bool = Field(default=True, description="whether the mean is over what is no padding, or over all")
+    mask_padding: bool = Field(default=True, description="whether the mean leaves padding out")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_tokens(input_shape)
@@ -63,7 +63,7 @@ class MeanEmbedding(Architecture):
 
 
 class Mean(nn.Module):
-    """Embedding, mean over the tokens, linear layer; the mean of nothing but masked padding is 0."""
+    """Embedding, mean over the tokens, linear layer; masked padding alone has the mean 0."""
 
     def __init__(self, vocabulary: int, embedding: int, num_classes: int, mask_padding: bool) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Who can be reached in a round: clients come and go by chance, by the hour, or as a file says.
 
-A client's chances are its own: what another one is like changes nothing about them. Rounds count from 0.
+A client's chances do not depend on other clients. Rounds count from 0.
 """
 
 import csv
@@ -22,7 +22,7 @@ _EVER = 2**62
 
 
 class PerClient(Settings):
-    """Every round each client is there with its own probability."""
+    """Each client can be reached in a round with its own probability."""
 
     probability: Trait
 

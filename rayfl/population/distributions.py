@@ -9,7 +9,7 @@ from rayfl.determinism import seeding
 from rayfl.settings import Settings
 
 SPEEDS = (1e-9, 1e12)
-"""Speeds with which the simulated clock can reckon."""
+"""The least and the largest speed that the simulated clock takes."""
 
 
 class LogNormal(Settings):
@@ -49,7 +49,7 @@ Trait = float | tuple[float, ...] | LogNormal | Uniform | Groups
 
 
 def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
-    """A trait's value for each client, float64 [count]; what is drawn is drawn from the seed and the trait's name."""
+    """A trait's value for each client, float64 [count]; draws depend on the seed and the trait's name alone."""
     if isinstance(trait, LogNormal | Uniform | Groups):
         return trait.draw(count, seeding.generator(seed, purpose=name))
     return np.resize(np.asarray(trait, dtype=np.float64), count)

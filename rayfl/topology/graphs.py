@@ -1,6 +1,6 @@
 """Who exchanges with whom in a round of a peer method, and with which mixing weights.
 
-What a graph is like (degrees, connectedness, spectral gap) is for rayfl/graphs.py to say.
+`rayfl.topology.statistics` measures such graphs: degrees, connectedness, spectral gap.
 """
 
 import math
@@ -73,7 +73,7 @@ class Grid(Topology):
         return graph
 
     def num_rows(self, num_peers: int) -> int:
-        """Rows for so many peers. ValueError where they do not fill a grid."""
+        """Rows of a grid of `num_peers`. ValueError where they do not fill one."""
         if self.rows is not None:
             if num_peers % self.rows:
                 raise ValueError(f"rows={self.rows} does not divide {num_peers} peers; choose a divisor of {num_peers}")
@@ -189,7 +189,7 @@ class FixedGraph(Topology):
 
     name: ClassVar[str] = "file"
     path: str = Field(min_length=1, description="a .npy file, or text with a matrix or a pair of peers a line")
-    directed: bool = Field(default=False, description="whether a pair i j of a list says only that i receives from j")
+    directed: bool = Field(default=False, description="whether a pair i j of a list means only that i receives from j")
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         _at_least_two(num_peers)
@@ -209,7 +209,7 @@ class KnownGraph(Topology):
 
 
 def connected(graph: np.ndarray) -> bool:
-    """Whether what any peer knows comes to every other peer along the links of a graph [n, n], directed or not."""
+    """Whether every peer reaches every other peer along the links of a graph [n, n], directed or not."""
     return _reaches_all(graph) and _reaches_all(graph.T)
 
 
@@ -236,7 +236,7 @@ def mixing_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
 
 
 def _hops(num_peers: int, distances: list[int]) -> np.ndarray:
-    """Everyone receives from the peers that are so many places further on."""
+    """The graph in which every peer receives from the peers at these `distances` further on."""
     _at_least_two(num_peers)
     graph = np.zeros((num_peers, num_peers), dtype=bool)
     peers = np.arange(num_peers)

@@ -1,8 +1,8 @@
-"""What a graph over peers is like: degrees, connectedness, and the spectral gap of its mixing matrix.
+"""Statistics of a graph over peers: degrees, connectedness, and the spectral gap of its mixing matrix.
 
-The spectral gap of W is 1 - |l|, with l its eigenvalue of second largest magnitude. Averaging with a symmetric W takes
-a disagreement between peers to at most |l| of it in every round, and no faster in the worst case; a gap of 0 means
-that some never agree, a gap of 1 that all agree at once. For directed graphs it is the rate in the long run.
+The spectral gap of W is 1 - |l|, with l its eigenvalue of second largest magnitude. Averaging with a symmetric W
+shrinks a disagreement between peers to at most |l| of itself a round, and to just that in the worst case; with a gap
+of 0 some never agree, with a gap of 1 all agree at once. For directed graphs it is the rate in the long run.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import numpy as np
 from rayfl.topology.graphs import Topology, connected, mixing_weights
 
 MOST_ROUNDS = 64
-"""Rounds of a time-varying graph that are looked at."""
+"""The most rounds of a time-varying graph that are measured."""
 
 MOST_PEERS = 1000
 """Peers beyond which no round's own spectral gap is recorded: it takes seconds."""
@@ -84,7 +84,7 @@ def spectral_gap(weights: np.ndarray) -> float:
 
 
 def round_metrics(graph: np.ndarray, weights: np.ndarray, present: np.ndarray) -> dict[str, float]:
-    """What is recorded of a round's exchange among the peers that are present (boolean [n]); {} for fewer than two.
+    """Metrics of a round's exchange among the peers that are present (boolean [n]); {} for fewer than two.
 
     `graph/mean_degree`, `graph/max_degree` (peers that one receives from), `graph/connected` (1 or 0), and
     `graph/spectral_gap` of the mixing matrix that was used.
@@ -96,7 +96,7 @@ def round_metrics(graph: np.ndarray, weights: np.ndarray, present: np.ndarray) -
     return dict(_metrics(len(graph), graph.tobytes(), weights.tobytes()))
 
 
-# Bytes, because arrays are no keys: a graph that stays the same is measured once.
+# Keyed by bytes, because arrays cannot be keys: a graph that stays the same is measured once.
 @lru_cache(maxsize=4)
 def _metrics(size: int, links: bytes, numbers: bytes) -> Mapping[str, float]:
     graph = np.frombuffer(links, bool).reshape(size, size)

@@ -1,1 +1,1 @@
-"""Who holds what: partitions by name, one a file."""
+"""Partition schemes by name, one or a few a file."""

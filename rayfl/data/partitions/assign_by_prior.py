@@ -1,4 +1,4 @@
-"""Dealing labelled samples to clients by each client's label prior, without replacement.
+"""Assign labelled samples to clients by each client's label prior, without replacement.
 
 The process (ALGORITHMS 8.2, after the code of Dis-PFL): again and again a random client that still wants samples draws
 a label from its prior, among the labels that have samples left, and takes a random sample of it. Here the same process
@@ -16,9 +16,9 @@ LEAST_SHARE = 1e-300
 def assign_by_prior(
     labels: np.ndarray, priors: np.ndarray, sizes: np.ndarray, generator: np.random.Generator
 ) -> Shards:
-    """The samples of each client.
+    """Give each client samples by its label prior.
 
-    labels: int64 [num_samples]; priors: [num_clients, num_classes], rows need no norm; sizes: how many samples each
+    labels: int64 [num_samples]; priors: [num_clients, num_classes], rows need not sum to 1; sizes: the samples that each
     client wants, int64 [num_clients]. A label that has run out is left out of the priors from then on; a client whose
     labels have all run out (prior 0 on the rest) ends with fewer samples than it wants.
     """

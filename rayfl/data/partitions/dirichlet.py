@@ -25,7 +25,7 @@ class DirichletClient(PartitionScheme):
     test_samples: int = Field(default=100, ge=1)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Who holds what; ValueError if there are more clients than train samples."""
+        """Assign the samples; ValueError if there are more clients than train samples."""
         self.check_num_clients(num_clients)
         priors = self._priors(num_clients, dataset.num_classes, generator)
         labels = self.class_labels(dataset, dataset.train)
@@ -71,7 +71,7 @@ class DirichletSizes(PartitionScheme):
     sigma: float = Field(default=0.0, ge=0.0)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Who holds what; ValueError if a client is so small that it gets nothing."""
+        """Assign the samples; ValueError if a client is so small that it gets nothing."""
         self.check_num_clients(num_clients)
         priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
         # The location log(n / num_clients) cancels in the scaling.
@@ -95,7 +95,7 @@ class DirichletClass(PartitionScheme):
     min_samples: int = Field(default=10, ge=1)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Who holds what; ValueError if no draw gives every client enough samples."""
+        """Assign the samples; ValueError if no draw gives every client enough samples."""
         self.check_num_clients(num_clients)
         labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
         per_class = np.bincount(labels, minlength=dataset.num_classes)

@@ -25,7 +25,7 @@ class Pathological(PartitionScheme):
     test_samples: int = Field(default=100, ge=1)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Who holds what; ValueError if a client goes without or there are not so many classes."""
+        """Assign the samples; ValueError if a client goes without or there are not so many classes."""
         self.check_num_clients(num_clients)
         held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
         labels = self.class_labels(dataset, dataset.train)
@@ -47,7 +47,7 @@ class LabelsPerClient(PartitionScheme):
     used_ratio: float = Field(default=1.0, gt=0.0, le=1.0)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Who holds what; ValueError if a client goes without or there are not so many classes."""
+        """Assign the samples; ValueError if a client goes without or there are not so many classes."""
         self.check_num_clients(num_clients)
         held = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
         labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)

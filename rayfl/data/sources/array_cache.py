@@ -16,16 +16,16 @@ import numpy as np
 from rayfl.data.datasets import Samples
 
 FORMAT = 1
-"""To be raised where the same files shall become other arrays, so that older ones are not taken for them."""
+"""Raise it when the same files become other arrays, so that older arrays are not used."""
 Splits = tuple[Samples, Samples]
 """Train and test samples."""
 
 
 def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[[], Splits]) -> Splits:
-    """What `read` makes of `files`, memory-mapped from `cache`/arrays if it is there, else read and put there.
+    """The splits that `read` makes of `files`, memory-mapped from `cache`/arrays; read and saved there the first time.
 
-    Taken for the same are files of the same paths, sizes and times of change, in the same order. Where `cache` cannot
-    be written or is full, the samples are those in memory.
+    Files count as the same if their order, paths, sizes and times of change are. Where `cache` cannot be written or is
+    full, the samples stay in memory.
     """
     folder = cache.expanduser() / "arrays" / f"{name}-{_digest(name, files)}"
     if not folder.is_dir():
@@ -41,7 +41,7 @@ def _digest(name: str, files: Sequence[Path]) -> str:
 
 
 def _save(folder: Path, splits: Splits) -> bool:
-    """Write all arrays and then give the folder its name, so that whoever finds it finds it whole; False if not."""
+    """Write all arrays and then rename the folder, so that it is never seen in part; False where the disk refuses."""
     partial = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -72,5 +72,5 @@ def _load(folder: Path, split: str) -> Samples:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """As a plain array: pickle does not know how to share a memmap's buffer."""
+    """Map a file as a plain array, since pickle cannot share a memmap's buffer."""
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -27,7 +27,7 @@ class Fetched(Source):
         return folder
 
     def missing(self, reason: str) -> SettingsError:
-        """The sentence for files that are not there, which `reason` says."""
+        """The error for missing files; `reason` says which are missing."""
         place = f"its files belong into {(self.root or self.cache / self.name).expanduser()} or where data.root says"
         return SettingsError(f"{self.name} is not on this machine ({reason}): {self.advice}; {place}")
 

@@ -31,7 +31,7 @@ def words(text: str) -> list[str]:
 
 
 def whitespace(text: str) -> list[str]:
-    """What stands between blanks, punctuation included, in lower case; HTML's line breaks are left out."""
+    """Words between blanks, punctuation included, in lower case; HTML's line breaks are left out."""
     return _plain(text).split()
 
 

@@ -20,7 +20,7 @@ class User(NamedTuple):
 
 
 def has_leaf(folder: Path) -> bool:
-    """Whether `folder` holds what LEAF's preprocess.sh leaves: train/*.json and test/*.json."""
+    """Whether `folder` holds the files of LEAF's preprocess.sh: train/*.json and test/*.json."""
     return all(any((folder / split).glob("*.json")) for split in ("train", "test"))
 
 
@@ -32,7 +32,7 @@ def leaf_files(folder: Path) -> list[Path]:
 def read_leaf(folder: Path) -> Iterator[User]:
     """All users in the JSON files of `folder`, file after file by name; only one file is in memory at a time.
 
-    SettingsError if a file is not LEAF's or does not hold what it announces.
+    SettingsError if a file is not LEAF's or lacks samples that it announces.
     """
     for path in sorted(folder.glob("*.json")):
         yield from _users(path)

@@ -10,7 +10,7 @@ from rayfl.settings import SettingsError
 
 
 class OwnerSamples(NamedTuple):
-    """What one owner has in one split. inputs: [n, ...]; labels: int64 [n]."""
+    """The samples of one owner in one split. inputs: [n, ...]; labels: int64 [n]."""
 
     owner: str
     inputs: np.ndarray

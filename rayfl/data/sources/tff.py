@@ -35,7 +35,7 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
 
 # Any: h5py's groups and datasets, or anything else that is indexed like them.
 def clients(examples: Mapping[str, Mapping[str, Any]], *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """What `read_tff` yields, from the open group `examples`."""
+    """Each client's name and arrays, as `read_tff` yields them, from the open group `examples`."""
     for name in sorted(examples):
         yield name, [np.asarray(examples[name][feature][()]) for feature in features]
 

@@ -113,5 +113,5 @@ def test_alpha_must_be_positive():
 def test_regression_labels_cannot_be_dealt_by_class():
     samples = Samples(np.zeros((4, 2), np.float32), np.zeros(4, np.float32))
     dataset = Dataset("heights", samples, samples, 1, "vector")
-    with pytest.raises(ValueError, match="deals by class, but dataset 'heights' has float32 labels"):
+    with pytest.raises(ValueError, match="splits by class, but dataset 'heights' has float32 labels"):
         DirichletClient().split(dataset, 2, generator(0))
