@@ -47,8 +47,8 @@ class MethodChoice:
 
     def make(self, task: Task, rounds: int) -> Method:
         """The method on a task, for an experiment of so many rounds."""
-        chosen = self.kind(task, **self.hyper.for_num_rounds(rounds).model_dump())
-        return chosen if self.elastic is None else Elastic(chosen, **self.elastic.model_dump())
+        chosen = self.kind(task, self.hyper.for_num_rounds(rounds))
+        return chosen if self.elastic is None else Elastic(chosen, self.elastic)
 
     @property
     def splits(self) -> Mapping[str, float]:

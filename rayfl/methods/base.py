@@ -154,10 +154,13 @@ class Method(Kind, ABC):
         if room == cls.package:
             cls.name = file
 
-    # Any: hyper-parameters are whatever the method's Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
+    def __init__(self, task: Task, hyper: HyperParameters | None = None) -> None:
+        """`hyper`: an instance of the method's `Hyper`, by default with all of its defaults. ValueError for another."""
         self.task = task
-        self.hyper = self.Hyper(**hyper)
+        self.hyper = self.Hyper() if hyper is None else hyper
+        if not isinstance(self.hyper, self.Hyper):
+            name = type(self).__name__
+            raise ValueError(f"{name} takes {name}.Hyper(...), and was given a {type(hyper).__name__}")
 
     def with_task(self, task: Task) -> Self:
         """The same method on another form of its task."""

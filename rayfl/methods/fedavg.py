@@ -10,13 +10,17 @@ from typing import ClassVar
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, ServerHalf
+from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.local_training import GradientMethod
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.model_server import ModelServer
+from rayfl.tree import State
 
 
-class FedAvg(GradientMethod, ServerHalf):
-    """Server: x <- x - sum_i p_i delta_i with p_i by samples or uniform."""
+class FedAvg(GradientMethod, ModelServer):
+    """Client: local steps from the model x that came down. Up: delta_i = x - x_i, with x_i the trained model.
+
+    Server: x <- x - sum_i p_i delta_i with p_i by samples or uniform.
+    """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
@@ -25,17 +29,7 @@ class FedAvg(GradientMethod, ServerHalf):
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        message, weight = self.weigh({"delta": self.progress(carry)}, ctx)
-        return Finished(state, message, weight, self.train_loss(carry, ctx))
-
-    def init_server(self, params: Tree) -> State:
-        return {"params": params}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
-
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
+        return self.finished(state, {"delta": self.progress(carry)}, carry, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -19,10 +19,11 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate, Collect, Gather
-from rayfl.methods.base import Carry, Context, Finished, Metrics, ServerHalf
+from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.methods.shared.minimum_norm import gram, minimum_norm_weights
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.model_server import ModelServer
+from rayfl.tree import State
 
 
 class FedMGDAHyper(LocalWork):
@@ -35,7 +36,7 @@ class FedMGDAHyper(LocalWork):
     )
 
 
-class FedMGDA(GradientMethod, ServerHalf):
+class FedMGDA(GradientMethod, ModelServer):
     """Server: x <- x - eta_g sum_i lambda_i delta_i / ||delta_i||."""
 
     Hyper: ClassVar[type[FedMGDAHyper]] = FedMGDAHyper
@@ -48,15 +49,6 @@ class FedMGDA(GradientMethod, ServerHalf):
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         return Finished(state, {"delta": self.progress(carry)}, metrics=self.train_loss(carry, ctx))
-
-    def init_server(self, params: Tree) -> State:
-        return {"params": params}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
-
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

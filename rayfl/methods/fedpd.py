@@ -27,8 +27,9 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.model_server import ModelServer
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -40,7 +41,7 @@ class FedPDHyper(LocalWork):
     skip_probability: float = Field(default=0.0, ge=0, lt=1, description="chance of a round without an exchange, p")
 
 
-class FedPD(GradientMethod, ServerHalf):
+class FedPD(GradientMethod, ModelServer):
     """Client state: x_i, x0_i, lambda_i, and the x0 it last received.
 
     Server: x0, and how many exchanges there were. Server's memory of a client: how many there had been when the client
@@ -87,9 +88,6 @@ class FedPD(GradientMethod, ServerHalf):
 
     def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"exchanges": torch.tensor(0)}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}

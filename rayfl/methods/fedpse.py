@@ -18,7 +18,8 @@ The sign is ours: updates are W^{r,0} - W^{r,T}, so D_i is subtracted.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -33,7 +34,6 @@ from rayfl.gather import Aggregate, ElementwiseMean, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
 from rayfl.population.client import Traits
-from rayfl.task import Task
 from rayfl.tree import State, Tree
 
 
@@ -62,12 +62,14 @@ class FedPSE(GradientMethod, ServerHalf):
     personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
 
-    # Any: hyper-parameters are whatever Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
-        super().__init__(task, **hyper)
-        self.top_k = TopK(keep_ratio=self.hyper.keep_ratio, scope=self.hyper.scope)
-        rule: Gather = ElementwiseMean("nonzero") if self.hyper.aggregation == "ewa" else WeightedMean()
-        self.gather = {"update": rule}
+    @cached_property
+    def top_k(self) -> TopK:
+        """UPS's compressor."""
+        return TopK(keep_ratio=self.hyper.keep_ratio, scope=self.hyper.scope)
+
+    @property
+    def gather(self) -> Mapping[str, Gather]:
+        return {"update": ElementwiseMean("nonzero") if self.hyper.aggregation == "ewa" else WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"base": params, "residual": tree.zeros_like(params), "trained": params}

@@ -17,7 +17,9 @@ a residual for the next round (compress/structured.py says how scores are made).
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,12 +29,11 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.structured import Scores, Structured
-from rayfl.gather import Aggregate, Collect
+from rayfl.gather import Aggregate, Collect, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.population.client import Traits
-from rayfl.task import Task
 from rayfl.tree import State, Tree
 
 
@@ -80,12 +81,14 @@ class FedSCR(FedAvg):
     paper: ClassVar[str] = "Wu et al., IEEE TPDS 2021"
     own_compression: ClassVar[bool] = True
 
-    # Any: hyper-parameters are whatever Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
-        super().__init__(task, **hyper)
-        self.compressor = self.hyper.compressor()
-        if self.hyper.adaptive:
-            self.gather = {**self.gather, "loss": Collect()}
+    @cached_property
+    def compressor(self) -> Structured:
+        """What the uplink goes through; where adaptive, at a client's first threshold."""
+        return self.hyper.compressor()
+
+    @property
+    def gather(self) -> Mapping[str, Gather]:
+        return {"delta": WeightedMean(), **({"loss": Collect()} if self.hyper.adaptive else {})}
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         state: State = {"residual": tree.zeros_like(params)}
@@ -101,17 +104,21 @@ class FedSCR(FedAvg):
         update = tree.add(state["residual"], self.progress(carry))
         compressor = self.adapted(state, carry) if self.hyper.adaptive else self.compressor
         packet, _ = compressor.encode(update, {}, ctx.generator)
-        sent, metrics = packet.decode(), self.train_loss(carry, ctx)
-        message, weight = self.weigh({"delta": packet}, ctx)
-        state = {"residual": tree.sub(update, sent)}
-        if self.hyper.adaptive:
-            message = {**message, "loss": scalar_packet("loss", metrics.get("train/loss", 0.0))}
-            metrics |= {"threshold": compressor.limit}
-            state |= {
+        sent = packet.decode()
+        finished = self.finished({"residual": tree.sub(update, sent)}, {"delta": packet}, carry, ctx)
+        if not self.hyper.adaptive:
+            return finished
+        loss = scalar_packet("loss", finished.metrics.get("train/loss", 0.0))
+        return replace(
+            finished,
+            message={**(finished.message or {}), "loss": loss},
+            metrics={**finished.metrics, "threshold": compressor.limit},
+            state={
+                **finished.state,
                 "divergence": torch.tensor(divergence(carry["params"], carry["received"])),
                 "significance": torch.tensor(significance(sent, carry["params"])),
-            }
-        return Finished(state, message, weight, metrics)
+            },
+        )
 
     def adapted(self, state: State, carry: Carry) -> Structured:
         """The compressor at the client's threshold in this round."""

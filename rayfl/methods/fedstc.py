@@ -16,7 +16,8 @@ The sign is ours: delta_i is x minus the trained model, so C is subtracted.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,10 +29,10 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.methods.shared.model_server import ModelServer
 from rayfl.population.client import Traits
-from rayfl.task import Task
 from rayfl.tree import State, Tree
 
 
@@ -42,7 +43,7 @@ class FedSTCHyper(LocalTraining):
     scope: Scope = Field(default="tensor", description="largest entries of every tensor, or of the whole model")
 
 
-class FedSTC(GradientMethod, ServerHalf):
+class FedSTC(GradientMethod, ModelServer):
     """Client state: its copy of x, and A_i. Server: x, A, the last broadcasts, and which of them touched each entry
     last. Server's memory of a client: the number of broadcasts that it has.
     """
@@ -53,10 +54,10 @@ class FedSTC(GradientMethod, ServerHalf):
     gather: Mapping[str, Gather] = {"update": WeightedMean()}
     own_compression: ClassVar[bool] = True
 
-    # Any: hyper-parameters are whatever Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
-        super().__init__(task, **hyper)
-        self.ternary = Ternary(keep_ratio=self.hyper.keep_ratio, scope=self.hyper.scope)
+    @cached_property
+    def ternary(self) -> Ternary:
+        """STC, both ways."""
+        return Ternary(keep_ratio=self.hyper.keep_ratio, scope=self.hyper.scope)
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return {"params": params, "residual": tree.zeros_like(params)}
@@ -68,8 +69,7 @@ class FedSTC(GradientMethod, ServerHalf):
         update = tree.add(state["residual"], self.progress(carry))
         packet, _ = self.ternary.encode(update, {}, ctx.generator)
         state = {"params": carry["received"], "residual": tree.sub(update, packet.decode())}
-        message, weight = self.weigh({"update": packet}, ctx)
-        return Finished(state, message, weight, self.train_loss(carry, ctx))
+        return self.finished(state, {"update": packet}, carry, ctx)
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {**state, "params": caught_up(state["params"], received)}
@@ -84,9 +84,6 @@ class FedSTC(GradientMethod, ServerHalf):
 
     def init_server_memory(self, client: Traits, params: Tree) -> State:
         return {"count": torch.tensor(0)}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}

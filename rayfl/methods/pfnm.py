@@ -14,7 +14,7 @@ round ends with a fresh match of what arrived.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from torch import nn
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.gather import Aggregate, Collect, Gather
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf
+from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Metrics, Plan
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.neuron_matching import Layer, Prior, merge
 from rayfl.population.client import Traits
 from rayfl.task import Classification, Task
@@ -44,7 +45,7 @@ class PFNMHyper(LocalWork):
     independent_start: bool = Field(default=False, description="every client starts from random weights of its own")
 
 
-class PFNM(GradientMethod, ServerHalf):
+class PFNM(GradientMethod, ModelServer):
     """Client state: its own network. Server: the merged network. ValueError for models that are no MLP."""
 
     Hyper: ClassVar[type[PFNMHyper]] = PFNMHyper
@@ -53,9 +54,8 @@ class PFNM(GradientMethod, ServerHalf):
     gather: Mapping[str, Gather] = {"model": Collect()}
     own_compression: ClassVar[bool] = True
 
-    # Any: hyper-parameters are whatever Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
-        super().__init__(task, **hyper)
+    def __init__(self, task: Task, hyper: HyperParameters | None = None) -> None:
+        super().__init__(task, hyper)
         if not _fully_connected(task):
             raise ValueError(
                 "pfnm matches the hidden neurons of fully connected ReLU networks; use model 'mlp' with hidden layers"
@@ -74,12 +74,6 @@ class PFNM(GradientMethod, ServerHalf):
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         packet, _ = Dense().encode(carry["params"], {}, ctx.generator)
         return Finished({"params": carry["params"]}, {"model": packet}, metrics=self.train_loss(carry, ctx))
-
-    def init_server(self, params: Tree) -> State:
-        return {"params": params}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         return {}

@@ -26,8 +26,9 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, Sum, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining, Weighting
+from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.uplink import compressed
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
@@ -56,7 +57,7 @@ class ScaffoldHyper(LocalTraining):
         return self
 
 
-class Scaffold(GradientMethod, ServerHalf):
+class Scaffold(GradientMethod, ModelServer):
     """Client state: c_i. Server: x and c. Down: both. Up: delta and c_i - c_i+."""
 
     Hyper: ClassVar[type[ScaffoldHyper]] = ScaffoldHyper
@@ -91,8 +92,7 @@ class Scaffold(GradientMethod, ServerHalf):
         message, state = compressed(state, {"delta": delta, "control_variate": tree.sub(own, new)}, ctx)
         if "control_variate" not in state.get("uplink", {}):
             new = tree.sub(own, message["control_variate"].decode())
-        message, weight = self.weigh(message, ctx)
-        return Finished({**state, "control_variate": new}, message, weight, self.train_loss(carry, ctx))
+        return self.finished({**state, "control_variate": new}, message, carry, ctx)
 
     def new_control_variate(self, carry: Carry, delta: Tree, ctx: Context) -> Tree:
         """c_i+ by the option."""
@@ -103,9 +103,6 @@ class Scaffold(GradientMethod, ServerHalf):
 
     def init_server(self, params: Tree) -> State:
         return {"params": params, "control_variate": tree.zeros_like(params)}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         names = {"model": "params", "control_variate": "control_variate"}

@@ -27,8 +27,9 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, ServerHalf, Stage
+from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Stage
 from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.model_server import ModelServer
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -65,7 +66,7 @@ class STEMHyper(LearningRate):
         return (1 + t / self.schedule_offset).pow(-1 / 3).to(torch.float32)
 
 
-class STEM(Method, ServerHalf):
+class STEM(Method, ModelServer):
     """Client state: the point x_t at which its old gradient is taken. Server: the averaged point and direction."""
 
     Hyper: ClassVar[type[STEMHyper]] = STEMHyper
@@ -129,9 +130,6 @@ class STEM(Method, ServerHalf):
 
     def init_server(self, params: Tree) -> State:
         return {"params": params, "direction": tree.zeros_like(params), "started": torch.tensor(False)}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         names = {"model": "params", "direction": "direction"} if server["started"] else {"model": "params"}

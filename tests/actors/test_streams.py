@@ -33,7 +33,7 @@ class Selfish(DPSGD):
 
 def peers(kind: type[DPSGD] = DPSGD) -> Setup:
     setup = prepare(experiment("dpsgd", clients={"count": 10}, topology={"name": "random", "degree": 3}))
-    return replace(setup, method=kind(setup.method.task, **setup.method.hyper.model_dump()))
+    return replace(setup, method=kind(setup.method.task, setup.method.hyper))
 
 
 @pytest.mark.ray

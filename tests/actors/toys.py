@@ -43,7 +43,7 @@ def experiment(method: str = "fedavg", /, **changes: Any) -> Experiment:
 def with_method(kind: type[FedAvg], **attributes: Any) -> Setup:
     """The experiment's setup with one of the methods below in place of FedAvg."""
     setup = prepare(experiment())
-    method = kind(setup.method.task, **setup.method.hyper.model_dump())
+    method = kind(setup.method.task, setup.method.hyper)
     for name, value in attributes.items():
         setattr(method, name, value)
     return replace(setup, method=method)

@@ -114,18 +114,22 @@ def seam(kind: type[Method], make: Callable[[], Method]) -> Case:
     return Case(f"seam {kind.__name__}", on_quadratics(make), len(quadratic.TRAIN), kind)
 
 
+def on_quadratic(kind: type[Method], hyper: Options) -> Method:
+    return kind(quadratic.Quadratic(), kind.Hyper(**hyper))
+
+
 def variant(label: str, name: str, hyper: Options) -> Case:
     kind = find(Method, name)
-    return Case(label, on_quadratics(lambda: kind(quadratic.Quadratic(), **hyper)), len(quadratic.TRAIN), kind)
+    return Case(label, on_quadratics(lambda: on_quadratic(kind, hyper)), len(quadratic.TRAIN), kind)
 
 
 REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in named(Method).items()]
 SEAMS = [
     *(
-        seam(kind, functools.partial(kind, quadratic.Quadratic(), batch_size=2))
+        seam(kind, functools.partial(on_quadratic, kind, {"batch_size": 2}))
         for kind in (PerFedAvg, SubFedAvg, FedFomo, DisPFL)
     ),
-    seam(Elastic, lambda: Elastic(Scaffold(quadratic.Quadratic(), batch_size=2), batch_size=2)),
+    seam(Elastic, lambda: Elastic(on_quadratic(Scaffold, {"batch_size": 2}), Elastic.Hyper(batch_size=2))),
 ]
 VARIED = [variant(label, name, hyper) for label, (name, hyper) in VARIANTS.items()]
 CASES = [*REGISTERED, *SEAMS, *VARIED]

@@ -32,7 +32,7 @@ def test_only_what_was_sent_leaves_the_error_memory():
         "evaluation": {"own": False, "pooled": False},
     }
     setup = prepare(Experiment(**table))
-    setup = replace(setup, method=EveryoneTrains(setup.method.task, lr=0.1))
+    setup = replace(setup, method=EveryoneTrains(setup.method.task, EveryoneTrains.Hyper(lr=0.1)))
     executor = InlineExecutor(setup)
     run_state, record = server_round(setup, executor, first_run_state(setup))
     (sender,) = [row.client for row in record.clients if row.status == "delivered"]

@@ -97,17 +97,24 @@ def _own(method: Method, hook: str) -> bool:
 def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
     @functools.wraps(hook)
     def call(self: Method, *args: Any, **kwargs: Any) -> Any:
-        before = fingerprint((args, kwargs, vars(self)))
+        before = fingerprint((args, kwargs, own_values(self)))
         log.depth += 1
         result = hook(self, *args, **kwargs)
         log.depth -= 1
-        if fingerprint((args, kwargs, vars(self))) != before:
+        if fingerprint((args, kwargs, own_values(self))) != before:
             log.modified.append(name)
         ctx = next((arg for arg in args if isinstance(arg, Context)), None)
         log.note(name, ctx, result)
         return result
 
     return call
+
+
+# Any: whatever a method keeps on itself.
+def own_values(method: Method) -> dict[str, Any]:
+    """The attributes of a method but for cached properties, which follow from the others."""
+    kind = type(method)
+    return {k: v for k, v in vars(method).items() if not isinstance(getattr(kind, k, None), functools.cached_property)}
 
 
 # Any: whatever a hook may be given.

@@ -152,7 +152,8 @@ def scaffolded(here: Setup, factors: Factors = untouched) -> list[tuple[np.ndarr
 
 def made(name: str, hyper: Mapping[str, Any], **options: Any) -> Setup:
     """A registered method on the quadratics."""
-    return setup(find(Method, name)(Quadratic(), **hyper), **options)
+    kind = find(Method, name)
+    return setup(kind(Quadratic(), kind.Hyper(**hyper)), **options)
 
 
 def optima(curvatures: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -47,7 +47,8 @@ def plain(x: np.ndarray, begun: np.ndarray, batch: Points) -> np.ndarray:
 
 def made(name: str, hyper: Mapping[str, Any], **options: Any) -> Setup:
     options.setdefault("topology", Ring())
-    return setup(find(Method, name)(Quadratic(), **hyper), **options)
+    kind = find(Method, name)
+    return setup(kind(Quadratic(), kind.Hyper(**hyper)), **options)
 
 
 def matrix(topology: Topology, seed: int, round: int, present: Sequence[int]) -> np.ndarray:

@@ -64,6 +64,7 @@ def setup_of(
     """A method on `sizes[i]` consecutive examples for client i; by default logistic regression on `vectors`."""
     dataset = dataset or vectors(sizes)
     task = Classification(build or Logistic().builder(dataset.input_shape, dataset.num_classes))
+    kind = find(Method, method)
     cuts = np.cumsum(sizes)[:-1]
     empty = Shards.empty(len(sizes))
     train = Shards.of(np.split(np.arange(sum(sizes)), cuts))
@@ -71,7 +72,7 @@ def setup_of(
     return Setup(
         seed=seed,
         rounds=rounds,
-        method=find(Method, method)(task, **hyper),
+        method=kind(task, kind.Hyper(**hyper)),
         dataset=dataset,
         partition=Partition(train=train, validation=empty, heldout=empty, test=test),
         population=Population(Clients(**{"count": len(sizes), **(clients or {})}), seed, train.sizes),

@@ -31,7 +31,7 @@ from tests.methods.convex import (
 @pytest.mark.parametrize("hyper", [{}, {"l2": 0.5, "l1": 0.1, "lr_decay": 0.9}, {"weighting": "samples"}], ids=str)
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_its_equations(hyper: dict[str, Any], engine: str):
-    method = DCGD(Quadratic(), **{"lr": 0.2, **hyper})
+    method = DCGD(Quadratic(), DCGD.Hyper(**{"lr": 0.2, **hyper}))
     here = setup(method, rounds=6, uplink=RandK(), engine=engine)
     records, run_states = play(here)
     p = np.array(TRAIN if method.hyper.weighting == "samples" else [1] * 4, float)
@@ -48,7 +48,7 @@ def test_follows_its_equations(hyper: dict[str, Any], engine: str):
 
 
 def test_a_minibatch_is_one_step_of_the_usual_schedule():
-    here = setup(DCGD(Quadratic(), lr=0.2, batch_size=3), rounds=4)
+    here = setup(DCGD(Quadratic(), DCGD.Hyper(lr=0.2, batch_size=3)), rounds=4)
     records, run_states = play(here)
     x, expected = start(here), []
     for round in range(4):
@@ -60,7 +60,7 @@ def test_a_minibatch_is_one_step_of_the_usual_schedule():
 
 
 def test_the_loss_that_is_told_is_the_objective_with_l2():
-    here = setup(DCGD(Quadratic(), lr=0.2, l2=0.7), rounds=1)
+    here = setup(DCGD(Quadratic(), DCGD.Hyper(lr=0.2, l2=0.7)), rounds=1)
     record = play(here)[0][0]
     told = {metric.client: metric.value for metric in record.metrics if metric.name == "train/loss"}
     x = start(here)
@@ -70,7 +70,7 @@ def test_the_loss_that_is_told_is_the_objective_with_l2():
 
 @pytest.mark.parametrize("method", [DCGD, DIANA])
 def test_without_compression_it_is_gradient_descent(method: type[DCGD | DIANA]):
-    here = setup(method(Quadratic(), lr=0.3, l2=0.2), rounds=40)
+    here = setup(method(Quadratic(), method.Hyper(lr=0.3, l2=0.2)), rounds=40)
     records, run_states = play(here)
     x, expected = start(here), []
     for _ in range(40):
@@ -82,7 +82,7 @@ def test_without_compression_it_is_gradient_descent(method: type[DCGD | DIANA]):
 
 def test_the_proximal_step_reaches_the_sparse_minimiser():
     """Without compression 0 is in grad f(x) + l1 d||x||_1: grad_j = -l1 sign(x_j), or |grad_j| <= l1 where x_j = 0."""
-    here = setup(DCGD(Quadratic(), lr=0.6, l1=0.6), rounds=80)
+    here = setup(DCGD(Quadratic(), DCGD.Hyper(lr=0.6, l1=0.6)), rounds=80)
     params = play(here)[1][-1].server["params"]
     x = np.concatenate([tensor.numpy().ravel() for tensor in params.values()]).astype(float)
     slope = np.mean([gradient(here, i, x) for i in CLIENTS], axis=0)
@@ -93,7 +93,7 @@ def test_the_proximal_step_reaches_the_sparse_minimiser():
 
 
 def test_clients_that_are_away_leave_the_mean_to_the_others():
-    here = setup(DCGD(Quadratic(), lr=0.2), rounds=3, clients={"per_round": 2})
+    here = setup(DCGD(Quadratic(), DCGD.Hyper(lr=0.2)), rounds=3, clients={"per_round": 2})
     _, run_states = play(here)
     x, expected = start(here), []
     for round in range(3):

@@ -1,6 +1,6 @@
 """DIANA against its equations in float64, its invariant, and its linear rate where DCGD stalls."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def followed(method: DIANA, here: Setup) -> dict[str, list[np.ndarray]]:
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
-    method = DIANA(Quadratic(), **{"lr": 0.15, **hyper})
+    method = DIANA(Quadratic(), DIANA.Hyper(**{"lr": 0.15, **hyper}))
     here = setup(method, rounds=8, uplink=RandK(), engine=engine)
     executor = InlineExecutor(here)
     records, run_states = play(here, executor)
@@ -76,8 +76,8 @@ def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
 
 
 @pytest.mark.parametrize("begin", ["zero", "gradient"])
-def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away(begin: str):
-    method = DIANA(Quadratic(), lr=0.1, start=begin)
+def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away(begin: Literal["zero", "gradient"]):
+    method = DIANA(Quadratic(), DIANA.Hyper(lr=0.1, start=begin))
     here = setup(method, rounds=12, uplink=RandK(), clients={"per_round": 3, "dropout_after_training": 0.2})
     executor = InlineExecutor(here)
     records, run_states = play(here, executor)
@@ -89,7 +89,7 @@ def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away(begin: str)
 
 
 def test_weights_by_samples_need_everyone():
-    here = setup(DIANA(Quadratic(), weighting="samples"), clients={"per_round": 3})
+    here = setup(DIANA(Quadratic(), DIANA.Hyper(weighting="samples")), clients={"per_round": 3})
     with pytest.raises(ValueError, match="3 of 4 delivered in round 0; use weighting='uniform'"):
         play(here)
 
@@ -97,11 +97,11 @@ def test_weights_by_samples_need_everyone():
 def test_alpha_must_be_given_where_the_uplink_states_no_omega():
     with pytest.raises(ValueError, match=r"alpha has no default with uplink 'topk'.*set method.alpha"):
         play(setup(DIANA(Quadratic()), uplink=TopK(keep_ratio=0.5)))
-    play(setup(DIANA(Quadratic(), alpha=0.5), uplink=TopK(keep_ratio=0.5)))
+    play(setup(DIANA(Quadratic(), DIANA.Hyper(alpha=0.5)), uplink=TopK(keep_ratio=0.5)))
 
 
 def test_a_dense_uplink_has_alpha_1_so_that_shifts_are_gradients():
-    here = setup(DIANA(Quadratic(), lr=0.1), rounds=3, uplink=Dense())
+    here = setup(DIANA(Quadratic(), DIANA.Hyper(lr=0.1)), rounds=3, uplink=Dense())
     run_states = play(here)[1]
     x = start(here)
     for run_state in run_states:

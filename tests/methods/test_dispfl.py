@@ -151,14 +151,16 @@ def test_defaults_are_the_papers():
     assert (search.epochs, search.steps, search.batch_size) == (None, 1, 128)
     assert train.lr == pytest.approx(0.1 * 0.998**3)
     assert (method.hyper.weight_decay, method.hyper.momentum, method.hyper.anneal) == (5e-4, 0.0, 0.5)
-    (only,) = DisPFL(Classification(lambda: nn.Linear(2, 2)), steps=2, regrow="random").plan(0, 0.0).stages
+    (only,) = (
+        DisPFL(Classification(lambda: nn.Linear(2, 2)), DisPFL.Hyper(steps=2, regrow="random")).plan(0, 0.0).stages
+    )
     assert (only.epochs, only.steps) == (None, 2)
 
 
 def test_the_search_looks_without_dropout():
     # With dropout of 1 - 1e-9 the training loss has no gradient; the search's is that of the linear layer alone.
     task = Classification(lambda: nn.Sequential(nn.Dropout(0.999999), nn.Linear(3, 2)))
-    method = DisPFL(task, batch_size=0)
+    method = DisPFL(task, DisPFL.Hyper(batch_size=0))
     batch = Batch(torch.eye(3), torch.tensor([0, 1, 0]))
     params = {"1.weight": torch.zeros(2, 3), "1.bias": torch.zeros(2)}
     carry = {"params": params, "mask": tree.map(torch.zeros_like, params)}
@@ -172,7 +174,7 @@ def test_the_search_looks_without_dropout():
 
 def test_metrics_of_a_round():
     here = setup(steps=3, density=0.5)
-    here = replace(here, method=DisPFL(_counted(), lr=0.1, batch_size=4, steps=3, density=0.5))
+    here = replace(here, method=DisPFL(_counted(), DisPFL.Hyper(lr=0.1, batch_size=4, steps=3, density=0.5)))
     ((record, _), *_) = played(here)
     first = here.first_state(0)["mask"]
     kept = 2 * (int(first["1.weight"].sum()) + int(first["3.weight"].sum()))

@@ -44,7 +44,7 @@ def followed(method: FedPD, here: Any) -> list[tuple[np.ndarray, np.ndarray, np.
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
-    method = FedPD(Quadratic(), **{"lr": 0.05, "batch_size": 2, "eta": 0.3, **hyper})
+    method = FedPD(Quadratic(), FedPD.Hyper(**{"lr": 0.05, "batch_size": 2, "eta": 0.3, **hyper}))
     here = setup(method, rounds=8, engine=engine)
     executor = InlineExecutor(here)
     records, run_states = play(here, executor)
@@ -63,7 +63,7 @@ def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
 
 def exact(**hyper: Any) -> Any:
     """So many full-batch steps that x_i is the minimiser of L_i to float32."""
-    return FedPD(Quadratic(), **{"lr": 0.2, "batch_size": 0, "steps": 60, "eta": 1.0, **hyper})
+    return FedPD(Quadratic(), FedPD.Hyper(**{"lr": 0.2, "batch_size": 0, "steps": 60, "eta": 1.0, **hyper}))
 
 
 @pytest.mark.parametrize("skip_probability", [0.0, 0.5])
@@ -94,7 +94,9 @@ def test_reaches_the_minimiser_of_the_mean_loss(eta: float):
 
 
 def test_a_client_that_was_away_goes_on_from_its_own_anchor():
-    here = setup(FedPD(Quadratic(), lr=0.05, batch_size=2), rounds=6, clients={"dropout_after_training": 0.4})
+    here = setup(
+        FedPD(Quadratic(), FedPD.Hyper(lr=0.05, batch_size=2)), rounds=6, clients={"dropout_after_training": 0.4}
+    )
     executor = InlineExecutor(here)
     _, run_states = play(here, executor)
     met = 0
@@ -116,7 +118,7 @@ def test_a_client_that_was_away_goes_on_from_its_own_anchor():
 @pytest.mark.parametrize("skip_probability", [0.0, 0.4])
 def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], skip_probability: float):
     # Also of clients whose last exchange lies behind others that they missed.
-    method = FedPD(Quadratic(), lr=0.05, batch_size=2, eta=0.3, skip_probability=skip_probability)
+    method = FedPD(Quadratic(), FedPD.Hyper(lr=0.05, batch_size=2, eta=0.3, skip_probability=skip_probability))
     here = setup(method, rounds=8, clients=clients)
     records, run_states = play(here)
     x0, x, lam = start(here), np.tile(start(here), (4, 1)), np.zeros((4, 10))
@@ -145,12 +147,12 @@ def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], s
 
 
 def test_the_coin_is_shared_and_comes_from_the_seed():
-    method = FedPD(Quadratic(), skip_probability=0.25)
+    method = FedPD(Quadratic(), FedPD.Hyper(skip_probability=0.25))
     assert [(plan.up, plan.down) for plan in (method.plan(0, 0.2499), method.plan(0, 0.25))] == [
         (False, False),
         (True, True),
     ]
-    here = setup(FedPD(Quadratic(), skip_probability=0.5, batch_size=2), rounds=12)
+    here = setup(FedPD(Quadratic(), FedPD.Hyper(skip_probability=0.5, batch_size=2)), rounds=12)
     patterns = {seed: [r.row.uplink_bits > 0 for r in play(replace(here, seed=seed))[0]] for seed in (1, 2, 3)}
     for seed, pattern in patterns.items():
         assert pattern == [seeding.coin(seed, round) >= 0.5 for round in range(12)]

@@ -35,7 +35,7 @@ def test_follows_its_equations(hyper: dict[str, Any], clients: dict[str, Any], e
 def test_two_steps_by_hand():
     # a = 1, c = 0, lr = 0.1, mu = 2. At x = 1 there is no pull: y = 1 - 0.1 * 1 = 0.9.
     # Then y = 0.9 - 0.1 (0.9 + 2 (0.9 - 1)) = 0.9 - 0.1 * 0.7 = 0.83.
-    method = FedProx(Quadratic(), lr=0.1, mu=2.0)
+    method = FedProx(Quadratic(), FedProx.Hyper(lr=0.1, mu=2.0))
     sample = torch.stack([torch.zeros(10), torch.ones(10)])
     batch, stage = Batch(sample[None], torch.zeros(1, dtype=torch.int64)), Stage(lr=0.1)
     carry = method.start({"weight": torch.ones(2, 4), "bias": torch.ones(2)})

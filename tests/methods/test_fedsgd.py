@@ -99,7 +99,7 @@ def test_a_gradient_on_the_wire_gives_the_point_away():
     # df/da = 2 x (a x + b - y) and df/db = 2 (a x + b - y), so x = (df/da) / (df/db), and y = a x + b - (df/db) / 2.
     x, y = 1.75, 4.0
     here = made("fedsgd", {"weighting": "uniform"})
-    method, plan = FedSGD(Line(), weighting="uniform"), here.plan(0)
+    method, plan = FedSGD(Line(), FedSGD.Hyper(weighting="uniform")), here.plan(0)
     params = method.task.init(0)
     carry = method.step(method.start(params), Batch(torch.tensor([x]), torch.tensor([y])), stage=plan.stages[0])
     upload = method.finish({}, carry, here.context(0, plan, 0, "client")).message

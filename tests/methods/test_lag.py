@@ -111,7 +111,7 @@ CLIENTS = [{}, {"per_round": 2}, {"dropout_after_training": 0.3, "dropout_before
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("kind", [LAG, LAGPS])
 def test_follows_its_rule(kind: type[Method], hyper: dict[str, Any], clients: dict[str, Any], engine: str):
-    rounds = check(setup(kind(Quadratic(), **hyper), rounds=15, clients=clients, engine=engine))
+    rounds = check(setup(kind(Quadratic(), kind.Hyper(**hyper)), rounds=15, clients=clients, engine=engine))
     num_uploads = [len(round.uploads) for round in rounds]
     # Some are silent and some speak again after the first time.
     assert sum(num_uploads) > 5 and min(num_uploads) < max(num_uploads)
@@ -120,8 +120,8 @@ def test_follows_its_rule(kind: type[Method], hyper: dict[str, Any], clients: di
 
 @pytest.mark.parametrize(("kind", "hyper"), [(LAG, {}), (LAGPS, {"smoothness": 1.2})], ids=["lag", "lag_ps"])
 def test_reaches_the_loss_of_gradient_descent_with_fewer_bytes(kind: type[Method], hyper: dict[str, Any]):
-    lazy = setup(kind(Quadratic(), lr=0.3, **hyper), rounds=60)
-    eager = setup(LAG(Quadratic(), lr=0.3, threshold=0.0), rounds=60)
+    lazy = setup(kind(Quadratic(), kind.Hyper(**{"lr": 0.3, **hyper})), rounds=60)
+    eager = setup(LAG(Quadratic(), LAG.Hyper(lr=0.3, threshold=0.0)), rounds=60)
     mine = [points(lazy, k) for k in range(4)]
     minimiser = np.mean([(each.a * each.c).mean(axis=0) for each in mine], axis=0)
     minimiser /= np.mean([each.hessian() for each in mine], axis=0)
@@ -140,7 +140,7 @@ def test_reaches_the_loss_of_gradient_descent_with_fewer_bytes(kind: type[Method
 
 
 def test_without_a_threshold_it_is_gradient_descent():
-    here = setup(LAG(Quadratic(), lr=0.5, threshold=0.0), rounds=8)
+    here = setup(LAG(Quadratic(), LAG.Hyper(lr=0.5, threshold=0.0)), rounds=8)
     x = start(here)
     for run_state in play(here)[1]:
         x = x - 0.5 * np.mean([points(here, k).gradient(x) for k in range(4)], axis=0)
@@ -161,5 +161,6 @@ def test_a_change_as_large_as_the_rule_allows_is_not_sent():
 
 @pytest.mark.parametrize("name", ["lag", "lag_ps"])
 def test_clients_have_no_weights(name: str):
+    given: dict[str, Any] = {"weighting": "samples"}
     with pytest.raises(SettingsError, match="weighting='samples' is not allowed"):
-        find(Method, name)(Quadratic(), weighting="samples")
+        find(Method, name).Hyper(**given)

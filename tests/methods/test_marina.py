@@ -67,7 +67,7 @@ def followed(method: MARINA, here: Setup) -> dict[str, list[np.ndarray]]:
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
-    method = MARINA(Quadratic(), **{"lr": 0.15, **hyper})
+    method = MARINA(Quadratic(), MARINA.Hyper(**{"lr": 0.15, **hyper}))
     here = setup(method, rounds=12, uplink=RandK(), engine=engine)
     records, run_states = play(here)
     for name, expected in followed(method, here).items():
@@ -83,7 +83,7 @@ def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
 
 
 def test_clients_that_were_away_are_silent_until_they_know_the_old_point():
-    method = MARINA(Quadratic(), lr=0.1)
+    method = MARINA(Quadratic(), MARINA.Hyper(lr=0.1))
     here = setup(method, rounds=16, uplink=RandK(), clients={"per_round": 3, "dropout_before_download": 0.2})
     records, run_states = play(here)
     for name, expected in followed(method, here).items():
@@ -92,7 +92,7 @@ def test_clients_that_were_away_are_silent_until_they_know_the_old_point():
 
 
 def test_after_a_round_in_which_nothing_arrived_g_is_made_anew():
-    method = MARINA(Quadratic(), lr=0.1, dense_probability=1e-9)
+    method = MARINA(Quadratic(), MARINA.Hyper(lr=0.1, dense_probability=1e-9))
     here = setup(method, rounds=5, uplink=RandK())
     nobody = setup(method, rounds=5, uplink=RandK(), clients={"dropout_after_training": 1 - 1e-12})
     _, (*_, second) = play(here, rounds=2)
@@ -113,7 +113,7 @@ def test_the_server_and_all_clients_see_one_coin():
             seen.setdefault(ctx.round, []).append(super().is_dense(ctx))
             return super().is_dense(ctx)
 
-    here = setup(Watched(Quadratic(), lr=0.1), rounds=30, uplink=RandK())
+    here = setup(Watched(Quadratic(), Watched.Hyper(lr=0.1)), rounds=30, uplink=RandK())
     play(here)
     for round in range(1, 30):
         # Four clients, and the server before and after them.
@@ -122,7 +122,7 @@ def test_the_server_and_all_clients_see_one_coin():
 
 
 def test_the_mean_bytes_are_p_dense_and_the_rest_compressed():
-    here = setup(MARINA(Quadratic(), lr=0.1), rounds=400, uplink=RandK())
+    here = setup(MARINA(Quadratic(), MARINA.Hyper(lr=0.1)), rounds=400, uplink=RandK())
     records, _ = play(here)
     mean = np.mean([row.uplink_bits for record in records[1:] for row in record.clients])
     # Four standard deviations of the mean of 399 coins.
@@ -131,7 +131,9 @@ def test_the_mean_bytes_are_p_dense_and_the_rest_compressed():
 
 
 def test_both_gradients_are_of_one_minibatch():
-    here = setup(MARINA(Quadratic(), lr=0.1, batch_size=2, dense_probability=1e-9), rounds=5, uplink=Dense())
+    here = setup(
+        MARINA(Quadratic(), MARINA.Hyper(lr=0.1, batch_size=2, dense_probability=1e-9)), rounds=5, uplink=Dense()
+    )
     _, run_states = play(here)
     x = old = start(here)
     g, expected = np.zeros(10), []
@@ -145,7 +147,7 @@ def test_both_gradients_are_of_one_minibatch():
 
 
 def test_clients_remember_the_point_that_they_received():
-    here = setup(MARINA(Quadratic(), lr=0.1), rounds=4, uplink=RandK())
+    here = setup(MARINA(Quadratic(), MARINA.Hyper(lr=0.1)), rounds=4, uplink=RandK())
     executor = InlineExecutor(here)
     _, run_states = play(here, executor)
     for before, after in pairwise(run_states):
@@ -155,7 +157,7 @@ def test_clients_remember_the_point_that_they_received():
 
 
 def test_without_compression_it_is_gradient_descent():
-    here = setup(MARINA(Quadratic(), lr=0.3), rounds=10)
+    here = setup(MARINA(Quadratic(), MARINA.Hyper(lr=0.3)), rounds=10)
     records, run_states = play(here)
     x, expected = start(here), []
     for _ in range(10):

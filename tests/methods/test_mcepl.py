@@ -170,7 +170,7 @@ def test_every_layer_keeps_its_number_in_all_rounds(method: str):
 
 
 def alexnet(**hyper: Any) -> MCEPL:
-    return MCEPL(Classification(AlexNetMCEPL().builder((3, 32, 32), 10), (3, 32, 32)), **hyper)
+    return MCEPL(Classification(AlexNetMCEPL().builder((3, 32, 32), 10), (3, 32, 32)), MCEPL.Hyper(**hyper))
 
 
 def test_the_alexnet_s_mask_is_153_416_bytes():

@@ -59,7 +59,9 @@ def followed(here: Setup) -> tuple[list[np.ndarray], list[np.ndarray]]:
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any], engine: str):
-    here = setup(OneBitSGD(Quadratic(), **{"lr": 0.2, **hyper}), rounds=8, engine=engine, clients=clients)
+    here = setup(
+        OneBitSGD(Quadratic(), OneBitSGD.Hyper(**{"lr": 0.2, **hyper})), rounds=8, engine=engine, clients=clients
+    )
     executor = InlineExecutor(here)
     records, run_states = play(here, executor)
     path, errors = followed(here)
@@ -99,7 +101,7 @@ def test_equals_the_equations_on_logistic_regression():
 def test_converges_with_error_feedback_and_stalls_without():
     distances = {}
     for error_feedback in (True, False):
-        here = setup(OneBitSGD(Quadratic(), lr=0.02, error_feedback=error_feedback), rounds=400)
+        here = setup(OneBitSGD(Quadratic(), OneBitSGD.Hyper(lr=0.02, error_feedback=error_feedback)), rounds=400)
         mine = [points(here, k) for k in CLIENTS]
         minimiser = np.mean([(each.a * each.c).mean(axis=0) for each in mine], axis=0)
         minimiser /= np.mean([each.hessian() for each in mine], axis=0)

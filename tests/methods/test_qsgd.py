@@ -20,8 +20,8 @@ WHOLE = (slice(0, 8), slice(8, 10))
 THREES = (slice(0, 3), slice(3, 6), slice(6, 8), slice(8, 10))
 
 
-def made(**hyper: object) -> Method:
-    return QSGD(Quadratic(), **hyper)
+def made(**hyper: Any) -> Method:
+    return QSGD(Quadratic(), QSGD.Hyper(**hyper))
 
 
 def sent(here: Setup) -> tuple[dict[tuple[int, int], np.ndarray], list[np.ndarray]]:

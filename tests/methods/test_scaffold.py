@@ -17,7 +17,6 @@ from rayfl.rounds.rounds import RunState
 from rayfl.settings import SettingsError
 from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
-from tests.contracts.seams.quadratic import Quadratic
 from tests.methods.averaging import ABSENCES, ENGINES, made, optima, scaffolded, wells
 
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -134,7 +133,7 @@ def test_converges_in_every_variant(hyper: dict[str, Any], clients: dict[str, An
 @pytest.mark.parametrize("hyper", [{"momentum": 0.9}, {"optimizer": "adam"}, {"clip_norm": 1.0}], ids=str)
 def test_local_steps_are_plain(hyper: dict[str, Any]):
     with pytest.raises(SettingsError, match="SCAFFOLD corrects plain SGD steps; leave all three out"):
-        find(Method, "scaffold")(Quadratic(), **hyper)
+        find(Method, "scaffold").Hyper(**hyper)
 
 
 @pytest.mark.parametrize("option", ["I", "II"])

@@ -43,7 +43,7 @@ def followed(here: Setup, momentum: float = 0.0, l2: float = 0.0) -> tuple[list[
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_the_majority(hyper: dict[str, Any], engine: str):
-    here = setup(SignSGD(Quadratic(), **{"lr": 0.1, **hyper}), rounds=12, engine=engine)
+    here = setup(SignSGD(Quadratic(), SignSGD.Hyper(**{"lr": 0.1, **hyper})), rounds=12, engine=engine)
     records, run_states = play(here)
     path, sums = followed(here, hyper.get("momentum", 0.0), hyper.get("l2", 0.0))
     for run_state, x in zip(run_states, path, strict=True):
@@ -76,7 +76,7 @@ def test_follows_the_majority_of_logistic_regressions():
 
 @pytest.mark.parametrize("clients", [{"per_round": 3}, {"per_round": 2}, {"dropout_after_training": 0.4}], ids=str)
 def test_who_was_away_downloads_the_model_and_who_was_there_only_votes(clients: dict[str, Any]):
-    here = setup(SignSGD(Quadratic(), lr=0.1, momentum=0.5), rounds=14, seed=2, clients=clients)
+    here = setup(SignSGD(Quadratic(), SignSGD.Hyper(lr=0.1, momentum=0.5)), rounds=14, seed=2, clients=clients)
     executor = InlineExecutor(here)
     records, run_states = play(here, executor)
     path, _ = followed(here, momentum=0.5)
@@ -102,12 +102,13 @@ def test_who_was_away_downloads_the_model_and_who_was_there_only_votes(clients: 
 
 
 def test_a_round_without_votes_moves_nothing_and_costs_nobody_a_model():
-    here = setup(SignSGD(Quadratic(), lr=0.1), rounds=3, clients={"dropout_after_training": 1 - 1e-12})
+    here = setup(SignSGD(Quadratic(), SignSGD.Hyper(lr=0.1)), rounds=3, clients={"dropout_after_training": 1 - 1e-12})
     records, run_states = play(here)
     assert flat(run_states[-1].server["params"]).tolist() == start(here).tolist()
     assert [(record.row.uplink_bits, record.row.downlink_bits) for record in records] == [(0, 0)] * 3
 
 
 def test_votes_have_no_weights():
+    given: dict[str, Any] = {"weighting": "samples"}
     with pytest.raises(SettingsError, match="weighting='samples' is not allowed"):
-        find(Method, "signsgd")(Quadratic(), weighting="samples")
+        find(Method, "signsgd").Hyper(**given)

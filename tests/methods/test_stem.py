@@ -70,7 +70,7 @@ def followed(here: Any, averaged_point: bool = False) -> list[tuple[np.ndarray, 
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_algorithm_1(hyper: dict[str, Any], engine: str):
-    here = setup(STEM(Quadratic(), **{**HYPER, **hyper}), rounds=6, engine=engine)
+    here = setup(STEM(Quadratic(), STEM.Hyper(**{**HYPER, **hyper})), rounds=6, engine=engine)
     executor = InlineExecutor(here)
     records, run_states = play(here, executor)
     for run_state, (x, d, own) in zip(run_states, followed(here), strict=True):
@@ -94,7 +94,7 @@ def tracking_error(here: Any, averaged_point: bool) -> float:
 
 
 def test_without_noise_the_mean_direction_is_the_mean_gradient():
-    here = setup(STEM(Quadratic(), **{**HYPER, "batch_size": 0, "start_batch_size": 0}), rounds=6)
+    here = setup(STEM(Quadratic(), STEM.Hyper(**{**HYPER, "batch_size": 0, "start_batch_size": 0})), rounds=6)
     # The error telescopes to zero with every worker's own point, and does not with the averaged one.
     assert tracking_error(here, averaged_point=False) < 1e-12
     assert tracking_error(here, averaged_point=True) > 1e-3
@@ -107,7 +107,9 @@ def test_without_noise_the_mean_direction_is_the_mean_gradient():
 
 def test_with_a_of_one_it_is_local_sgd():
     # d_t = g(x_t; batch t), one batch behind: x_2 = x_1 - eta d_1, then I steps on fresh gradients.
-    here = setup(STEM(Quadratic(), **{**HYPER, "momentum": 1.0, "steps": 1, "batch_size": 0, "start_batch_size": 0}))
+    here = setup(
+        STEM(Quadratic(), STEM.Hyper(**{**HYPER, "momentum": 1.0, "steps": 1, "batch_size": 0, "start_batch_size": 0}))
+    )
     x = start(here)
     for run_state in play(here)[1][1:]:
         x = x - 0.1 * np.mean([points(here, k).gradient(x) for k in CLIENTS], axis=0)
@@ -116,7 +118,7 @@ def test_with_a_of_one_it_is_local_sgd():
 
 def test_the_schedules_of_the_paper_at_three_steps():
     # (1 + t / 9)^(-1/3) is 10^(-1/3) * 9^(1/3) at t = 1, 1/2 at t = 63 and 1/4 at t = 567: eta halves, a quarters.
-    hyper = STEM(Quadratic(), lr=0.2, momentum=0.8, schedule_offset=9.0).hyper
+    hyper = STEM.Hyper(lr=0.2, momentum=0.8, schedule_offset=9.0)
     shrunk = [float(hyper.shrunk(torch.tensor(t, dtype=torch.float64))) for t in (1, 63, 567)]
     assert shrunk == pytest.approx([(9 / 10) ** (1 / 3), 0.5, 0.25], rel=1e-6)
 
@@ -124,20 +126,21 @@ def test_the_schedules_of_the_paper_at_three_steps():
 def test_a_cosine_takes_the_rounds_that_step():
     # Round 0 makes no step, so of 5 rounds 4 do: (1 + cos(pi r / 4)) / 2 for r = 0, 1, 2, 3.
     hyper = STEMHyper(lr=0.4, lr_schedule="cosine").for_num_rounds(5)
-    method = STEM(Quadratic(), **hyper.model_dump())
+    method = STEM(Quadratic(), hyper)
     rates = [method.plan(round, 0.0).stages[0].lr for round in range(1, 5)]
     assert rates == pytest.approx([0.4, 0.2 + 0.2 * 0.5**0.5, 0.2, 0.2 - 0.2 * 0.5**0.5], rel=1e-12)
 
 
 def test_two_schedules_are_refused():
-    for other in ({"lr_decay": 0.9}, {"lr_schedule": "cosine"}, {"lr_schedule": "constant"}):
+    given: tuple[dict[str, Any], ...] = ({"lr_decay": 0.9}, {"lr_schedule": "cosine"}, {"lr_schedule": "constant"})
+    for other in given:
         with pytest.raises(SettingsError, match=r"schedule_offset=2\.0 is a schedule of its own"):
-            STEM(Quadratic(), schedule_offset=2.0, **other)
+            STEM.Hyper(schedule_offset=2.0, **other)
 
 
 def test_reaches_the_minimiser_of_the_mean_loss():
     hyper = {"lr": 0.1, "steps": 1, "batch_size": 0, "start_batch_size": 0, "momentum": 0.3}
-    here = setup(STEM(Quadratic(), **hyper), rounds=150)
+    here = setup(STEM(Quadratic(), STEM.Hyper(**hyper)), rounds=150)
     mine = [points(here, k) for k in CLIENTS]
     minimiser = np.mean([(each.a * each.c).mean(axis=0) for each in mine], axis=0)
     minimiser /= np.mean([each.hessian() for each in mine], axis=0)
@@ -146,7 +149,7 @@ def test_reaches_the_minimiser_of_the_mean_loss():
 
 def test_a_worker_that_missed_an_exchange_takes_the_averaged_point():
     # With a = 1 the old gradient has no weight; with a below 1 a stale point would show.
-    here = setup(STEM(Quadratic(), **HYPER), rounds=6, clients={"per_round": 3})
+    here = setup(STEM(Quadratic(), STEM.Hyper(**HYPER)), rounds=6, clients={"per_round": 3})
     executor = InlineExecutor(here)
     _, run_states = play(here, executor)
     back = 0
@@ -169,10 +172,10 @@ def test_a_worker_that_missed_an_exchange_takes_the_averaged_point():
 
 def test_a_lost_start_is_made_up_for():
     # Nobody's first gradient arrives: the next round's first step takes the fresh gradient alone.
-    lost = setup(STEM(Quadratic(), **HYPER), rounds=3, clients={"dropout_after_training": 1 - 1e-12})
+    lost = setup(STEM(Quadratic(), STEM.Hyper(**HYPER)), rounds=3, clients={"dropout_after_training": 1 - 1e-12})
     _, run_states = play(lost, rounds=1)
     assert not run_states[-1].server["started"]
-    here = replace(lost, population=setup(STEM(Quadratic(), **HYPER)).population)
+    here = replace(lost, population=setup(STEM(Quadratic(), STEM.Hyper(**HYPER))).population)
     records, run_states = play(here, run_state=run_states[-1], rounds=2)
     assert records[0].row.downlink_bits == 4 * 320
     ends = []

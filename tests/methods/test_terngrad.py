@@ -1,5 +1,7 @@
 """TernGrad: what clients send, what the server makes of it, and its mean over many rounds."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -22,8 +24,8 @@ def sent(here: Setup) -> tuple[dict[tuple[int, int], np.ndarray], list[np.ndarra
     return messages, [start(here), *(flat(run_state.server["params"]) for run_state in run_states)]
 
 
-def made(**hyper: object) -> Method:
-    return TernGrad(Quadratic(), **hyper)
+def made(**hyper: Any) -> Method:
+    return TernGrad(Quadratic(), TernGrad.Hyper(**hyper))
 
 
 def magnitude(v: np.ndarray, clip: float) -> float:

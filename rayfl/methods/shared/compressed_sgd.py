@@ -6,7 +6,8 @@ C(gamma g_i + e_i), what is remembered stays a part of x when gamma changes.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
 from rayfl.population.client import Traits
-from rayfl.task import Task
 from rayfl.tree import State, Tree
 
 
@@ -31,14 +31,14 @@ class CompressedSGD(DistributedGradient):
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
-    # Any: hyper-parameters are whatever the method's Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
-        super().__init__(task, **hyper)
-        self.compressor = self.make_compressor()
-
     @abstractmethod
     def make_compressor(self) -> Compressor:
         """C, as the hyper-parameters describe it."""
+
+    @cached_property
+    def compressor(self) -> Compressor:
+        """C."""
+        return self.make_compressor()
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         return self.compressor.init(params)

@@ -14,9 +14,10 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, ServerHalf, Stage, Upload
+from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, Stage, Upload
 from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.model_server import ModelServer
 from rayfl.tree import State, Tree
 
 
@@ -38,7 +39,7 @@ class GradientStep(GradientWork, LearningRate):
     lr: float = Field(default=0.05, gt=0, description="step size, gamma")
 
 
-class DistributedGradient(Method, ServerHalf):
+class DistributedGradient(Method, ModelServer):
     """The client's gradient and the server's model; subclasses say what is sent (`finish`) and how the server steps.
 
     Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
@@ -76,15 +77,6 @@ class DistributedGradient(Method, ServerHalf):
             return Finished(state, None, metrics=metrics)
         message, weight = weighed(message, self.hyper.weighting, ctx)
         return Finished(state, message, weight, metrics)
-
-    def init_server(self, params: Tree) -> State:
-        return {"params": params}
-
-    def model(self, server: State) -> Tree:
-        return server["params"]
-
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
 
 
 def soft_threshold(x: Tree, threshold: float) -> Tree:

@@ -64,9 +64,8 @@ class Elastic(Wrapping):
     splits: Mapping[str, float] = {"heldout": 0.1}
     own_stages: ClassVar[tuple[str, ...]] = (SENSITIVITY,)
 
-    # Any: hyper-parameters are whatever Hyper declares and validates.
-    def __init__(self, inner: Method, **hyper: Any) -> None:
-        super().__init__(inner, **hyper)
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None) -> None:
+        super().__init__(inner, hyper)
         if isinstance(inner.gather.get("delta", Relay()), Relay):
             raise ValueError(
                 f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none; remove it"

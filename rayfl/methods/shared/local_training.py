@@ -1,6 +1,7 @@
 """Local training by minibatches, the part that most methods' clients share."""
 
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -8,11 +9,10 @@ from pydantic import Field, model_validator
 from rayfl import tree
 from rayfl.compress.scalar import count_packet
 from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Context, Method, Plan, Stage, Upload
+from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Upload
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, Optimizer, OptimizerName
-from rayfl.task import Task
-from rayfl.tree import Tree
+from rayfl.tree import State, Tree
 
 Weighting = Literal["samples", "uniform"]
 
@@ -64,10 +64,10 @@ class GradientMethod(Method):
     Hyper: ClassVar[type[LocalWork]] = LocalTraining
     hyper: LocalWork
 
-    # Any: hyper-parameters are whatever the method's Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
-        super().__init__(task, **hyper)
-        self.optimizer = self.hyper.make_optimizer()
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The clients' optimizer."""
+        return self.hyper.make_optimizer()
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round),))
@@ -91,10 +91,11 @@ class GradientMethod(Method):
         params, state = self.optimizer.update(carry["params"], gradient, carry["optimizer"], stage.lr)
         return {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss}
 
-    def weigh(self, message: Upload, ctx: Context) -> tuple[Upload, float]:
-        """The message and its weight in an average: 1, or the number of train examples, sent along in 8 bytes."""
+    def finished(self, state: State, message: Upload, carry: Carry, ctx: Context) -> Finished:
+        """The end of a round that sends this message: its weight in the average, and the training loss as a metric."""
         assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
-        return weighed(message, self.hyper.weighting, ctx)
+        message, weight = weighed(message, self.hyper.weighting, ctx)
+        return Finished(state, message, weight, self.train_loss(carry, ctx))
 
     def train_loss(self, carry: Carry, ctx: Context) -> dict[str, float]:
         """The mean training loss over the round's steps, as a metric."""

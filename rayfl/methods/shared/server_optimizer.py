@@ -5,16 +5,17 @@ The optimizer moves once a round, and not in a round in which nothing arrives.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar
 
 from pydantic import Field
 
-from rayfl.gather import Aggregate
-from rayfl.methods.base import Context, Metrics
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.compress.base import Message
+from rayfl.gather import Aggregate, Gather, WeightedMean
+from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.optimizers import Optimizer
-from rayfl.task import Task
 from rayfl.tree import State, Tree
 
 
@@ -24,20 +25,28 @@ class ServerSteps(LocalTraining):
     server_lr: float = Field(default=1.0, gt=0, description="learning rate of the server, eta_g")
 
 
-class ServerStepping(FedAvg):
+class ServerStepping(GradientMethod, ModelServer):
     """Clients and wires are FedAvg's. Server state: x, and the optimizer's own."""
 
     Hyper: ClassVar[type[ServerSteps]] = ServerSteps
     hyper: ServerSteps
 
-    # Any: hyper-parameters are whatever the method's Hyper declares and validates.
-    def __init__(self, task: Task, **hyper: Any) -> None:
-        super().__init__(task, **hyper)
-        self.server_optimizer = self.make_server_optimizer()
+    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
     @abstractmethod
     def make_server_optimizer(self) -> Optimizer:
         """The server's optimizer, as the hyper-parameters describe it."""
+
+    @cached_property
+    def server_optimizer(self) -> Optimizer:
+        """The server's optimizer."""
+        return self.make_server_optimizer()
+
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        return self.start(received["model"].decode())
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        return self.finished(state, {"delta": self.progress(carry)}, carry, ctx)
 
     def init_server(self, params: Tree) -> State:
         return {"params": params, "optimizer": self.server_optimizer.init(params)}

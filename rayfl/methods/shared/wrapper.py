@@ -12,7 +12,18 @@ import numpy as np
 
 from rayfl.compress.base import Message
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Reply, ServerHalf, Stage
+from rayfl.methods.base import (
+    Carry,
+    Context,
+    Finished,
+    HyperParameters,
+    Method,
+    Metrics,
+    Plan,
+    Reply,
+    ServerHalf,
+    Stage,
+)
 from rayfl.population.client import Traits
 from rayfl.task import Task
 from rayfl.tree import State, Tree
@@ -24,9 +35,8 @@ class Wrapping(Method, ServerHalf):
     own_stages: ClassVar[tuple[str, ...]] = ()
     inner: Method
 
-    # Any: hyper-parameters are whatever the wrapper's Hyper declares and validates.
-    def __init__(self, inner: Method, **hyper: Any) -> None:
-        super().__init__(inner.task, **hyper)
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None) -> None:
+        super().__init__(inner.task, hyper)
         if not isinstance(inner, ServerHalf):
             raise ValueError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
         self.inner = self.server = inner

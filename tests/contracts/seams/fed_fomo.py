@@ -25,7 +25,7 @@ from rayfl.tree import State, Tree
 class FedFomoHyper(LocalTraining):
     """Hyper-parameters of FedFomo."""
 
-    num_candidates: int = Field(2, ge=1, description="other clients' models that a client downloads, M")
+    num_candidates: int = Field(default=2, ge=1, description="other clients' models that a client downloads, M")
 
 
 class FedFomo(GradientMethod, ServerHalf):

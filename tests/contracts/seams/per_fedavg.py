@@ -19,7 +19,7 @@ from rayfl.methods.shared.local_training import LocalTraining
 class PerFedAvgHyper(LocalTraining):
     """Hyper-parameters of Per-FedAvg; beta is `lr`."""
 
-    adaptation_lr: float = Field(0.1, gt=0, description="step size of the adaptation, alpha")
+    adaptation_lr: float = Field(default=0.1, gt=0, description="step size of the adaptation, alpha")
 
 
 class PerFedAvg(FedAvg):

@@ -84,7 +84,7 @@ def setup(
     hyper: Mapping[str, object] | None = None,
 ) -> Setup:
     """Four clients on quadratics. `method`: a class, made with `hyper`, or an instance."""
-    chosen = method if isinstance(method, Method) else method(Quadratic(), **(hyper or {}))
+    chosen = method if isinstance(method, Method) else method(Quadratic(), method.Hyper(**(hyper or {})))
     dealt = partition()
     made = Setup(
         seed=seed,

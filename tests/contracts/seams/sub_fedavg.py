@@ -27,10 +27,14 @@ from rayfl.tree import State, Tree
 class SubFedAvgHyper(LocalTraining):
     """Hyper-parameters of Sub-FedAvg."""
 
-    prune_ratio: float = Field(0.2, gt=0, lt=1, description="share of the living weights that a pruning removes")
-    min_distance: float = Field(1e-4, ge=0, description="smallest share of entries in which the two masks differ")
-    target_density: float = Field(0.3, ge=0, le=1, description="density at which pruning ends")
-    max_loss: float = Field(5.0, gt=0, description="largest validation loss of a pruned model")
+    prune_ratio: float = Field(
+        default=0.2, gt=0, lt=1, description="share of the living weights that a pruning removes"
+    )
+    min_distance: float = Field(
+        default=1e-4, ge=0, description="smallest share of entries in which the two masks differ"
+    )
+    target_density: float = Field(default=0.3, ge=0, le=1, description="density at which pruning ends")
+    max_loss: float = Field(default=5.0, gt=0, description="largest validation loss of a pruned model")
 
 
 class SubFedAvg(GradientMethod, ServerHalf):

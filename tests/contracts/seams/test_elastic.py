@@ -63,8 +63,8 @@ def expected(setup: Setup, elastic: bool) -> tuple[list[np.ndarray], np.ndarray,
 @pytest.mark.parametrize("per_round", [4, 3])
 @pytest.mark.parametrize("elastic", [True, False])
 def test_elastic_scaffold_follows_its_equations(way: Way, elastic: bool, per_round: int):
-    scaffold = Scaffold(Quadratic(), **HYPER)
-    method = Elastic(scaffold, mu=MEMORY, tau=FLOOR, batch_size=2) if elastic else scaffold
+    scaffold = Scaffold(Quadratic(), Scaffold.Hyper(**HYPER))
+    method = Elastic(scaffold, Elastic.Hyper(mu=MEMORY, tau=FLOOR, batch_size=2)) if elastic else scaffold
     here = setup(method, rounds=ROUNDS, engine=way.engine, clients={"per_round": per_round})
     models, c, own = expected(here, elastic)
     executor = way.executor(here)
@@ -84,7 +84,7 @@ def test_elastic_scaffold_follows_its_equations(way: Way, elastic: bool, per_rou
 
 
 def test_the_most_sensitive_entry_gets_exactly_the_floor():
-    elastic = Elastic(Scaffold(Quadratic()), tau=0.25)
+    elastic = Elastic(Scaffold(Quadratic()), Elastic.Hyper(tau=0.25))
     sensitivity = {name: tensor.abs() for name, tensor in Quadratic().init(1).items()}
     zeta = tree.map(elastic.factors, elastic.normalised(sensitivity))
     for name, tensor in zeta.items():
@@ -93,8 +93,9 @@ def test_the_most_sensitive_entry_gets_exactly_the_floor():
 
 
 def test_elastic_wraps_other_methods_too(way: Way):
-    here = setup(Elastic(FedAvg(Quadratic(), **HYPER), mu=MEMORY, batch_size=2), rounds=1, engine=way.engine)
-    plain = setup(FedAvg(Quadratic(), **HYPER), rounds=1, engine=way.engine)
+    inner = FedAvg(Quadratic(), FedAvg.Hyper(**HYPER))
+    here = setup(Elastic(inner, Elastic.Hyper(mu=MEMORY, batch_size=2)), rounds=1, engine=way.engine)
+    plain = setup(inner, rounds=1, engine=way.engine)
     x = start(here)
     moved, scaled = (flat(play(s, way.executor(s))[1][0].server["params"]) - x for s in (plain, here))
     assert (moved / scaled).min() > 0

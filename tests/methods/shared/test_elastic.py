@@ -33,7 +33,9 @@ def around(setup: Setup, **hyper: Any) -> Setup:
     """The same experiment with a third of each client's samples held out, and Elastic around its method."""
     partition = setup.partition.hold_out(0.0, 0.34, np.random.default_rng(0))
     population = replace(setup.population, num_examples=partition.train.sizes)
-    return replace(setup, method=Elastic(setup.method, **hyper), partition=partition, population=population)
+    return replace(
+        setup, method=Elastic(setup.method, Elastic.Hyper(**hyper)), partition=partition, population=population
+    )
 
 
 def table(method: Mapping[str, Any] | str, **more: Any) -> Experiment:
@@ -127,7 +129,7 @@ class Watching(FedAvg):
 @pytest.mark.parametrize("every", [1, 3])
 def test_zeta_reaches_from_tau_to_one_more(tau: float, every: int):
     plain = setup_of("fedavg", HYPER, rounds=3)
-    inner = Watching(plain.method.task, **HYPER)
+    inner = Watching(plain.method.task, Watching.Hyper(**HYPER))
     inner.seen = []  # type: ignore[attr-defined]
     here = around(replace(plain, method=inner), tau=tau, batch_size=2, every=every)
     elastic = here.method
@@ -144,7 +146,7 @@ def test_zeta_reaches_from_tau_to_one_more(tau: float, every: int):
 
 
 def test_modules_share_one_maximum():
-    elastic = Elastic(FedAvg(setup_of("fedavg", {}).method.task), group="module")
+    elastic = Elastic(FedAvg(setup_of("fedavg", {}).method.task), Elastic.Hyper(group="module"))
     ratios = elastic.normalised(
         {"a.weight": torch.tensor([1.0, 4.0]), "a.bias": torch.tensor([2.0]), "b.bias": torch.tensor([3.0])}
     )

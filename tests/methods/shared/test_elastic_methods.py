@@ -88,7 +88,7 @@ def zeta_of(here: Setup) -> Factors:
 def test_zeta_multiplies_the_delta_before_the_servers_step(case: str, engine: str, clients: dict[str, Any]):
     name, hyper, reference = CASES[case]
     plain = made(name, {**HYPER, **hyper}, rounds=ROUNDS, engine=engine, clients=clients)
-    here = replace(plain, method=Elastic(plain.method, mu=MEMORY, tau=FLOOR, batch_size=2))
+    here = replace(plain, method=Elastic(plain.method, Elastic.Hyper(mu=MEMORY, tau=FLOOR, batch_size=2)))
     records, run_states = play(here)
     path = reference(plain, zeta_of(plain))
     assert_follows(run_states, path, tolerance=2e-5)
@@ -103,7 +103,7 @@ def test_zeta_multiplies_the_delta_before_the_servers_step(case: str, engine: st
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
 def test_scaffolds_control_variates_are_left_alone(clients: dict[str, Any]):
     plain = made("scaffold", HYPER, rounds=ROUNDS, clients=clients)
-    here = replace(plain, method=Elastic(plain.method, mu=MEMORY, tau=FLOOR, batch_size=2))
+    here = replace(plain, method=Elastic(plain.method, Elastic.Hyper(mu=MEMORY, tau=FLOOR, batch_size=2)))
     for run_state, (_, c, own) in zip(play(here)[1], scaffolded(plain, zeta_of(plain)), strict=True):
         np.testing.assert_allclose(flat(run_state.server["control_variate"]), c, rtol=1e-4, atol=2e-5)
         np.testing.assert_allclose(c, own.mean(axis=0), atol=1e-12)
