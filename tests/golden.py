@@ -22,12 +22,14 @@ prepare_process()
 import numpy as np  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
+from rayfl.choices import named  # noqa: E402
 from rayfl.experiment.experiment import Experiment  # noqa: E402
 from rayfl.experiment.prepare import prepare  # noqa: E402
+from rayfl.methods.base import Method  # noqa: E402
 from rayfl.rounds.executor import InlineExecutor  # noqa: E402
 from rayfl.run_directory.play_run import final_models  # noqa: E402
 from tests.contracts.every_compressor import VARIANTS, encode, label, ordinary  # noqa: E402
-from tests.contracts.every_method import contents, experiment, methods  # noqa: E402
+from tests.contracts.every_method import contents, experiment  # noqa: E402
 from tests.contracts.executors import play  # noqa: E402
 
 Hashes = dict[str, Any]
@@ -147,7 +149,7 @@ def one_compressor(compressor: Any) -> Hashes:
 def cases() -> Iterator[tuple[str, Callable[[], Hashes]]]:
     for compressor in VARIANTS:
         yield f"encode {label(compressor)}", lambda compressor=compressor: one_compressor(compressor)
-    for name, kind in methods().items():
+    for name, kind in named(Method).items():
         for engine in ("loop", "vmap"):
             yield f"{engine} {name}", lambda name=name, engine=engine: inline(with_runtime(name, engine=engine))
         if not kind.own_compression:

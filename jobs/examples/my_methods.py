@@ -41,8 +41,7 @@ class FedNova(FedAvg):
         if not norm:
             return Finished(state, None)
         direction = tree.scale(self.progress(carry), 1 / norm)
-        message, weight = self.weigh({"direction": direction, "norm": scalar_packet("norm", norm)}, ctx)
-        return Finished(state, message, weight, self.train_loss(carry, ctx))
+        return self.finished(state, {"direction": direction, "norm": scalar_packet("norm", norm)}, carry, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

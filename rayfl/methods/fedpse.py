@@ -69,6 +69,7 @@ class FedPSE(GradientMethod, ServerHalf):
 
     @property
     def gather(self) -> Mapping[str, Gather]:
+        """EWA, or FedAvg's mean."""
         return {"update": ElementwiseMean("nonzero") if self.hyper.aggregation == "ewa" else WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:

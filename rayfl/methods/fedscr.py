@@ -80,15 +80,12 @@ class FedSCR(FedAvg):
     hyper: FedSCRHyper
     paper: ClassVar[str] = "Wu et al., IEEE TPDS 2021"
     own_compression: ClassVar[bool] = True
+    gather: Mapping[str, Gather] = {"delta": WeightedMean(), "loss": Collect()}
 
     @cached_property
     def compressor(self) -> Structured:
         """What the uplink goes through; where adaptive, at a client's first threshold."""
         return self.hyper.compressor()
-
-    @property
-    def gather(self) -> Mapping[str, Gather]:
-        return {"delta": WeightedMean(), **({"loss": Collect()} if self.hyper.adaptive else {})}
 
     def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
         state: State = {"residual": tree.zeros_like(params)}
