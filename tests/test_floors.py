@@ -1,7 +1,9 @@
-"""Inside rayfl each room stands on a floor and imports only what lies below it: every file is read."""
+"""Inside rayfl each room stands on a floor and imports only what lies below it, and no files import each other in a
+circle: every file is read."""
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -30,15 +32,22 @@ def room(path: Path) -> str:
 
 
 def imported(source: str) -> Iterator[str]:
-    """The rooms that `source` imports from, anywhere in it."""
+    """The full names that `source` imports, anywhere in it: modules, and what is taken from them."""
     for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute, so that this test can read them"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        yield from (name.split(".")[1] for name in names if name.startswith("rayfl."))
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms(source: str) -> Iterator[str]:
+    """The rooms of rayfl that `source` imports from."""
+    yield from (name.split(".")[1] for name in imported(source) if name.startswith("rayfl."))
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def test_every_room_has_a_floor_and_every_floor_its_rooms():
@@ -47,13 +56,23 @@ def test_every_room_has_a_floor_and_every_floor_its_rooms():
 
 def test_the_reader_finds_every_form_of_import():
     source = "import rayfl.data.batches\nfrom rayfl import tree, __version__\ndef f():\n    from rayfl.task import Task"
-    assert list(imported(source)) == ["data", "tree", "__version__", "task"]
+    assert list(rooms(source)) == ["data", "tree", "__version__", "task"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_lead_down(path: Path):
     own = room(path)
-    for other in imported(path.read_text(encoding="utf-8")):
+    for other in rooms(path.read_text(encoding="utf-8")):
         if other in (own, "__version__"):
             continue
         assert FLOOR[other] < FLOOR[own], f"{path.relative_to(ROOT)} imports {other}, which is no floor below {own}"
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {module(path): path for room in ("rayfl", "actors", "jobs") for path in (ROOT.parent / room).rglob("*.py")}
+    needs: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found = {part for one in imported(path.read_text(encoding="utf-8")) for part in (one, one.rpartition(".")[0])}
+        needs[name] = {one for one in found if one in files} - {name}
+    # CycleError names the files of the first circle.
+    assert set(TopologicalSorter(needs).static_order()) == set(files)
