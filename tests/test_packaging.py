@@ -86,9 +86,9 @@ def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set
 
 
 def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
-    # h5py is imported only where a file of TensorFlow Federated is read, and its absence gets a sentence there.
-    assert undeclared(PACKAGES, [*DEPENDENCIES, *EXTRAS["tff"]]) == set()
-    assert undeclared(PACKAGES, DEPENDENCIES) == {"h5py"}
+    # Where h5py and datasets are imported, their absence gets a sentence.
+    assert undeclared(PACKAGES, [*DEPENDENCIES, *EXTRAS["tff"], *EXTRAS["huggingface"]]) == set()
+    assert undeclared(PACKAGES, DEPENDENCIES) == {"h5py", "datasets"}
     assert "torch" in undeclared(PACKAGES, [r for r in DEPENDENCIES if r.name != "torch"])
 
 

@@ -17,6 +17,8 @@ from rayfl.settings import SettingsError, reason
 
 KINDS = {("clients", "availability", "trace"): "trace", ("topology", "path"): "graph"}
 """The settings that name a file, and what such a file is."""
+STAYING = {("data", "path"), ("data", "test_path")}
+"""The settings that name files of samples, which are found as those of `KINDS` are and too large to be copied."""
 FOLDER = "files"
 _OPEN = ("data", "partition", "model", "method", "uplink", "downlink", "topology")
 """The tables in which a name may lead to a plugin file: my_methods.py:FedNova."""
@@ -49,6 +51,8 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
     contents: dict[str, bytes] = {}
 
     def kept(key: tuple[str, ...], path: str) -> str:
+        if key in STAYING:
+            return str(Path(path).expanduser().absolute())
         try:
             content = Path(path).read_bytes()
         except OSError as error:
@@ -68,7 +72,7 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
 # Any: a table of a TOML file, with a [sweep] or without.
 def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The table of a TOML file that lies in `folder`, with its paths to files taken from there."""
-    return mapped(table, lambda key, path: str(folder / path))
+    return mapped(table, lambda key, path: str(folder / Path(path).expanduser()))
 
 
 # Any: a table.
@@ -92,6 +96,6 @@ def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], st
         key = path[1:] if path[:1] == ("sweep",) else path
         if key[:1] and key[0] in _OPEN and (leads := plugins.file_of(value)) is not None:
             return f"{change(key, leads[0])}:{leads[1]}"
-        return change(key, value) if key in KINDS and isinstance(value, str) and value else value
+        return change(key, value) if key in (*KINDS, *STAYING) and isinstance(value, str) and value else value
 
     return walk(table, ())

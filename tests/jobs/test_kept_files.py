@@ -102,10 +102,11 @@ def test_a_copy_is_called_by_its_content_and_settings_differ_where_contents_do(h
 def test_a_file_changes_nothing_in_the_run_that_goes_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(home / "traced.toml", "--output", "calm")
 
-    def meddling(self: object, row: object, means: object) -> None:
+    def meddling(row: object, means: object, rounds: int) -> str:
         spoil(home)
+        return ""
 
-    monkeypatch.setattr("jobs.console.Lines.__call__", meddling)
+    monkeypatch.setattr("jobs.console.line", meddling)
     run(home / "traced.toml", "--output", "disturbed")
     assert read_run(Path("disturbed")).finished
     assert_same_run(Path("calm"), Path("disturbed"))

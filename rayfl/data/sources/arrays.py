@@ -1,0 +1,112 @@
+"""Arrays of one's own: numpy files, or arrays in memory from Python."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl import plugins
+from rayfl.data.datasets import Dataset, Source
+from rayfl.data.sources.conversion import Kind, Rows, dataset
+from rayfl.settings import SettingsError
+
+NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
+"""The arrays that files may hold; the first two they must hold."""
+
+
+class ArrayFiles(Source):
+    """An .npz file or a folder of .npy files: inputs, labels, owners, test_inputs, test_labels, test_owners.
+
+    All but inputs and labels may be missing; without test_inputs a share of the samples is held out. Whole bytes with
+    three or four axes are images, other whole numbers with two are tokens. Nothing pickled is read.
+    """
+
+    name: ClassVar[str] = "arrays"
+    path: str = Field(min_length=1, description="an .npz file, or a folder of .npy files")
+    kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
+    test_share: float = Field(
+        default=0.2, gt=0, lt=1, description="share that is held out where there is no test split"
+    )
+
+    def load(self) -> Dataset:
+        """The dataset. SettingsError where the files do not hold what they should."""
+        arrays = _read(Path(self.path).expanduser())
+        return _dataset(self.name, self.path, arrays, self.test_share, self.kind)
+
+
+class Arrays(Source):
+    """Arrays in memory, given from Python; each owner is a natural client. A run of them cannot be resumed."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    test_inputs: np.ndarray | None = None
+    test_labels: np.ndarray | None = None
+    owners: np.ndarray | None = None
+    test_owners: np.ndarray | None = None
+    kind: Kind = "auto"
+    test_share: float = Field(default=0.2, gt=0, lt=1)
+
+    # Any: arrays, and the options by name.
+    def __init__(
+        self, inputs: Any, labels: Any, test_inputs: Any = None, test_labels: Any = None, **options: Any
+    ) -> None:
+        """`options`: owners, test_owners, kind, test_share. What is no array becomes one."""
+        given = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels, **options}
+        arrays = {key: np.asarray(given[key]) for key in NAMES if given.get(key) is not None}
+        super().__init__(**{**given, **arrays})
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {key: array for key in NAMES if (array := getattr(self, key)) is not None}
+
+    # Any: a table of an experiment.
+    def to_table(self) -> dict[str, Any]:
+        digest = hashlib.sha256()
+        for key, array in self._arrays().items():
+            digest.update(f"{key} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        name = plugins.in_memory(f"data of {len(self.inputs)} arrays")
+        return {"name": name, "digest": digest.hexdigest()[:12], "kind": self.kind, "test_share": self.test_share}
+
+    def load(self) -> Dataset:
+        """The dataset. SettingsError where the arrays are not what they should be."""
+        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if path.is_dir():
+        files = {name: path / f"{name}.npy" for name in NAMES}
+        return {name: _loaded(file) for name, file in files.items() if file.is_file()}
+    if path.suffix != ".npz":
+        what = "is neither a folder nor an .npz file" if path.exists() else "is not there"
+        raise SettingsError(f"{path} {what}; give data.path an .npz file, or a folder of .npy files")
+    archive = _loaded(path)
+    try:
+        return {name: archive[name] for name in NAMES if name in archive}
+    except (ValueError, OSError, KeyError) as error:
+        raise SettingsError(f"{path} cannot be read ({error}); write it with numpy.savez") from None
+
+
+# Any: an array, or numpy's archive of arrays.
+def _loaded(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise SettingsError(f"{path} is not there; give data.path an .npz file, or a folder of .npy files") from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = "it holds Python objects" if "pickle" in str(error) else str(error).partition("\n")[0]
+        raise SettingsError(f"{path} cannot be read ({reason}); write numbers or texts with numpy.save") from None
+
+
+def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind) -> Dataset:
+    for key in ("inputs", "labels"):
+        if key not in arrays or (("test_inputs" in arrays) != ("test_labels" in arrays)):
+            missing = key if key not in arrays else "test_inputs" if "test_inputs" not in arrays else "test_labels"
+            raise SettingsError(
+                f"{place} has no {missing}; it has {', '.join(arrays) or 'none of ' + ', '.join(NAMES)}"
+            )
+    train = Rows(arrays["inputs"], arrays["labels"], arrays.get("owners"))
+    test = None
+    if "test_inputs" in arrays:
+        test = Rows(arrays["test_inputs"], arrays["test_labels"], arrays.get("test_owners"))
+    return dataset(name, place, train, test, test_share, kind)

@@ -1,0 +1,141 @@
+"""Users' own inputs, labels and owners, as arrays of any kind, checked and made into a dataset."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.sources.moments import moments
+from rayfl.settings import SettingsError
+
+Kind = Literal["auto", "image", "vector", "text"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a file holds: inputs [n, ...], labels [n] (numbers or names), owners [n] (numbers or names), if any."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    owners: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> "Rows":
+        """Only these rows."""
+        return Rows(self.inputs[rows], self.labels[rows], None if self.owners is None else self.owners[rows])
+
+
+def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: float, kind: Kind = "auto") -> Dataset:
+    """The dataset of some rows; without `test` a share of them, drawn with a fixed seed, is held out.
+
+    `place`: what sentences call the file. SettingsError for what is no data: unequal lengths, NaN, wrong labels.
+    """
+    for rows, split in ((train, "train"), (test, "test")):
+        if rows is not None:
+            _check(place, split, rows)
+    if test is None:
+        train, test = _held_out(place, train, test_share)
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        raise SettingsError(
+            f"{place} has train inputs of shape {list(train.inputs.shape[1:])} and test inputs of shape "
+            f"{list(test.inputs.shape[1:])}; give both one shape"
+        )
+    if (train.owners is None) != (test.owners is None):
+        raise SettingsError(f"{place} names the owners of one split only; name those of both, or of none")
+    train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
+    owners = _numbered(train.owners, test.owners)
+    kind = _kind(place, train.inputs) if kind == "auto" else kind
+    train_inputs, test_inputs = (_inputs(place, rows.inputs, kind) for rows in (train, test))
+    mean, std = moments(train_inputs) if kind == "image" else ((), ())
+    return Dataset(
+        name=name,
+        train=Samples(train_inputs, train_labels, owners[0]),
+        test=Samples(test_inputs, test_labels, owners[1]),
+        num_classes=num_classes,
+        kind=kind,
+        mean=mean,
+        std=std,
+    )
+
+
+def _check(place: str, split: str, rows: Rows) -> None:
+    if rows.inputs.ndim < 2 or not len(rows.inputs):
+        raise SettingsError(
+            f"{place} has {split} inputs of shape {list(rows.inputs.shape)}; give at least one sample, [n, dim] or more"
+        )
+    if rows.inputs.dtype.kind not in "biuf":
+        raise SettingsError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
+    for word, values in (("labels", rows.labels), ("owners", rows.owners)):
+        if values is not None and values.shape != (len(rows.inputs),):
+            raise SettingsError(
+                f"{place} has {len(rows.inputs)} {split} inputs and {word} of shape {list(values.shape)}; give one of "
+                "them for each input"
+            )
+    if rows.inputs.dtype.kind == "f" and not np.isfinite(rows.inputs).all():
+        row = int(np.flatnonzero(~np.isfinite(rows.inputs).reshape(len(rows.inputs), -1).all(axis=1))[0])
+        raise SettingsError(f"{place} has a {split} input that is NaN or infinite (row {row}, counted from 0); mend it")
+
+
+def _held_out(place: str, rows: Rows, share: float) -> tuple[Rows, Rows]:
+    """Train and test rows, in their order. The draw is the same for every experiment."""
+    count = round(share * len(rows.inputs))
+    if not 0 < count < len(rows.inputs):
+        raise SettingsError(
+            f"test_share={share:g} of the {len(rows.inputs)} samples of {place} leaves {len(rows.inputs) - count} to "
+            f"train and {count} to test; give another share, or test samples of their own"
+        )
+    chosen = np.zeros(len(rows.inputs), dtype=bool)
+    chosen[np.random.default_rng(0).permutation(len(chosen))[:count]] = True
+    return rows.take(np.flatnonzero(~chosen)), rows.take(np.flatnonzero(chosen))
+
+
+def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Labels as int64 from 0, and the number of classes: names are numbered in their order, numbers stay."""
+    if train.dtype.kind in "UO" or test.dtype.kind in "UO":
+        one, other = _numbered(train.astype(str), test.astype(str))
+        assert one is not None and other is not None
+        return one, other, int(max(one.max(), other.max())) + 1
+    for labels in (train, test):
+        wrong = labels[(labels != np.floor(labels)) | (labels < 0)] if labels.dtype.kind in "biuf" else labels
+        if labels.dtype.kind not in "biuf" or wrong.size:
+            raise SettingsError(
+                f"{place} has the label {wrong.flat[0]}; labels are whole numbers from 0, or the names of classes"
+            )
+    one, other = train.astype(np.int64), test.astype(np.int64)
+    return one, other, int(max(one.max(), other.max())) + 1
+
+
+def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Values of both splits as their places among all values, sorted."""
+    if train is None or test is None:
+        return None, None
+    _, places = np.unique(np.concatenate([train, test]), return_inverse=True)
+    places = places.astype(np.int64)
+    return places[: len(train)], places[len(train) :]
+
+
+def _kind(place: str, inputs: np.ndarray) -> Literal["image", "vector", "text"]:
+    """Images are uint8 with three or four axes, tokens other whole numbers with two, all else is plain numbers."""
+    if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
+        return "image"
+    return "text" if inputs.dtype.kind in "iu" and inputs.ndim == 2 else "vector"
+
+
+def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
+    """Inputs as a `Dataset` has them: images uint8 [n, channels, height, width], tokens int64, numbers float32."""
+    if kind == "text":
+        if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or (inputs < 0).any():
+            raise SettingsError(f"{place} is no text: tokens are whole numbers from 0, [n, length]")
+        return inputs.astype(np.int64)
+    if kind == "vector":
+        return np.ascontiguousarray(inputs, dtype=np.float32)
+    if inputs.dtype != np.uint8 or inputs.ndim not in (3, 4):
+        raise SettingsError(
+            f"{place} holds no images but {inputs.dtype} of shape {list(inputs.shape[1:])}; give uint8 "
+            "[n, channels, height, width], or kind='vector'"
+        )
+    if inputs.ndim == 3:
+        return np.ascontiguousarray(inputs[:, None])
+    if inputs.shape[1] not in (1, 3) and inputs.shape[3] in (1, 3):
+        inputs = inputs.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(inputs)

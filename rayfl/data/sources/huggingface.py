@@ -1,0 +1,68 @@
+"""A Hugging Face dataset on disk, as `datasets.Dataset.save_to_disk` writes it."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Source
+from rayfl.data.sources.conversion import Kind, Rows, dataset
+from rayfl.settings import SettingsError, nearest
+
+
+class HuggingFace(Source):
+    """A dataset on disk with a column of inputs (images, or lists of numbers) and one of labels. Needs `datasets`.
+
+    Of a dataset with splits, `train` and `test` are their names; of one without, a share is held out.
+    """
+
+    name: ClassVar[str] = "huggingface"
+    path: str = Field(min_length=1, description="the folder that save_to_disk wrote")
+    inputs: str = Field(default="image", description="the column of inputs")
+    labels: str = Field(default="label", description="the column of labels")
+    owners: str | None = Field(default=None, description="the column that says whose a sample is")
+    train: str = Field(default="train", description="the split to train on")
+    test: str = Field(default="test", description="the split to test on; where it is missing, a share is held out")
+    kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
+    test_share: float = Field(
+        default=0.2, gt=0, lt=1, description="share that is held out where there is no test split"
+    )
+
+    def load(self) -> Dataset:
+        """The dataset. SettingsError where the folder, a split or a column is missing."""
+        try:
+            # Any: an optional package.
+            datasets: Any = import_module("datasets")
+        except ImportError:
+            raise SettingsError(
+                "data 'huggingface' needs the package datasets: pip install 'rayfl[huggingface]'"
+            ) from None
+        folder = Path(self.path).expanduser()
+        try:
+            found = datasets.load_from_disk(str(folder))
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise SettingsError(
+                f"{self.path} is no dataset on disk ({reason}); give data.path a folder of save_to_disk"
+            ) from None
+        if not isinstance(found, dict):
+            return dataset(self.name, self.path, self._rows(found), None, self.test_share, self.kind)
+        if self.train not in found:
+            raise SettingsError(f"{self.path} has no split {self.train!r}: {nearest(self.train, found)}")
+        test = self._rows(found[self.test]) if self.test in found else None
+        return dataset(self.name, self.path, self._rows(found[self.train]), test, self.test_share, self.kind)
+
+    # Any: a dataset of Hugging Face, which is an optional package.
+    def _rows(self, table: Any) -> Rows:
+        columns = table.column_names
+        for name in (self.inputs, self.labels, *([self.owners] if self.owners else [])):
+            if name not in columns:
+                raise SettingsError(f"{self.path} has no column {name!r}: {nearest(name, columns)}")
+        samples = [np.asarray(value) for value in table[self.inputs]]
+        if len({sample.shape for sample in samples}) > 1:
+            shapes = sorted({str(list(sample.shape)) for sample in samples})
+            raise SettingsError(f"{self.path} has inputs of the shapes {' and '.join(shapes[:2])}; give all one shape")
+        owners = None if self.owners is None else np.asarray(table[self.owners])
+        return Rows(np.stack(samples), np.asarray(table[self.labels]), owners)

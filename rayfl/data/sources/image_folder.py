@@ -1,0 +1,73 @@
+"""Images of one's own: a folder a class, a file an image."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Source
+from rayfl.data.sources.conversion import Rows, dataset
+from rayfl.data.torchvision import torchvision
+from rayfl.settings import SettingsError
+
+
+class OwnImageFolder(Source):
+    """Folders of images, one a class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
+
+    Classes are numbered in the order of their names. All images are read into memory at every load.
+    """
+
+    name: ClassVar[str] = "image-folder"
+    path: str = Field(min_length=1, description="the folder of class folders, or of train and test")
+    side: int | None = Field(default=None, ge=1, description="pixels to which every side is scaled; default: as it is")
+    channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test")
+
+    def load(self) -> Dataset:
+        """The dataset. SettingsError where there are no images, or images of several sizes."""
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            raise SettingsError(f"there is no folder {self.path}; give data.path a folder of class folders")
+        split = (folder / "train").is_dir() and (folder / "test").is_dir()
+        classes = _classes(folder / "train" if split else folder)
+        train = self._rows(folder / "train" if split else folder, classes)
+        test = self._rows(folder / "test", classes) if split else None
+        return dataset(self.name, self.path, train, test, self.test_share, kind="image")
+
+    def _rows(self, folder: Path, classes: Sequence[str]) -> Rows:
+        if strange := [name for name in _classes(folder) if name not in classes]:
+            raise SettingsError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
+        reader = torchvision().datasets.folder
+        images, labels = [], []
+        for label, name in enumerate(classes):
+            for path in sorted((folder / name).rglob("*")):
+                if path.suffix.lower() in reader.IMG_EXTENSIONS:
+                    pixels = self._pixels(path)
+                    if images and pixels.shape != images[0].shape:
+                        height, width = pixels.shape[1:]
+                        first = "x".join(map(str, images[0].shape[:0:-1]))
+                        raise SettingsError(
+                            f"{path} is {width}x{height} pixels and others are {first}; set data.side to scale all"
+                        )
+                    images.append(pixels)
+                    labels.append(label)
+        if not images:
+            raise SettingsError(f"{folder} has no images in its class folders; give data.path another folder")
+        return Rows(np.stack(images), np.array(labels, np.int64))
+
+    def _pixels(self, path: Path) -> np.ndarray:
+        """One image, uint8 [channels, height, width]."""
+        try:
+            image = torchvision().datasets.folder.default_loader(str(path))
+        except OSError as error:
+            raise SettingsError(f"{path} cannot be read ({error}); mend or remove it") from None
+        if self.side is not None:
+            image = image.resize((self.side, self.side))
+        pixels = np.asarray(image if self.channels == 3 else image.convert("L"))
+        return np.atleast_3d(pixels).transpose(2, 0, 1)
+
+
+def _classes(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -1,0 +1,102 @@
+"""A table of one's own: a CSV or Parquet file with a column of labels."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv, parquet
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Source
+from rayfl.data.sources.conversion import Rows, dataset
+from rayfl.settings import SettingsError, nearest
+
+
+class Table(Source):
+    """A CSV file with a header, or a Parquet file: a sample a row, a column of labels, columns of numbers.
+
+    Labels are whole numbers from 0 or names of classes; each owner is a natural client.
+    """
+
+    name: ClassVar[str] = "table"
+    path: str = Field(min_length=1, description="a .csv or .parquet file")
+    test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
+    labels: str = Field(default="label", description="the column of labels")
+    features: tuple[str, ...] = Field(default=(), description="columns of inputs; default: all others of numbers")
+    owners: str | None = Field(default=None, description="the column that says whose a sample is")
+    standardise: bool = Field(default=True, description="shift and scale inputs to mean 0 and deviation 1 of train")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test_path")
+
+    def load(self) -> Dataset:
+        """The dataset. SettingsError where a file or a column is missing, or holds what is no number."""
+        table = read(self.path, "data.path")
+        features = self._features(table)
+        train = self._rows(table, self.path, features)
+        test = (
+            None
+            if self.test_path is None
+            else self._rows(read(self.test_path, "data.test_path"), self.test_path, features)
+        )
+        found = dataset(self.name, self.path, train, test, self.test_share, kind="vector")
+        if self.standardise:
+            inputs = found.train.inputs.astype(np.float64)
+            mean, deviation = inputs.mean(axis=0), inputs.std(axis=0)
+            deviation[deviation == 0] = 1.0
+            for samples in (found.train, found.test):
+                samples.inputs[:] = (samples.inputs - mean) / deviation
+        return found
+
+    def _features(self, table: pa.Table) -> list[str]:
+        if self.features:
+            return list(self.features)
+        numbers = [
+            field.name
+            for field in table.schema
+            if pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_boolean(field.type)
+        ]
+        found = [name for name in numbers if name not in (self.labels, self.owners)]
+        if not found:
+            raise SettingsError(f"{self.path} has no column of numbers beside {self.labels!r}; give data.features")
+        return found
+
+    def _rows(self, table: pa.Table, path: str, features: list[str]) -> Rows:
+        inputs = np.stack([_numbers(table, path, name) for name in features], axis=1)
+        owners = None if self.owners is None else _column(table, path, self.owners)
+        return Rows(inputs, _column(table, path, self.labels), owners)
+
+
+def read(path: str, key: str) -> pa.Table:
+    """A CSV or Parquet file. SettingsError where it is none."""
+    file = Path(path).expanduser()
+    if file.suffix not in (".csv", ".parquet"):
+        raise SettingsError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
+    try:
+        return csv.read_csv(file) if file.suffix == ".csv" else parquet.read_table(file)
+    except FileNotFoundError:
+        raise SettingsError(f"there is no file {path}; give {key} the path of a .csv or .parquet file") from None
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise SettingsError(f"{path} cannot be read ({reason}); give {key} a .csv or .parquet file") from None
+
+
+def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
+    """Numbers or texts. SettingsError for a column that is not there, and for one with gaps."""
+    if name not in table.column_names:
+        raise SettingsError(f"{path} has no column {name!r}: {nearest(name, table.column_names)}")
+    column = table[name]
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise SettingsError(f"{path} has nothing in column {name!r} of row {row} (counted from 0); fill it, or drop it")
+    # Any: what a dictionary or a text column holds.
+    values: Any = column.combine_chunks()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _numbers(table: pa.Table, path: str, name: str) -> np.ndarray:
+    values = _column(table, path, name)
+    if values.dtype.kind not in "biuf":
+        raise SettingsError(f"{path} has {str(values[0])!r} in column {name!r}; inputs are columns of numbers")
+    return values.astype(np.float64)
