@@ -1,4 +1,4 @@
-"""ClientActor: the Ray actor in which clients run. It holds the setup and nothing of any client between calls."""
+"""ClientActor: the Ray actor in which clients run. Between calls it holds the setup and no state of any client."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ Actor = Any
 
 @ray.remote
 class ClientActor:
-    """Does jobs on clients, one at a time. It becomes ready through `join`.
+    """Does jobs on clients, one at a time. `join` makes it ready.
 
-    What brings torch in is imported in the methods, because `prepare_process` must come first.
+    Modules that import torch are imported in the methods, because `prepare_process` must come first.
     """
 
     worker: "Worker"
@@ -53,14 +53,14 @@ class ClientActor:
         return os.getpid(), describe(self.worker.setup.threads)
 
     def ping(self) -> None:
-        """Answer, to say that it lives."""
+        """Answer, as proof of life."""
 
-    # Any: a job and what it reads and leaves behind; rayfl.rounds.worker says which kind has which.
+    # Any: a job, its inputs and its outputs; rayfl.rounds.worker lists their types by kind.
     def call(self, kind: str, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
-        """Do one job. Returns its result; where it has outputs, a generator of these and then of the result.
+        """Do one job and return its result; a job with outputs returns a generator of the outputs, then the result.
 
-        From a generator Ray stores one object before it asks for the next one. Those that come before an error are
-        there all the same: only the last one tells whether all went well.
+        Ray stores each object of a generator before it asks for the next one. Outputs that come before an error exist
+        all the same, so only the result shows that the call succeeded.
         """
         result, outputs = self.worker.do(kind, shared, work, inputs)
         return followed(outputs, result) if num_outputs else result

@@ -1,7 +1,7 @@
 """Coordinator: the Ray actor that plays an experiment. It owns the client actors, every state and the run directory.
 
-What is lost with a node it plays again from the last checkpoint; whoever finds the coordinator itself dead starts
-another one, which resumes the run directory (actors/session.py).
+When objects are lost with a node, it plays again from the last checkpoint. When the coordinator itself dies, the
+driver starts another one, which resumes the run directory (actors/session.py).
 """
 
 import logging
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("rayfl")
 
 _CONTROL = "control"
-"""Calls of this group are answered while a run goes on."""
+"""The group of calls that are answered during a run."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a coordinator is to do: play into a run directory, or go on where a run was cut."""
+    """A coordinator's task: play into a run directory, or go on where a run was cut."""
 
     placement: Placement
     directory: Path
@@ -68,9 +68,9 @@ class _Forwarding(QueueHandler):
 # Ray's type stubs know no concurrency groups.
 @ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 4})  # pyright: ignore[reportCallIssue]
 class Coordinator:
-    """Plays one experiment; `run` returns when it is over, the other methods answer meanwhile.
+    """Plays one experiment. `run` returns when it is over; the other methods answer meanwhile.
 
-    What brings torch in is imported in the methods, because `prepare_process` must come first.
+    Modules that import torch are imported in the methods, because `prepare_process` must come first.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,8 @@ class Coordinator:
         self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
         self._records: list[logging.LogRecord] = []
         self._started = self._stopping = self._over = self._trims = False
-        # The driver logs what is logged here. It has the user's handlers and level, and Ray may show it our stderr too.
+        # The driver has the user's handlers and level, so it does the logging. Nothing goes to stderr here, because Ray
+        # may show that to the driver too.
         log.addHandler(_Forwarding(self._keep))
         log.setLevel(logging.DEBUG)
         log.propagate = False
@@ -100,14 +101,14 @@ class Coordinator:
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory
-                self._tell(started=True)
+                self._report(started=True)
                 self._play_despite_losses(value, executor, spec)
             except Stopped:
                 return False
             finally:
                 executor.close()
         finally:
-            self._tell(over=True)
+            self._report(over=True)
         return True
 
     def _play_despite_losses(self, setup: "Setup", executor: "Executor", spec: RunSpec) -> None:
@@ -139,9 +140,9 @@ class Coordinator:
 
     @ray.method(concurrency_group=_CONTROL)
     def progress(self, rounds: int, records: int, timeout_s: float) -> Progress:
-        """What there is beyond the first `rounds` rounds and `records` log records.
+        """Return what came after the first `rounds` rounds and `records` log records.
 
-        Waits until there is something new, for at most `timeout_s`.
+        Wait until something does, for at most `timeout_s`.
         """
         with self._changed:
             started = self._started
@@ -170,7 +171,7 @@ class Coordinator:
             self._records.append(record)
             self._changed.notify_all()
 
-    def _tell(self, started: bool = False, over: bool = False) -> None:
+    def _report(self, started: bool = False, over: bool = False) -> None:
         with self._changed:
             self._started, self._over = self._started or started, self._over or over
             self._changed.notify_all()

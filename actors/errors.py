@@ -1,19 +1,19 @@
-"""How errors cross from actors to whoever reads them: as what they were, without Ray's wrapping."""
+"""Errors that cross from actors to the user: the exception that was raised, without Ray's wrapping."""
 
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
 
 class ClusterError(RuntimeError):
-    """Ray or a machine failed where nothing is wrong with the experiment: what happened, and what to change."""
+    """Ray or a machine failed, and the experiment is not to blame. The message says what to change."""
 
 
 class LostObjects(ClusterError):
-    """States or messages went away with a node; the last checkpoint has what is needed to go on."""
+    """States or messages were lost with a node; the run can go on from its last checkpoint."""
 
 
 def final_error(error: RayTaskError, resume: str) -> BaseException:
-    """What a run ends with where its coordinator raised: the exception itself, or ClusterError where Ray or the
-    machine's memory is what failed; `resume` says how to go on."""
+    """The exception that ends a run whose coordinator raised: the one it raised, or ClusterError where Ray failed or
+    memory ran out. `resume` is the command that goes on."""
     from rayfl.rounds.calls import ClientError, described, out_of_memory
 
     cause = unwrapped(error)

@@ -1,8 +1,9 @@
 """RayExecutor: jobs on a pool of ClientActors. Actors that die or starve are replaced and their calls sent again.
 
-A job goes to whichever actor is free, one call in flight an actor. What a call returns belongs to the caller, so the
-death of an actor loses nothing but the call that it was working on. `max_restarts` and `max_task_retries` stay 0:
-Ray's own restarts would run a call on an actor without its setup.
+A job goes to any free actor, one call in flight an actor. The caller owns the objects that a call returns, so the
+death of an actor loses no more than the call that it was working on. `max_restarts` and `max_task_retries` stay 0: Ray
+would send a call to the restarted actor alone, which may wait for room for ever while other actors are free; and it
+would run it on a node whose arithmetic has not been checked.
 """
 
 import logging
@@ -31,7 +32,7 @@ from rayfl.rounds.executor import Job, JobResult, Ref
 log = logging.getLogger("rayfl")
 
 PING_S = 5.0
-"""Seconds in which an idle actor says that it lives; one that does not is found out by its next call."""
+"""Seconds in which an idle actor must answer. One that is late stays, and its next call shows whether it lives."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class StoredPacket:
 
 @dataclass(frozen=True)
 class Starting:
-    """An actor that is on its way."""
+    """An actor that is starting."""
 
     actor: Actor
     deadline: float
@@ -65,7 +66,7 @@ class Call:
 
 @dataclass
 class PendingCalls:
-    """The jobs of one `run` and what has become of each."""
+    """The jobs of one `run`: waiting, under way, done or failed."""
 
     kind: str
     shared: Ref
@@ -81,7 +82,7 @@ class PendingCalls:
 
     @property
     def deadline(self) -> float:
-        """When the first of the calls under way has taken too long."""
+        """When the first call under way will have taken too long."""
         return min((call.deadline for call in self.flying.values()), default=math.inf)
 
     def late(self) -> list[ObjectRef]:
@@ -135,9 +136,9 @@ class RayExecutor:
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs. ClientError where a client's own code fails, or where a call loses its actor again and again.
 
-        After an error no further job is sent, and of the errors of those under way the one of the first job is raised:
-        since jobs are sent in order, it is the one that a single worker would have met. LostObjects where what a job
-        reads, or has left, went away with a node.
+        After an error no further job is sent. Of several errors the one of the first job is raised: since jobs are sent
+        in order, a single worker would have met that one. LostObjects where a job's inputs or outputs were lost with a
+        node.
         """
         pending = PendingCalls(kind, shared, jobs)
         while pending.flying or (pending.waiting and not pending.failed):
@@ -194,8 +195,7 @@ class RayExecutor:
     def _lose(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
         """Replace the actor of a call, and send the call again or give up on it.
 
-        Whatever still runs in the old actor is killed: its results would be those of a call that is sent again. What it
-        held of memory, and how it had cut it up, goes with it.
+        The old actor is killed, even if it still works: the call is sent again, and its memory must be freed.
         """
         pid = self.pids.pop(call.actor, None)
         ray.kill(call.actor)
@@ -210,7 +210,7 @@ class RayExecutor:
             pending.failed[call.index] = ClientError(decision.sentence)
 
     def _drop_dead(self) -> None:
-        """Replace idle actors that are dead, too: a node takes all of its actors along, and no call is to blame."""
+        """Replace dead idle actors too: a node that is lost takes all of its actors along, and no call is to blame."""
         calls = {actor.ping.remote(): actor for actor in self._idle}
         answered, _ = ray.wait([*calls], num_returns=len(calls), timeout=PING_S) if calls else ([], [])
         for ref in answered:
@@ -228,9 +228,9 @@ class RayExecutor:
         self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s)
 
     def _wait(self, calls: list[ObjectRef], deadline: float = math.inf) -> list[ObjectRef]:
-        """Wait for one of the calls, for a new actor, or until `deadline`; returns the calls that are over.
+        """Wait for one of the calls, for a new actor, or until `deadline`; return the calls that are over.
 
-        A new actor for which there is no room holds nobody up while there are others: Ray starts it when there is.
+        A new actor without room does not hold the others up: Ray starts it once there is room.
         """
         # Where some live, only calls have deadlines; where none does, new actors have theirs.
         late = self._start_deadline
@@ -249,7 +249,7 @@ class RayExecutor:
         return [ref for ref in also_ready if ref in calls]
 
     def _welcome(self, ref: ObjectRef) -> None:
-        """Take a new actor in; start another one if it died on the way."""
+        """Add a new actor to the pool, or start another one if it died as it started."""
         actor = self._starting.pop(ref).actor
         try:
             pid, platform = ray.get(ref)
@@ -281,7 +281,7 @@ class RayExecutor:
 
     @property
     def _start_deadline(self) -> float:
-        """When the last one of the new actors has to be ready: those before it wait for the same room."""
+        """When the last of the new actors must be ready: the earlier ones wait for the same room."""
         return max((starting.deadline for starting in self._starting.values()), default=math.inf)
 
     def _ready(self) -> str:

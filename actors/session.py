@@ -1,6 +1,6 @@
-"""A run from the driver's side: start Ray or join a cluster, have the coordinator play, follow it, clean up.
+"""A run from the driver's side: start Ray or join a cluster, let a coordinator play, follow it, clean up.
 
-Nothing of Ray shows in these signatures, so that jobs need not know it.
+No signature here has a type of Ray's, so that jobs need not know Ray.
 """
 
 import logging
@@ -34,7 +34,7 @@ from rayfl.settings import SettingsError
 log = logging.getLogger("rayfl")
 
 POLL_S = 1.0
-"""Seconds between looks for a signal while a round goes on; a round that ends is told at once."""
+"""Seconds between looks for a signal during a round. The end of a round is reported at once."""
 
 _REACH_S = 5.0
 """Seconds in which a cluster's head must take a connection."""
@@ -66,7 +66,7 @@ def play_on_ray(
         setbacks, reached, asked = Setbacks(), -1, False
         coordinator: Actor | None = None
 
-        def tell(row: RoundRow, means: Mapping[str, float]) -> None:
+        def report_round(row: RoundRow, means: Mapping[str, float]) -> None:
             nonlocal reached
             reached = row.round
             on_round(row, means)
@@ -83,7 +83,7 @@ def play_on_ray(
                 if asked:
                     stop()
                 try:
-                    return _play_on_coordinator(coordinator, reference, spec, tell, lambda: on_start(placement))
+                    return _play_on_coordinator(coordinator, reference, spec, report_round, lambda: on_start(placement))
                 except RayTaskError as error:
                     raise final_error(error, f"rayfl resume {directory}") from None
                 except RayError as error:
@@ -110,7 +110,7 @@ def _play_on_coordinator(
     on_round: OnRound,
     on_start: Callable[[], None],
 ) -> bool:
-    """Have a coordinator play. RayError where it dies."""
+    """Let a coordinator play, and follow it to the end. RayError if it dies."""
     try:
         over = coordinator.run.remote([setup], spec)
         follow(coordinator, over, on_start, on_round)
@@ -152,9 +152,9 @@ def executor(setup: Setup, runtime: Runtime) -> Iterator[RayExecutor]:
 
 @contextmanager
 def session(runtime: Runtime, setup: Setup | None = None) -> Iterator[None]:
-    """Ray for a run: what this process has, the cluster that runtime.address or RAY_ADDRESS names, or a local one.
+    """Ray for a run: this process's own, the cluster that runtime.address or RAY_ADDRESS names, or a local one.
 
-    A local one is made fit for the states of `setup`, where that is given. What was started here is shut down here.
+    A local one is configured for the states of `setup`, if given. A Ray that was started or joined here is shut down.
     ClusterError if no cluster answers, SettingsError for a wrong address.
     """
     if ray.is_initialized():
@@ -179,7 +179,7 @@ def _address(runtime: Runtime) -> str | None:
 
 
 def address() -> str:
-    """Where other processes find the Ray of this session."""
+    """The address at which other processes join the Ray of this session."""
     return ray.get_runtime_context().gcs_address
 
 

@@ -1,15 +1,15 @@
-"""What Ray says of the object stores of its nodes."""
+"""Use of the object stores of all nodes, as Ray counts it."""
 
 from typing import NamedTuple
 
 import ray
 
-# Ray tells these figures to its own command `ray memory`, and to no one else.
+# No public call of Ray has these figures; its command `ray memory` takes them from here.
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 
 class StoreUse(NamedTuple):
-    """Of all nodes together: bytes in the stores now, and what went to disk and came back since Ray was started."""
+    """Of all nodes together: bytes in the stores now, and bytes spilled to disk and read back since Ray was started."""
 
     used_bytes: int
     spilled_bytes: int

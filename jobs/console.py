@@ -1,4 +1,4 @@
-"""What a run says while it goes on: a live bar on a terminal, a line a round in a log; a table at the end."""
+"""What a run prints: a live bar on a terminal or a line a round in a job log, its log, and a table at the end."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ class Bar:
         self.sent: dict[int, int] = {}
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        # By round: a run that goes back to its last checkpoint tells of some rounds again.
+        # By round: a run that goes back to its last checkpoint reports some rounds again.
         self.sent[row.round] = row.uplink_bits + row.downlink_bits
         state = f"{headline(means)}  {megabytes(sum(self.sent.values()))}"
         self.progress.update(self.task, completed=row.round + 1, state=state)
@@ -39,7 +39,7 @@ class Bar:
 def following(rounds: int, title: str) -> Iterator[OnRound]:
     """Show progress and log: a bar with the log above it, or a line each where there is no terminal.
 
-    Yields what takes in the rounds.
+    Yields the function to call with every round.
     """
     console = Console()
     if not console.is_terminal:
@@ -88,7 +88,7 @@ def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:
 
 
 def headline(means: Mapping[str, float]) -> str:
-    """The one or two values that tell how a run is doing."""
+    """The one or two values that show best how a run is doing."""
     accuracies = [name for name in HEADLINES if name in means and name.endswith("accuracy")][:2]
     names = accuracies or [name for name in HEADLINES if name in means][:1]
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"

@@ -70,7 +70,7 @@ def go_on(before: Run, experiment: Experiment, anywhere: bool = False) -> Path:
 
 @contextmanager
 def _placed(experiment: Experiment, setup: Setup) -> Iterator[None]:
-    """A Ray with room for the experiment's actors, if it needs one: what fails here has written nothing."""
+    """A Ray with room for the experiment's actors, if it needs one. A failure here comes before anything is written."""
     if experiment.runtime.executor == "inline":
         yield
         return
@@ -80,7 +80,7 @@ def _placed(experiment: Experiment, setup: Setup) -> Iterator[None]:
 
 
 def cut_run(directory: Path, experiment: Experiment) -> Run | None:
-    """What lies unfinished in `directory`, if it can go on as `experiment` here with the same bits."""
+    """The unfinished run in `directory`, if it can go on as `experiment` here with the same bits; else None."""
     if not (directory / "experiment.json").is_file():
         return None
     try:
@@ -92,7 +92,7 @@ def cut_run(directory: Path, experiment: Experiment) -> Run | None:
 
 
 def same_experiment(found: Run, experiment: Experiment) -> bool:
-    """Whether a run is of this experiment: the same settings, seed, rounds and files."""
+    """Whether a run has the settings, seed, rounds and files of this experiment."""
     before, now = found.experiment, kept_files(experiment.as_dict()).table
     return {**determining_settings(before), "seed": before.get("seed")} == {
         **determining_settings(now),
@@ -101,7 +101,7 @@ def same_experiment(found: Run, experiment: Experiment) -> bool:
 
 
 def describe_again(before: Run, experiment: Experiment) -> None:
-    """Write down what may be another way of playing the same run."""
+    """Write the experiment of a run again: settings that do not change its numbers may differ."""
     _describe(before.directory, kept_files(experiment.as_dict()), before.platform)
 
 

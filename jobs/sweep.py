@@ -1,7 +1,7 @@
 """Run all combinations of a sweep, one after another or several at once, and compare them on one page.
 
 One after another: in this process, on one Ray session. Several at once: each in a process of its own, which is a job of
-its own on that session; so a run that dies takes nobody along, and Ray's resources are shared out among them.
+its own on that session, so that a run that dies does not harm the others; they share Ray's resources.
 """
 
 import os
@@ -92,7 +92,7 @@ def _page(finished: Sequence[Path], directory: Path, options: ReportOptions) -> 
 def _validated(
     combinations: Sequence[Combination], directory: Path, overwrite: bool
 ) -> tuple[list[Combination], list[Outcome]]:
-    """The combinations that are to be run, and those that have finished before."""
+    """The combinations to run, and the outcomes of those that finished before."""
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise SettingsError(f"{directory} is no directory of a sweep; name another one")
     require_settings([one.experiment.as_dict() for one in combinations], combinations[0].experiment.report.best_over)
@@ -113,7 +113,7 @@ def _validated(
 
 
 def _is_done(directory: Path, experiment: Experiment) -> bool:
-    """Whether the run finished before. SettingsError if what finished there is another experiment."""
+    """Whether the run finished before. SettingsError if another experiment finished there."""
     if not (directory / "experiment.json").is_file():
         return False
     try:
@@ -129,7 +129,7 @@ def _is_done(directory: Path, experiment: Experiment) -> bool:
 
 @contextmanager
 def _session(experiments: Sequence[Experiment]) -> Iterator[bool]:
-    """One Ray for all runs, if any runs on it; tells whether one does."""
+    """One Ray for all runs, if any of them uses Ray; yields whether one does."""
     runtimes = [one.runtime for one in experiments if one.runtime.executor == "ray"]
     for key in ("address", "object_store_memory_mb"):
         if len({getattr(runtime, key) for runtime in runtimes}) > 1:
@@ -159,7 +159,7 @@ def _sharing(one: Combination, parallel: int) -> Experiment:
 
 
 def _one_by_one(waiting: Sequence[Combination], directory: Path, overwrite: bool) -> Iterator[Outcome]:
-    """Runs one after another; a signal ends the one that runs, and those after it are not begun."""
+    """Run one combination after another. A signal ends the one under way, and no later one is begun."""
     with session.stoppable() as stopping:
         for number, one in enumerate(waiting):
             print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
@@ -171,13 +171,13 @@ def _one_by_one(waiting: Sequence[Combination], directory: Path, overwrite: bool
 
 
 def _attempt(one: Combination, directory: Path, overwrite: bool) -> Outcome:
-    """Run one combination, or go on with what was cut of it; whatever goes wrong in it is its own."""
+    """Run one combination, or go on with its unfinished run. An error becomes its outcome and stops no other run."""
     try:
         before = None if overwrite else cut_run(directory, one.experiment)
         if before is not None:
             go_on(before, one.experiment)
         else:
-            # Only what did not finish is ever run, and what is left of it makes way.
+            # Only unfinished combinations are run, and what is left of an earlier try is replaced.
             run(one.experiment, directory, overwrite=True)
     except (ClientError, ClusterError, ValueError, OSError) as error:
         return Outcome(one, directory, "failed", str(error))
@@ -200,7 +200,7 @@ class _Processes:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, waiting: Sequence[Combination], parallel: int) -> list[Outcome]:
-        """Up to `parallel` at once. The first signal lets those that run end their round, the second ends them."""
+        """Run up to `parallel` at once. The first signal lets runs end their round, the second ends them at once."""
         outcomes = []
         with (
             tempfile.TemporaryDirectory() as files,
@@ -219,7 +219,7 @@ class _Processes:
         return outcomes
 
     def stop(self) -> None:
-        """Begin no further run, and ask those that run to end."""
+        """Begin no further run, and ask those under way to end."""
         with self.lock:
             self.stopping = True
             self._each(lambda process: process.send_signal(SIGINT))
@@ -261,7 +261,7 @@ class _Processes:
             return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
 
     def _command(self, directory: Path, experiment: Experiment, file: Path) -> list[str]:
-        """What runs an experiment, or goes on with what was cut of it; `file` is for the experiment."""
+        """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
         before = None if self.overwrite else cut_run(directory, experiment)
         if before is not None:
             describe_again(before, experiment)
@@ -276,7 +276,7 @@ class _Processes:
 
 
 def _end(code: int, errors: str) -> tuple[Status, str]:
-    """What an exit code and stderr say: an error's sentence is the last one of ours, else the last line."""
+    """Status and error from an exit code and stderr: the last sentence of ours there, or else the last line."""
     if code == 0:
         return "finished", ""
     if code == INTERRUPTED:

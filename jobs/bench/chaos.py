@@ -32,7 +32,7 @@ from rayfl.run_directory.record import create_run_directory, describe_run, read_
 
 METHODS = ("fedavg", "fedpse", "dispfl")
 KILLS_A_ROUND = 4
-"""A run ends, as it should, when the same call dies ten times."""
+"""A run ends, as it should, when the same call loses its actor ten times."""
 
 
 @dataclass
@@ -74,14 +74,14 @@ class Stage:
             create_run_directory(directory)
             describe_run(directory, self.experiment.as_dict(), describe(1), to_toml(self.experiment))
 
-        def tell(row: RoundRow, means: Mapping[str, float]) -> None:
+        def take_down(row: RoundRow, means: Mapping[str, float]) -> None:
             story.rounds.append(row.round)
             story.moments.append(time.monotonic())
             after_round(row.round)
 
         begun = time.monotonic()
         try:
-            session.play_on_ray(self.experiment, setup, directory, tell, resumed=resumed)
+            session.play_on_ray(self.experiment, setup, directory, take_down, resumed=resumed)
         finally:
             story.seconds += time.monotonic() - begun
 

@@ -31,7 +31,7 @@ class Played:
     """A run's figures.
 
     `seconds`: of each round's work. `between_s`: from the end of a round to that of the next, what is written included
-    (as the driver is told, so that single ones are no better than a tenth of a second, but their sum is).
+    (as the driver learns of it: single values are good to a tenth of a second, their sum is better).
     `resident`: of Ray's and our own processes, by round. `stored`: bytes in the object store, by round.
     """
 
@@ -51,7 +51,7 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
     create_run_directory(directory)
     describe_run(directory, experiment.as_dict(), describe(1), to_toml(experiment))
 
-    def tell(row: RoundRow, means: Mapping[str, float]) -> None:
+    def take_down(row: RoundRow, means: Mapping[str, float]) -> None:
         marks.append(time.perf_counter())
         played.seconds.append(row.wall_s)
         done = row.round + 1
@@ -59,7 +59,7 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
             look(played, mark)
 
     with session.session(experiment.runtime, setup):
-        session.play_on_ray(experiment, setup, directory, tell)
+        session.play_on_ray(experiment, setup, directory, take_down)
         use = store_use()
     played.spilled_bytes, played.restored_bytes = use.spilled_bytes, use.restored_bytes
     played.between_s = [after - before for before, after in pairwise(marks)]
