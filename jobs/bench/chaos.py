@@ -37,7 +37,7 @@ KILLS_A_ROUND = 4
 
 @dataclass
 class Story:
-    """What happened in a run: how often something was killed, and which rounds were played."""
+    """The course of a run: the number of kills, and the rounds that were played."""
 
     kills: int = 0
     rounds: list[int] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Story:
 
     @property
     def seconds_a_round(self) -> float:
-        """From the end of the first round to that of the last."""
+        """Mean seconds a round, from the end of the first round to that of the last."""
         return (self.moments[-1] - self.moments[0]) / max(1, len(self.moments) - 1)
 
 

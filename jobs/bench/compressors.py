@@ -77,7 +77,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     },
     "feedback (topk)": {"name": "feedback"},
 }
-"""What is measured of which compressor, by the name in the table; one that is not here is measured as it is by default.
+"""Settings that are measured, by their name in the table; a compressor that is not here is measured with its defaults.
 
 "quantize" is that of the inf norm; a bucket has 512 entries, s levels, and without "elias" a fixed width an entry.
 """
@@ -159,7 +159,7 @@ def update(num_entries: int) -> Tree:
 
 
 def compressors() -> dict[str, Compressor]:
-    """What is measured, by label: `SETTINGS`, and every other compressor of the registry by default."""
+    """The compressors to measure, by label: `SETTINGS`, and every other one of the registry by default."""
     known = choices.named(Compressor)
     listed = {table["name"] for table in SETTINGS.values()}
     tables = {**SETTINGS, **{name: {"name": name} for name in known if name not in listed}}
@@ -178,7 +178,7 @@ def _encoding(compressor: Compressor, x: Tree, memory: Tree) -> Callable[[], Pac
 
 
 def measure_packets(x: Tree) -> Iterator[Measured]:
-    """A row for each of what methods send without a compressor: a mask, entries under a mask, signs as votes."""
+    """A row for each packet that methods send without a compressor: a mask, entries under a mask, signs as votes."""
     mask = top_k_support(x, 0.5)
     yield measure("(bit mask)", "packet", mask, lambda: mask_packet(mask), compared=False)
     yield measure("(under a 50 % mask)", "packet", x, lambda: sparse_packet(x, mask))
@@ -202,10 +202,10 @@ def measure_references(x: Tree) -> References:
 
 # Any: what is timed may give anything.
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """The fewest seconds of processor time over `REPEATS` calls, and what the last one gave."""
+    """The fewest seconds of processor time over `REPEATS` calls, and the result of the last one."""
     fewest, result = math.inf, None
     for _ in range(REPEATS):
-        # Its memory is what the next call would have at hand in a run of many rounds.
+        # The next call finds this memory free, as in a run of many rounds.
         result = None
         begun = time.process_time()
         result = work()

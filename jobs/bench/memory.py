@@ -38,7 +38,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 class Resident(NamedTuple):
-    """Bytes in memory: what processes of a kind have to themselves, and the pages of shared memory that are in use.
+    """Bytes in memory: private pages by kind of process, and the pages of shared memory in use.
 
     Heaps are without shared memory and without files. `rest`: the driver and Ray's own processes.
     """
@@ -55,7 +55,7 @@ class Resident(NamedTuple):
 
 
 def resident() -> Resident:
-    """Memory of this process and all below it, by what they are."""
+    """Memory of this process and all below it, by kind of process."""
     heaps, shared = {"coordinator": 0, "actors": 0, "rest": 0}, 0
     for each in descendants(os.getpid()):
         try:

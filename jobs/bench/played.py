@@ -67,7 +67,7 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
 
 
 def look(played: Played, mark: int) -> None:
-    """Take down what there is now, if it is less than what was taken down for this mark before."""
+    """Record the memory in use now, if it is less than recorded for this mark before."""
     now, stored = resident(), store_use().used_bytes
     before = played.resident.get(mark, now)
     played.resident[mark] = Resident(*(min(pair) for pair in zip(before, now, strict=True)))
@@ -75,7 +75,7 @@ def look(played: Played, mark: int) -> None:
 
 
 def from_json(text: str) -> Played:
-    """What `main` printed."""
+    """The figures that `main` printed."""
     table = json.loads(text)
     table["resident"] = {int(mark): Resident(*values) for mark, values in table["resident"].items()}
     table["stored"] = {int(mark): value for mark, value in table["stored"].items()}

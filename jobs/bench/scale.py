@@ -26,7 +26,7 @@ from rayfl.run_directory.record import read_run
 
 MB = 10**6
 
-# Runs an experiment into a directory that does not exist yet, and looks at its memory after these rounds; returns the
+# Runs an experiment into a directory that does not exist yet, and measures its memory after these rounds; returns the
 # figures and the most memory that all processes had together.
 Measure = Callable[[Experiment, Path, Sequence[int]], tuple[Played, int]]
 
@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Rounds after which the memory of runs with states is looked at: a tenth, half and all of them."""
+        """Rounds after which the memory of runs with states is measured: a tenth, half and all of them."""
         return self.keeping_rounds // 10, self.keeping_rounds // 2, self.keeping_rounds
 
 
@@ -141,8 +141,8 @@ def spilling(measure: Measure, home: Path, sizes: Sizes) -> tuple[Table, bool]:
         played, _ = measure(spilling_experiment(sizes, megabytes), directory, ())
         traffic = map(shown, (saved_bytes(directory), played.spilled_bytes, played.restored_bytes))
         equal = calm is None or ends_alike(calm, directory)
-        told = "" if calm is None else "the same bits" if equal else "OTHER BITS"
-        table.add_row(str(megabytes), f"{median(played.seconds[1:]):.3f}", *traffic, told)
+        verdict = "" if calm is None else "the same bits" if equal else "OTHER BITS"
+        table.add_row(str(megabytes), f"{median(played.seconds[1:]):.3f}", *traffic, verdict)
         calm = directory
     return table, equal
 
@@ -158,7 +158,7 @@ def experiment(
     data: str = "fashion-mnist",
     **runtime: Any,
 ) -> Experiment:
-    """An experiment that judges nothing, on actors of which four fit on two cores."""
+    """An experiment without evaluation, on actors of which four fit on two cores."""
     tables: dict[str, Any] = {
         "name": method["name"],
         "rounds": rounds,

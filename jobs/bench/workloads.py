@@ -25,7 +25,7 @@ class Workload:
     copies: int = 1
 
     def experiment(self, **runtime: object) -> Experiment:
-        """The workload as an experiment that judges nothing."""
+        """The workload as an experiment without evaluation."""
         table = {
             "name": self.name.lower(),
             "rounds": self.warmup + self.rounds,

@@ -1,4 +1,4 @@
-"""How a page that compares runs reads them: an experiment's `[report]` table, or options."""
+"""Options of a page that compares runs: an experiment's `[report]` table, or flags."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ class ReportOptions(Settings):
     """The `[report]` table: what decides which run is better. It changes no run, only the page that compares them."""
 
     target: float | None = Field(
-        default=None, gt=0, le=1, description="accuracy whose price is compared; default: what half of the runs reach"
+        default=None, gt=0, le=1, description="accuracy whose cost is compared; default: what half of the runs reach"
     )
     best_over: tuple[str, ...] = Field(
         default=(), description="settings that were tuned, as method.lr: only the best of their values is shown"

@@ -1,4 +1,4 @@
-"""With and without: what a setting that is switched on changes, measured on pairs of runs that differ in nothing else.
+"""Ablations: the effect of switching a setting on, measured on pairs of runs that differ in nothing else.
 
 A pair has the same seed, hence the same data and clients, so the spread of its difference leaves out what seeds share.
 """
@@ -100,7 +100,7 @@ def ablations(
     head += [f"Difference: {wording.title(name)}" for name in names[1:]]
     tables = []
     for setting, some in by_setting.items():
-        # A run that goes without it may have several that have it, and only these tell the rows apart then.
+        # Several runs with the setting may share one without it; then their names tell the rows apart.
         repeated = len({id(pair.off) for pair in some}) < len(some)
         shown = [(pair.on if repeated else pair.off, _cells(pair, names, last)) for pair in some]
         rows = [(key(group.label, place[id(group)]), cells) for group, cells in shown if cells is not None]

@@ -1,4 +1,4 @@
-"""Who took part and why others did not: what became of the clients that were chosen, over rounds and all together."""
+"""Participation: the fates of the clients that were chosen, round by round and counted over all rounds."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MEANINGS = {
     "late": "it was not back by the deadline",
     "surplus": "enough others were back before it",
 }
-"""What a status says, in the order in which a page shows them."""
+"""The meaning of each status, in the order in which a page shows them."""
 # Blue for what arrived, warm colours for what did not.
 _STYLES = (0, 1, 4, 3, 6, 5, 2)
 _OTHERS = "others"

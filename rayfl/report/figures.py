@@ -1,4 +1,4 @@
-"""Which plots a report shows, and the sentence that says what one is looking at."""
+"""The plots that a report shows, with their captions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from rayfl.report.wording import MEANINGS, title
 
 _PREFERRED = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy")
 _FEW = 4
-"""Up to so many lines a legend is enough."""
+"""The most lines for which a legend is enough."""
 _CLIENT_BANDS = "Lines are means over clients; half of the clients lie in the dark band, 8 of 10 in the light one."
 _COSTS = (
     ("Against rounds", ROUND, "rounds", "How much is learned per round of communication; rounds count from 0."),
@@ -38,11 +38,11 @@ _COSTS = (
         "The same over the simulated clock, which models each client's speed and bandwidth.",
     ),
 )
-"""What accuracy is drawn against: heading, label of the axis, field of `Curve`, caption."""
+"""The axes against which accuracy is drawn: heading, label of the axis, field of `Curve`, caption."""
 
 
 def accuracy_names(groups: Sequence[Group]) -> list[str]:
-    """All accuracies, first what the most groups have, then pooled before own: the first is what runs are ranked by."""
+    """All accuracies, those of the most groups first, then pooled before own; the first one ranks the runs."""
     counts: dict[str, int] = {}
     for group in groups:
         for name in metric_names(group.runs[0]):
@@ -116,7 +116,7 @@ def _with_own_ids(section: Section, mark: str) -> Section:
 
 
 def _bands_note(groups: Sequence[Group]) -> str:
-    """What lines and bands are where seeds were taken together."""
+    """The sentence on lines and bands where seeds are taken together, else ""."""
     counts = sorted({len(group.runs) for group in groups})
     if counts[-1] == 1:
         return ""

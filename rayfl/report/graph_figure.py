@@ -1,4 +1,4 @@
-"""A run among peers on a page: its graph, what the graph is like, and what the busiest peer sends and receives."""
+"""A run among peers on a page: its graph, the graph's statistics, and the traffic of the busiest peer."""
 
 from collections.abc import Sequence
 
@@ -30,8 +30,8 @@ def graph_section(groups: Sequence[Group]) -> Section:
 
 
 def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Rounds, and of each the megabytes that the busiest peer sends, that it receives, and that a peer receives on
-    average: of all peers of the round, those away included."""
+    """Rounds, and for each the megabytes that the busiest peer sends, that it receives, and that a peer receives on
+    average; peers that are away count in the mean."""
     rounds = run.rounds["round"].to_numpy()
     places = np.searchsorted(rounds, run.clients["round"].to_numpy())
     whole = places < len(rounds)

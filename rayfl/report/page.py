@@ -1,4 +1,4 @@
-"""Run directories -> one self-contained HTML page: what was run, what came out, and what it cost.
+"""Run directories -> one self-contained HTML page: settings, results and costs.
 
 The page loads nothing: plots are inline SVG, there is no script and no outside style or font.
 """
@@ -70,10 +70,10 @@ class Summary(TypedDict):
 
 
 def report(directories: Sequence[Path], output: Path, options: ReportOptions | None = None) -> Path:
-    """Write the page about one run or several to `output`; `options` None: as the runs' `[report]` tables agree.
+    """Write the page about one run or several to `output`; by default as all `[report]` tables agree.
 
-    SettingsError if a directory is no run, or none is given. What `options` names and no run has is passed over, since
-    the runs that have it may have failed, and the page says so; `require` refuses it.
+    SettingsError if a directory is no run, or none is given. A setting or an accuracy in `options` that no run has is
+    left out, and the page says so, since its runs may have failed; `require` refuses it.
     """
     if not directories:
         raise SettingsError("a report needs at least one run directory: name one")
@@ -131,7 +131,7 @@ def _mean_kilobytes(run: Run, column: str) -> float:
 
 
 def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
-    """All that the template shows."""
+    """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
     found = [_measured(group) for group in found]

@@ -1,4 +1,4 @@
-"""What a page shows: plots with their captions, under headings."""
+"""Plots with their captions, under headings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who holds what: counts, a picture and a table of a partition, for `rayfl data`."""
+"""A partition as counts, as a picture and as a table, for `rayfl data`."""
 
 import io
 
@@ -12,7 +12,7 @@ from rayfl.data.partitions.matching_test_split import label_counts
 SPLITS = ("train", "validation", "heldout", "test")
 COLOURS = {"train": "#2b6c8f", "validation": "#e0a030", "heldout": "#b5533c"}
 MOST_BUBBLES = 1200
-"""Beyond so many cells (clients x classes) a heat map is easier to read than bubbles."""
+"""The most cells (clients x classes) drawn as bubbles; beyond, a heat map is easier to read."""
 
 
 def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
@@ -68,12 +68,12 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100) -> Table:
 
 
 def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -> bytes:
-    """The partition drawn: above, how much each client holds; below, how much of each class.
+    """Draw the partition: above, the samples of each client; below, those of each class.
 
     Bubbles (area proportional to the count) for few clients and classes, a heat map for many. `image_format` is "png"
     or "svg"; the same partition gives the same bytes.
     """
-    # matplotlib costs half a second and is needed only here, not by whoever looks through this package.
+    # Importing matplotlib takes half a second, and only this function needs it.
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

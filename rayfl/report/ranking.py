@@ -1,4 +1,4 @@
-"""The tables of a page that compares runs: who got how far for how much, and how the runs differ."""
+"""The tables of a page that compares runs: accuracies and costs, and the settings in which runs differ."""
 
 from collections.abc import Sequence
 
@@ -98,7 +98,7 @@ def _but_uplink(run: Run) -> dict[str, object]:
 
 
 def _ratio(group: Group, dense: Group | None) -> float:
-    """What the dense twin sends up a round, over what this group does; NaN where there is no such ratio."""
+    """Bytes up a round of the dense twin over those of this group; NaN where there is no such ratio."""
     if dense is None:
         return np.nan
     ours, theirs = (_mean(one, "uplink_bits") / max(1, len(one.runs[0].rounds)) for one in (group, dense))

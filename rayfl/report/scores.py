@@ -1,4 +1,4 @@
-"""One number a run, and what it is over the seeds of a group."""
+"""One number a run, and its mean and deviation over the seeds of a group."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Score:
 
 
 def over(values: Iterable[float]) -> Score:
-    """The score of all values that are numbers; NaN is none."""
+    """The score of all values that are not NaN."""
     found = np.array([value for value in values if not np.isnan(value)])
     if not len(found):
         return Score(np.nan, 0.0, 0)
@@ -58,5 +58,5 @@ def final(group: Group, name: str) -> Score:
 
 
 def rank_value(score: Score) -> float:
-    """To sort by, largest first: a group without a value comes last."""
+    """The mean, for sorting by the largest first; a group without a value comes last."""
     return score.mean if score.count else -np.inf

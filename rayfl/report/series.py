@@ -1,4 +1,4 @@
-"""The numbers behind a report: what a run's records say, one value a round, and what seeds of one experiment share."""
+"""The numbers behind a report: a run's records as one value a round, and the seeds of an experiment as one group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from rayfl.run_directory.record import Run
 MEGABYTE_BITS = 8e6
 """1 MB = 1e6 bytes."""
 _FEW = 3
-"""As many settings as a legend has room for."""
+"""The most settings for which a legend has room."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Cost:
-    """What had been spent when a round was over: `megabytes` (both ways), those up, `simulated_s`, cumulative."""
+    """Cumulative costs at the end of each round: `megabytes` both ways, those up, and `simulated_s`."""
 
     rounds: np.ndarray
     megabytes: np.ndarray
@@ -122,7 +122,7 @@ def run_name(run: Run) -> str:
 
 
 def run_label(run: Run) -> str:
-    """What legends call the run: the label that a sweep or the user gave it, else its name."""
+    """The run's name in legends: the label that a sweep or the user gave it, else its name."""
     return str(run.experiment.get("label") or run_name(run))
 
 
@@ -140,7 +140,7 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Put together what differs in nothing but the seed, the name and where it lies; labels are unique."""
+    """Group runs that differ in nothing but seed, name and directory; labels are unique."""
     together: dict[str, list[Run]] = {}
     for run in runs:
         # Two runs of one seed are two runs, not two draws: the second starts a group of its own.
@@ -162,7 +162,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
-    """What tells it from groups of its name, its own settings among theirs: " (convnet2, per_round=10)".
+    """The settings that tell a group from those of the same name: " (convnet2, per_round=10)".
 
     Nothing where they differ in no setting that all have, or in many.
     """

@@ -11,7 +11,7 @@ from rayfl.report.plots.lines import Key
 class Column:
     """A column: its heading, the text of each row, and what each is sorted by (None: the column is not sortable).
 
-    Numbers by size, smallest first and NaN last, and then by the next one.
+    Rows are sorted by their first number, smallest first and NaN last, then by the next one.
     """
 
     head: str
@@ -22,10 +22,10 @@ class Column:
 def sortable(
     name: str, keys: Sequence[Key], columns: Sequence[Column], chosen: str, **more: object
 ) -> dict[str, object]:
-    """The table `name`, its rows as they come and the column with the heading `chosen` marked as what orders them.
+    """The table `name`, its rows as they come and the column with the heading `chosen` marked as their order.
 
-    A row is (key, cells, places); places [num_columns] tell where each column's order would put the row, and the order
-    of rows that tie, or of a column that cannot be sorted by, is that of the rows given.
+    A row is (key, cells, places); places [num_columns] are the row's place in the order of each column. Rows that tie
+    and columns that cannot be sorted by keep the order given.
     """
     places = [_places(column.by, len(keys)) for column in columns]
     rows = [

@@ -1,4 +1,4 @@
-"""Rounds, bytes and simulated time to a target accuracy: what a method's quality costs, whatever its final value."""
+"""Rounds, bytes and simulated time to a target accuracy: the cost of one quality, whatever the final one is."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _DECIDES = "Up and down"
 
 @dataclass(frozen=True)
 class CostToTarget:
-    """What the seeds of a group that reached the target had spent when an evaluation first showed it.
+    """Costs of the seeds that reached the target, up to the evaluation that first showed it.
 
     `reached` of `count` seeds did; `rounds` are those played, so reaching it in round 0 takes 1; `best` is the largest
     accuracy of any seed, NaN where nothing was measured.
@@ -47,7 +47,7 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
 
 
 def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
-    """What the group paid for the target accuracy."""
+    """The group's costs up to the target accuracy."""
     there, played = [], []
     for run in group.runs:
         if (one := reached(run, name, target)) is not None:
@@ -66,18 +66,18 @@ def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
 
 
 def targets(found: Sequence[Group], name: str, target: float | None, last: int) -> dict[str, object] | None:
-    """The table of prices, cheapest in megabytes first; None where nothing was measured."""
+    """The table of costs, fewest megabytes first; None where nothing was measured."""
     wanted = default_target(found, name, last) if target is None else target
     if wanted is None:
         return None
-    prices = [cost_to_target(group, name, wanted) for group in found]
-    order = sorted(range(len(found)), key=lambda place: (*_dearness(prices[place]), place))
+    spent = [cost_to_target(group, name, wanted) for group in found]
+    order = sorted(range(len(found)), key=lambda place: (*_cost_order(spent[place]), place))
     with_seeds = any(len(group.runs) > 1 for group in found)
     return sortable(
         "targets",
         [key(found[place].label, place) for place in order],
         _columns(
-            [prices[place] for place in order], [smoothed(found[place], name, last) for place in order], with_seeds
+            [spent[place] for place in order], [smoothed(found[place], name, last) for place in order], with_seeds
         ),
         _DECIDES,
         metric=wording.title(name),
@@ -88,14 +88,14 @@ def targets(found: Sequence[Group], name: str, target: float | None, last: int) 
     )
 
 
-def _columns(prices: Sequence[CostToTarget], finals: Sequence[Score], counted: bool) -> list[Column]:
+def _columns(spent: Sequence[CostToTarget], finals: Sequence[Score], counted: bool) -> list[Column]:
     """Whichever column orders them, groups of which more seeds reached the target come first."""
-    reached = [(-one.reached / one.count,) for one in prices]
+    reached = [(-one.reached / one.count,) for one in spent]
     costs = {
-        "Rounds": ([one.rounds for one in prices], _rounds),
-        "Up": ([one.uplink_megabytes for one in prices], _megabytes),
-        _DECIDES: ([one.megabytes for one in prices], _megabytes),
-        "Simulated time": ([one.simulated_s for one in prices], _seconds),
+        "Rounds": ([one.rounds for one in spent], _rounds),
+        "Up": ([one.uplink_megabytes for one in spent], _megabytes),
+        _DECIDES: ([one.megabytes for one in spent], _megabytes),
+        "Simulated time": ([one.simulated_s for one in spent], _seconds),
     }
     columns = [
         Column(
@@ -107,13 +107,13 @@ def _columns(prices: Sequence[CostToTarget], finals: Sequence[Score], counted: b
     ]
     last = [percent(score, counted) for score in finals]
     return [
-        Column("Reached", [_reached(one) for one in prices], reached),
+        Column("Reached", [_reached(one) for one in spent], reached),
         *columns,
         Column("Final, smoothed", last, [(-rank_value(score),) for score in finals]),
     ]
 
 
-def _dearness(one: CostToTarget) -> tuple[float, float, float]:
+def _cost_order(one: CostToTarget) -> tuple[float, float, float]:
     """First those that all seeds reached, by megabytes and rounds; last those that none did, by how near they came."""
     if one.reached:
         return (-one.reached / one.count, one.megabytes.mean, one.rounds.mean)

@@ -1,4 +1,4 @@
-"""Plots of what a round moved: megabytes up and down, and which of the chosen clients delivered."""
+"""Plots of a round's traffic: megabytes up and down, and the fates of the chosen clients."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def _round_line(group: Group, style: int, column: str, unit: float) -> Line:
 
 
 def participation(groups: Sequence[Group]) -> list[Figure]:
-    """What became of the chosen clients; nothing where all delivered."""
+    """Plots of the chosen clients' fates; none where all delivered."""
     chosen = [_round_line(group, style, "selected", 1) for style, group in enumerate(groups)]
     delivered = [_round_line(group, style, "delivered", 1) for style, group in enumerate(groups)]
     if all(np.array_equal(one.y, other.y) for one, other in zip(chosen, delivered, strict=True)):

@@ -53,7 +53,7 @@ def _order(group: Group, tuned: Sequence[str]) -> list[float]:
 
 
 def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
-    """The table of what was tried and what won; `styles` are the groups as the page numbers them."""
+    """The table of the values that were tried and those that won; `styles` are the groups as the page numbers them."""
     place = {id(group): number for number, group in enumerate(styles)}
     rows = []
     for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):

@@ -27,7 +27,7 @@ MEANINGS = {
     "comm/link_ones_megabytes": "What the code of MCE-PL's authors bills a link: a bit for each one in a mask.",
     "flops/training": "As papers on sparse training count: three forward passes an example, kept weights only.",
 }
-"""What one is looking at, by the metric's name."""
+"""What a metric measures, by its name."""
 _TITLES = {
     "train/loss": "Training loss",
     "comm/busiest_megabytes": "Comm of the busiest peer, MB a round",
@@ -78,7 +78,7 @@ def megabytes(amount: float) -> str:
 
 
 def megabyte_decimals(amount: float) -> int:
-    """How many decimals megabytes are shown with."""
+    """The number of decimals with which megabytes are shown."""
     return 0 if amount == 0 else 3 if amount < 1 else 2 if amount < 10 else 1 if amount < 100 else 0
 
 

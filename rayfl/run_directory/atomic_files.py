@@ -1,6 +1,6 @@
-"""Files that are written whole: a reader, and whoever comes after a crash, sees the old one or the new one.
+"""Files that are written whole: a reader sees the old one or the new one, also after a crash.
 
-And what is said where the disk does not take them.
+Where the disk refuses them, a DiskError says how to go on.
 """
 
 import errno
@@ -49,7 +49,7 @@ def _cure(error: OSError) -> str:
 
 @contextmanager
 def safetensors_errors() -> Iterator[None]:
-    """What safetensors says of the system's errors becomes the OSError that it was."""
+    """Turn safetensors' reports of the system's errors back into OSErrors."""
     try:
         yield
     except SafetensorError as error:
@@ -60,9 +60,9 @@ def safetensors_errors() -> Iterator[None]:
 
 
 def lock(path: Path) -> IO[bytes]:
-    """A file that no other process can lock until it is closed; the system lets go of it with the process.
+    """Lock a file against other processes until it is closed, or until the process ends.
 
-    Its directory is made. Taken where another process has it; file systems without locks lock nothing.
+    Its directory is made. Taken where another process holds the lock; file systems without locks lock nothing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "ab")  # noqa: SIM115 (the caller closes it)

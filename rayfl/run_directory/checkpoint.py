@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to go on after any stop, on disk, whole or not there.
+"""Checkpoints: the states from which a run resumes after any stop, on disk in whole or not at all.
 
     checkpoints/00000040/            before round 40, that is, after 40 rounds
         manifest.json                format, versions, round, rows on record, and size and SHA-256 of every other file
@@ -103,7 +103,7 @@ def _reached(about: Mapping[str, Any], rows: Callable[[int], Mapping[str, int]])
 
 
 def rounds_saved(directory: Path) -> list[int]:
-    """After how many rounds there are checkpoints, newest first; whether they are whole is not looked at."""
+    """The numbers of rounds after which there are checkpoints, newest first; they are not checked."""
     return [int(place.name) for place in _places(directory)]
 
 

@@ -1,15 +1,15 @@
-"""The run directory: what an experiment was, what happened in every round, and the models it ended with.
+"""The run directory: the experiment, the records of its rounds, and its final models.
 
     experiment.json, experiment.toml   the resolved experiment, and the same as the user would write it
     platform.json                      the machine and the builds, on which bit-identity depends
     records/{rounds,clients,metrics}   Arrow IPC streams (.arrows) while running, Parquet (.parquet) once finished
     tensorboard/                       TensorBoard events
     models/<name>.safetensors          final models
-    checkpoints/<rounds>/              what the run goes on from (rayfl/checkpoint.py)
-    files/                             the trace, the graph that the experiment names (rayfl/kept_files.py)
+    checkpoints/<rounds>/              the states from which a run resumes (checkpoint.py)
+    files/                             copies of the experiment's input files (experiment/input_files.py)
     lock                               held by the process that writes here
 
-Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams and Parquet relate: rayfl/tables.py.
+Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams and Parquet relate: tables.py.
 """
 
 import json
@@ -59,7 +59,7 @@ _ENTRIES = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory says. Tables have the columns of `SCHEMAS`, rows in the order they were recorded."""
+    """The contents of a run directory. Tables have the columns of `SCHEMAS`, rows in the order they were recorded."""
 
     directory: Path
     experiment: Mapping[str, object]
@@ -74,8 +74,7 @@ class Recorder:
     """Writes the records of one run; the only writer of its directory's records and TensorBoard events.
 
     Leaving the `with` block finishes the run (Parquet); leaving it by an exception keeps the streams, to be resumed.
-    Every method raises DiskError where the disk refuses; what it has got is never more than a last round that is cut,
-    which `resume` drops.
+    Every method raises DiskError where the disk refuses; then at most the last round is cut, and `resume` drops it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -110,7 +109,7 @@ class Recorder:
         return recorder
 
     def _open(self, directory: Path, begin: Callable[[], Mapping[str, pa.Table]], resumed: bool = False) -> None:
-        """`begin` gives the tables to begin with, once nobody else writes here."""
+        """Lock the directory and open the streams; `begin` returns the tables to begin with."""
         self._directory = directory
         with self._writing(), ExitStack() as held, ExitStack() as opened:
             held.enter_context(locked(directory))
@@ -129,7 +128,7 @@ class Recorder:
             self._opened, self._held = opened.pop_all(), held.pop_all()
 
     def _stream(self, name: str, table: pa.Table) -> Stream:
-        """A stream that begins with `table`, in the place of whatever records there are."""
+        """A stream that begins with `table` and takes the place of earlier records."""
         path = table_path(self._directory, name, "arrows")
         partial = path.with_name(path.name + ".partial")
         try:
@@ -206,14 +205,14 @@ class Recorder:
         if error is None:
             self.close()
             return
-        # What ended the run is told, and not that its last words found no room.
+        # Report the error that ended the run, not the failure to write it.
         with suppress(OSError):
             self.stop()
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Nobody else writes into a run directory. SettingsError where a run goes on there."""
+    """Keep other processes from writing into a run directory. SettingsError where one does."""
     try:
         held = lock(directory / "lock")
     except Taken:
@@ -227,7 +226,7 @@ def _last_round(rounds: pa.Table) -> int:
 
 
 def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
-    """How many rows each table of a run has on its first so many rounds."""
+    """A function that returns how many rows each table of a run has on a number of first rounds."""
     tables = {name: read_table(directory, name) for name in SCHEMAS}
     return lambda rounds: {name: len(up_to(table, rounds - 1)) for name, table in tables.items()}
 
@@ -241,15 +240,13 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     if path.exists() and not path.is_dir():
         raise SettingsError(f"{path} is a file: name a directory for the run")
     there = path.exists()
-    # A lock that nobody holds is nothing.
+    # A lock file that nobody holds does not count.
     found = sorted(entry.name for entry in path.iterdir() if entry.name != "lock") if there else []
     if found and not overwrite:
-        raise SettingsError(
-            f"{path} is not empty and is not written over unasked: name another directory or give --overwrite"
-        )
+        raise SettingsError(f"{path} is not empty: name another directory, or give --overwrite")
     if found and "experiment.json" not in found:
         raise SettingsError(
-            f"{path} holds something else than a run, so --overwrite does not apply: name another directory"
+            f"{path} holds something other than a run, which --overwrite does not delete: name another directory"
         )
     strange = [name for name in found if name.removesuffix(".partial") not in _ENTRIES]
     if strange:
@@ -267,7 +264,7 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
 
 
 def describe_run(directory: Path, experiment: Mapping[str, object], platform: Mapping[str, object], toml: str) -> None:
-    """Write what the run is (the resolved experiment, as JSON and as the TOML text that gives it) and where it runs.
+    """Write the resolved experiment (as JSON and as the TOML text that gives it) and the platform.
 
     OSError where the disk refuses.
     """

@@ -23,11 +23,11 @@ from rayfl.tree import Arrays, PackedBits
 
 _LAYOUT = "layout"
 _CODECS = "rayfl.compress."
-"""Where the classes lie that a file may name."""
+"""The package of the classes that a file may name."""
 
 
 class DamagedFile(ValueError):
-    """A file that is no whole state file."""
+    """A file that is not a whole state file."""
 
 
 # Any: a state's leaf, or the value of a JSON object.

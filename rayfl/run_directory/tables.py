@@ -1,4 +1,4 @@
-"""The three tables of a run: their columns, their Arrow streams while it runs, and how either form is read.
+"""The three tables of a run: their columns, their Arrow streams while it runs, and a reader of streams and Parquet.
 
 An unclosed Parquet file is unreadable, an Arrow stream survives a cut but for its last batch: hence a stream (.arrows)
 while a run runs and Parquet once it is finished. Where both exist (a cut while one replaced the other), the Parquet
@@ -159,7 +159,7 @@ def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
                     break
                 batches.append(batch)
         except (StopIteration, pa.ArrowException, OSError):
-            # The end, or where the writer was cut or is now inside a batch: what stands before it is whole.
+            # The end, or the writer was cut inside a batch or is writing one: the batches before are whole.
             pass
     return pa.Table.from_batches(batches, schema)
 

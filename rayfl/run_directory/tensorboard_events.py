@@ -14,12 +14,13 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[repo
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 _FORMAT = "brain.Event:2"
-"""What the first record of every event file says."""
+"""The version in the first record of every event file."""
 
 
 class EventWriter:
-    """Appends scalars to a new event file in `directory`, at once: tensorboard's own writer does it in a thread, which
-    dies without a word to anybody where the disk is full. OSError from every method then."""
+    """Appends scalars to a new event file in `directory` at once; OSError where the disk refuses.
+
+    Tensorboard's own writer does it in a thread, which dies silently where the disk is full."""
 
     def __init__(self, directory: Path, purge_from: int | None) -> None:
         """`purge_from`: TensorBoard forgets what earlier files say of this step and later ones (a resumed run)."""
@@ -46,7 +47,7 @@ class EventWriter:
 
 
 def _created(directory: Path) -> IO[bytes]:
-    """A new file; the time in its name, in seconds, is what TensorBoard sorts by."""
+    """Open a new file; TensorBoard sorts by the time in its name, in seconds."""
     name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
     for number in count():
         try:

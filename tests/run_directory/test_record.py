@@ -255,7 +255,7 @@ def test_records_of_an_earlier_run_are_not_appended_to(tmp_path):
 def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     directory = described(tmp_path / "run")
     save_model(directory, "server", {"w": torch.ones(1)})
-    with pytest.raises(SettingsError, match=r"is not empty and is not written over unasked.*--overwrite"):
+    with pytest.raises(SettingsError, match=r"is not empty: .*--overwrite"):
         create_run_directory(directory)
     assert (directory / "models" / "server.safetensors").exists()
     # Left by a kill while the report was written.
@@ -265,7 +265,7 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     assert create_run_directory(directory) == directory
 
     (directory / "thesis.tex").write_text("years of work")
-    with pytest.raises(SettingsError, match="holds something else than a run, so --overwrite does not apply"):
+    with pytest.raises(SettingsError, match="holds something other than a run, which --overwrite does not delete"):
         create_run_directory(directory, overwrite=True)
     (directory / "experiment.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"holds 'thesis.tex', which no run wrote: move it away"):

@@ -18,8 +18,8 @@ def assign_by_prior(
 ) -> Shards:
     """Give each client samples by its label prior.
 
-    labels: int64 [num_samples]; priors: [num_clients, num_classes], rows need not sum to 1; sizes: the samples that each
-    client wants, int64 [num_clients]. A label that has run out is left out of the priors from then on; a client whose
+    labels: int64 [num_samples]; priors: [num_clients, num_classes], in any scale; sizes: how many samples each client
+    wants, int64 [num_clients]. A label that has run out is left out of the priors from then on; a client whose
     labels have all run out (prior 0 on the rest) ends with fewer samples than it wants.
     """
     num_clients, num_classes = priors.shape

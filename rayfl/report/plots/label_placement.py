@@ -1,4 +1,4 @@
-"""Where the labels of dots lie: beside their dot, or as near as the others let them be, at the end of a thin line."""
+"""Places for the labels of dots: beside the dot, or near it and joined to it by a thin line."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _PASSES, _TRIES = 8, 12
 _CROWD = 60.0
 """Dots nearer than this are neighbours."""
 _ON_LABEL, _ON_DOT, _LINE_ON_LABEL, _LINES_CROSS, _LINE_ON_DOT = 1000.0, 1000.0, 1000.0, 100.0, 500.0
-"""What meetings cost, in units of length."""
+"""Costs of overlaps and crossings, in units of length."""
 
 
 def label_places(dots: np.ndarray, sizes: np.ndarray, taken: np.ndarray, frame: np.ndarray) -> np.ndarray:
@@ -25,10 +25,10 @@ def label_places(dots: np.ndarray, sizes: np.ndarray, taken: np.ndarray, frame: 
     options = [_options(dot, size, frame) for dot, size in zip(dots, sizes, strict=True)]
     lines = [_lines(dot, boxes) for dot, boxes in zip(dots, options, strict=True)]
     alone = [_alone(index, options[index], lines[index], taken) for index in range(len(dots))]
-    # Those with the most neighbours choose first, or whoever comes first: the better of several orders is taken.
+    # Labels with the most neighbours choose first, then random orders are tried: the cheapest result is taken.
     crowd = np.count_nonzero(np.linalg.norm(dots[:, None] - dots, axis=2) < _CROWD, axis=1)
     orders = [np.argsort(-crowd, kind="stable"), *np.random.default_rng(0).permuted(_indices(len(dots)), axis=1)]
-    tries = [_settle([int(index) for index in order], alone, options, lines) for order in orders]
+    tries = [_place_in_turn([int(index) for index in order], alone, options, lines) for order in orders]
     best = min(tries, key=lambda tried: tried[0])[1]
     return np.array([options[index][best[index], :2] for index in range(len(dots))]).reshape(-1, 2)
 
@@ -37,10 +37,10 @@ def _indices(count: int) -> np.ndarray:
     return np.tile(np.arange(count), (_TRIES, 1))
 
 
-def _settle(
+def _place_in_turn(
     order: Sequence[int], alone: Sequence[np.ndarray], options: Sequence[np.ndarray], lines: Sequence[np.ndarray]
 ) -> tuple[float, dict[int, int]]:
-    """The option of each label when all have chosen, in this order, until none would move; and what they cost."""
+    """Let labels choose in this order until none moves; their cost, and the option of each."""
     chosen: dict[int, int] = {}
     costs: dict[int, float] = {}
     for _ in range(_PASSES):
@@ -89,7 +89,7 @@ def _lines(dot: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def _alone(index: int, boxes: np.ndarray, lines: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """What each option [num_options] of a label costs before others are placed: its distance, and dots in the way."""
+    """Costs [num_options] of a label's options before others are placed: distance, and dots in the way."""
     dot = lines[0, 0]
     others = np.delete(taken, index, axis=0)
     # The order of the options decides between equally near ones.
@@ -107,7 +107,7 @@ def _between(
     options: Sequence[np.ndarray],
     lines: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """What each option [num_options] costs because of the labels that are placed."""
+    """Costs [num_options] of a label's options due to the labels that are placed."""
     own, own_lines = options[index], lines[index]
     if not others:
         return np.zeros(len(own))
