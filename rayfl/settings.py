@@ -50,7 +50,7 @@ class UnknownName(SettingsError):
 
 
 def reason(error: OSError) -> str:
-    """What went wrong with a file, in the system's words."""
+    """The cause of a file's error, in the system's words."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 

@@ -107,7 +107,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def experiment(graph: str, peers: int, parameters: int) -> Experiment:
-    """Dis-PFL on digits, with a network of two hidden layers that has about so many parameters."""
+    """Dis-PFL on digits, with a network of two hidden layers and about that number of `parameters`."""
     # 64 h + h + h h + h + 10 h + 10 parameters with h units in each layer.
     hidden = max(1, round(-38 + math.sqrt(38**2 + parameters)))
     # Any: tables, which Experiment makes into what they describe.

@@ -22,8 +22,8 @@ from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.record import create_run_directory, describe_run
 
 LOOKS = 5
-"""Memory at a round is the least of so many looks, one after each round before it: work under way comes and goes, and
-after the last round the actors are on their way out."""
+"""Memory at a round is the least of this many measurements, one after each round before it, since memory of work under
+way comes and goes. After the last round itself the actors are ending."""
 
 
 @dataclass

@@ -33,7 +33,7 @@ Measure = Callable[[Experiment, Path, Sequence[int]], tuple[Played, int]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the runs of the four tables are."""
+    """Sizes of the runs in the four tables."""
 
     clients: tuple[int, ...] = (100, 1_000, 10_000)
     actors: tuple[int, ...] = (1, 2, 4)
@@ -110,7 +110,7 @@ def states(measure: Measure, home: Path, sizes: Sizes) -> Table:
 
 
 def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Table:
-    """What saving costs: of the last two thirds of the rounds, when most clients have a state."""
+    """The cost of saving, over the last two thirds of the rounds, when most clients have a state."""
     title = f"Checkpoints: scaffold, {sizes.keepers:,} clients with states, mlp of 11,140 parameters"
     heads = ("checkpoint every", "seconds a round", "beside the rounds", "of them checkpoints", "a checkpoint, MB")
     caption = "Seconds a round: mean, saving included. Beside the rounds: share of all time."

@@ -115,7 +115,7 @@ class Packet:
         return 8 * sum(part.nbytes for part in self.parts.values())
 
     def decode(self) -> Tree:
-        """What the receiver sees, in the shapes that were encoded: float32; bool for masks, float64 for counts.
+        """The tree that the receiver sees, in the encoded shapes: float32; bool for masks, float64 for counts.
 
         Nobody may write into the tensors: those of a dense fp32 packet look at its buffers.
         """

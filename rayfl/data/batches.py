@@ -90,7 +90,7 @@ class ClientData:
         self.client = client
 
     def num_examples(self, split: str) -> int:
-        """How many samples the client has in `split`."""
+        """The number of samples that the client has in `split`."""
         return len(self.partition.split(split)[self.client])
 
     def all(self, split: str, device: str | torch.device = "cpu") -> Batch:

@@ -63,7 +63,7 @@ class Architecture(Choice):
 
 
 SHAPES = ("input_shape", "num_classes")
-"""What a factory is told of the data, where it has parameters of these names."""
+"""The facts about the data that a factory gets, where it has parameters of these names."""
 
 
 class FromFactory(Architecture):
@@ -79,7 +79,7 @@ class FromFactory(Architecture):
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What sentences call it."""
+        """The model's name in sentences."""
         return self.factory.__qualname__
 
     # Any: a table of an experiment.
@@ -88,10 +88,10 @@ class FromFactory(Architecture):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         word = self.factory.__qualname__
-        told = {"input_shape": input_shape, "num_classes": num_classes}
-        told = {name: value for name, value in told.items() if _takes(self.factory, name)}
+        given = {"input_shape": input_shape, "num_classes": num_classes}
+        given = {name: value for name, value in given.items() if _takes(self.factory, name)}
         try:
-            made = self.factory(**told, **self.options)
+            made = self.factory(**given, **self.options)
         except Exception as error:
             raise ValueError(
                 f"model {word!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "

@@ -1,1 +1,1 @@
-"""Who exists and who shows up: clients' traits, sampling, availability, distributions."""
+"""The clients: their traits, sampling, availability, and distributions of traits."""

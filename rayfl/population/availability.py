@@ -1,4 +1,4 @@
-"""Who can be reached in a round: clients come and go by chance, by the hour, or as a file says.
+"""Availability: which clients can be reached in a round, by chance, by the hour, or by a file.
 
 A client's chances do not depend on other clients. Rounds count from 0.
 """
@@ -62,15 +62,15 @@ class Diurnal(Settings):
 class Trace(Settings):
     """A CSV file with the header `client,first_round,last_round`: a client is there in the rounds of its lines.
 
-    Both ends are included; a client without a line is never there. `repeat`: the trace begins again after so many
-    rounds; without it nobody is there after the last line's end.
+    Both ends are included; a client without a line is never there. With `repeat` the trace begins again
+    after that number of rounds; without it nobody is there after the last line's end.
     """
 
     trace: str = Field(min_length=1, description="path of the file")
     repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
 
     def read(self, count: int) -> "TraceLines":
-        """What the file says of `count` clients. SettingsError for a file that is no trace of them."""
+        """The lines of the file for `count` clients. SettingsError for a file that is no trace of them."""
         return TraceLines(read_trace(Path(self.trace), count), self.repeat)
 
 

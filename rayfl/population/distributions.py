@@ -1,4 +1,4 @@
-"""A value for each client: one for all, a list that is dealt out, a distribution, or groups."""
+"""A value for each client: one for all, a list in turn, a distribution, or groups."""
 
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ class Groups(Settings):
 
 
 Trait = float | tuple[float, ...] | LogNormal | Uniform | Groups
-"""One value for all, a list that is dealt out in turn, a distribution, or groups."""
+"""One value for all, a list whose values are taken in turn, a distribution, or groups."""
 
 
 def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:

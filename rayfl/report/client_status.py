@@ -23,13 +23,13 @@ _MEANINGS = {
     "surplus": "enough others were back before it",
 }
 """The meaning of each status, in the order in which a page shows them."""
-# Blue for what arrived, warm colours for what did not.
+# Blue for arrivals, warm colours for losses.
 _STYLES = (0, 1, 4, 3, 6, 5, 2)
 _OTHERS = "others"
 
 
 def counts(run: Run) -> Counter[str]:
-    """How often each status occurs, over all clients and rounds."""
+    """The number of times that each status occurs, over all clients and rounds."""
     return Counter(run.clients["status"].to_pylist())
 
 

@@ -229,7 +229,7 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What all runs share, a row a table of the experiment: [(table, [(key, value), ...]), ...]."""
+    """The settings that all runs share, a row a table of the experiment: [(table, [(key, value), ...]), ...]."""
     flat = [described(run) for run in runs]
     shared = {key: value for key, value in flat[0].items() if all(key in one and one[key] == value for one in flat)}
     rows: dict[str, list[tuple[str, str]]] = {}

@@ -37,7 +37,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a value differs from client to client: quantiles 0.1, 0.25, 0.5, 0.75, 0.9 [5, num_rounds], and its last."""
+    """The spread of a value over clients: quantiles 0.1, 0.25, 0.5, 0.75, 0.9 [5, num_rounds], and its last."""
 
     rounds: np.ndarray
     quantiles: np.ndarray

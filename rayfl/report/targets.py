@@ -42,7 +42,7 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
     if not finals:
         return None
     exact = _SHARE * finals[len(finals) // 2]
-    # What is a whole percent but for rounding stays one; what is below a percent is left as it is.
+    # A whole percent, but for rounding, stays one; a value below a percent is left as it is.
     return math.floor(100 * exact + 1e-9) / 100 or exact
 
 

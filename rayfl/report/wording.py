@@ -91,7 +91,7 @@ def seconds(amount: float) -> str:
 
 
 def times_less(ratio: float) -> str:
-    """How many times less is sent: "31x less", "1.5x less", "as much"; "2.0x more" for a ratio below 1."""
+    """The factor of saving in words: "31x less", "1.5x less", "as much"; "2.0x more" for a ratio below 1."""
     if 0.995 < ratio < 1.005:
         return "as much"
     factor, word = (ratio, "less") if ratio > 1 else (1 / ratio, "more")

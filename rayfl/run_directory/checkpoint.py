@@ -81,7 +81,7 @@ def load(
 ) -> RunState | None:
     """The newest whole checkpoint of a run that its records reach; None where there is none.
 
-    `rows` tells how many rows each table of the records has after a number of rounds; None: take the records for
+    `rows` gives how many rows each table of the records has after a number of rounds; None: take the records for
     whole. A checkpoint that is passed over is logged. SettingsError for a checkpoint of another format.
     """
     for place in _places(directory):
@@ -147,7 +147,7 @@ def _batches(refs: Mapping[int, Ref], executor: Executor) -> Iterator[dict[str, 
 
 # Any: JSON.
 def _manifest(place: Path) -> dict[str, Any]:
-    """What the manifest says. DamagedFile for what is none, SettingsError for that of another format."""
+    """The contents of the manifest. DamagedFile for one that cannot be read, SettingsError for another format."""
     try:
         about = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         if about["format"] != FORMAT:

@@ -1,1 +1,1 @@
-"""Who talks to whom among peers: graphs, graph files, statistics."""
+"""Graphs of peers that exchange messages: their kinds, files and statistics."""

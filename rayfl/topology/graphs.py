@@ -1,4 +1,4 @@
-"""Who exchanges with whom in a round of a peer method, and with which mixing weights.
+"""Topologies: the graphs over which peers exchange messages in a round, and their mixing weights.
 
 `rayfl.topology.statistics` measures such graphs: degrees, connectedness, spectral gap.
 """

@@ -73,7 +73,7 @@ def _served(clients: np.ndarray, priors: np.ndarray, supply: np.ndarray, generat
         short = np.flatnonzero(counts[1:] > supply)
         if not len(short):
             return wanted
-        # The label that runs out first: whoever asked for it later draws again, among the labels still open.
+        # The label that runs out first: later requests for it are drawn again, among the labels still open.
         ends = by_label[starts[short] + supply[short] - 1]
         label = short[np.argmin(ends)]
         is_open[label] = False

@@ -16,7 +16,7 @@ MAX_ATTEMPTS = 200
 class DirichletClient(PartitionScheme):
     """Each client draws a label prior from Dirichlet(alpha); all hold equally many samples (Dis-PFL; ALGORITHMS 8.2).
 
-    Samples are dealt without replacement (`assign_by_prior`); the test split has the client's label shares
+    Samples are assigned without replacement (`assign_by_prior`); the test split has the client's label shares
     (`matching_test_split`). Dis-PFL uses alpha 0.3 for CIFAR-10 and 0.2 for CIFAR-100 and Tiny-ImageNet.
     """
 
@@ -62,7 +62,7 @@ class DirichletSizes(PartitionScheme):
     """Label priors from Dirichlet(alpha) and log-normal sizes (Elastic; ALGORITHMS 8.5).
 
     Client i wants n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in all; sigma=0 is balanced, 0.3
-    what Elastic calls unbalanced. The test samples are dealt in the same way, with the same priors and proportions, so
+    what Elastic calls unbalanced. The test samples are assigned likewise, with the same priors and proportions, so
     the clients' test splits are disjoint and use every test sample.
     """
 
@@ -135,7 +135,7 @@ def _priors(alpha: float, rows: int, num_classes: int, generator: np.random.Gene
 
 
 def _share_sizes(edges: np.ndarray, total: np.ndarray | int) -> np.ndarray:
-    """How many of `total` samples lie between neighbouring edges."""
+    """The numbers of the `total` samples that lie between neighbouring edges."""
     return np.diff((edges * np.expand_dims(total, -1) + 1e-9).astype(np.int64), axis=-1)
 
 

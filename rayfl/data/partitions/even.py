@@ -33,7 +33,7 @@ class LambdaRatio(PartitionScheme):
     ratio: float = Field(ge=0.0, le=1.0)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if there are too few train samples for so many clients."""
+        """Assign the samples; ValueError if there are too few train samples for the clients."""
         self.check_num_clients(num_clients)
         train = self._blocks(self.class_labels(dataset, dataset.train), num_clients, generator)
         test = self._blocks(self.class_labels(dataset, dataset.test), num_clients, generator)

@@ -14,9 +14,8 @@ from rayfl.data.partitions.matching_test_split import matching_test_split
 class Pathological(PartitionScheme):
     """Each client holds samples of a few random classes in equal shares (Dis-PFL; ALGORITHMS 8.3).
 
-    Every client wants the same number of samples, half of them from each of two classes, say. They are dealt without
-    replacement: where a class has run out, a client takes more of its other classes; where all of them have, it holds
-    fewer samples. The reference code repeats samples across clients instead. Classes that nobody drew are not used.
+    Every client wants the same number of samples, in equal parts from its classes, without replacement. Where a class
+    has run out, a client takes more of its other classes; where all of them have, it holds fewer samples. The reference code repeats samples across clients instead. Classes that nobody drew are not used.
     The test split follows the client's label shares (`matching_test_split`).
     """
 
@@ -25,7 +24,7 @@ class Pathological(PartitionScheme):
     test_samples: int = Field(default=100, ge=1)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if a client goes without or there are not so many classes."""
+        """Assign the samples; ValueError if a client gets no samples or there are too few classes."""
         self.check_num_clients(num_clients)
         held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
         labels = self.class_labels(dataset, dataset.train)
@@ -47,7 +46,7 @@ class LabelsPerClient(PartitionScheme):
     used_ratio: float = Field(default=1.0, gt=0.0, le=1.0)
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if a client goes without or there are not so many classes."""
+        """Assign the samples; ValueError if a client gets no samples or there are too few classes."""
         self.check_num_clients(num_clients)
         held = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
         labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)

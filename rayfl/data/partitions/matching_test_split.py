@@ -7,7 +7,7 @@ from rayfl.data.partition import Shards
 
 
 def label_counts(labels: np.ndarray, shards: Shards, num_classes: int) -> np.ndarray:
-    """How many samples of each class each client holds; int64 [num_clients, num_classes]."""
+    """Samples of each class that each client holds; int64 [num_clients, num_classes]."""
     cells = shards.owners * num_classes + labels[shards.indices]
     return np.bincount(cells, minlength=len(shards) * num_classes).reshape(len(shards), num_classes)
 

@@ -14,7 +14,7 @@ Kind = Literal["auto", "image", "vector", "text"]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a file holds: inputs [n, ...], labels [n] (numbers or names), owners [n] (numbers or names), if any."""
+    """The samples of a file: inputs [n, ...], labels [n] (numbers or names), owners [n] (numbers or names), if any."""
 
     inputs: np.ndarray
     labels: np.ndarray

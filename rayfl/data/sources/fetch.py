@@ -17,7 +17,7 @@ class Fetched(Source):
     cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
 
     advice: ClassVar[str]
-    """What to fetch, as the middle of a sentence: "fetch ... and unpack it"."""
+    """Advice on the files to fetch, as the middle of a sentence: "fetch ... and unpack it"."""
 
     def folder(self) -> Path:
         """Where the files lie. SettingsError with what to fetch and where to put it if there is no such folder."""

@@ -13,7 +13,7 @@ NAME_POINTS = 14.0
 
 @dataclass(frozen=True)
 class End:
-    """What is written at the end of the line `x`, `y` [num_points]."""
+    """The label at the end of the line `x`, `y` [num_points]."""
 
     label: str
     color: str

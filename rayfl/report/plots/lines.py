@@ -23,7 +23,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#33
 """Okabe and Ito's colours, which the colour-blind can tell apart (their yellow is too pale on white); then dashes."""
 _DASHES = ("-", "--", ":", "-.")
 _BORDERS = ("solid", "dashed", "dotted", "double")
-"""What a legend draws for each of the dashes: CSS has no line of dashes and dots."""
+"""The border that a legend draws for each of the dashes: CSS has no line of dashes and dots."""
 ROUND = "Round"
 """The label of an x axis that counts rounds: whole numbers, never logarithmic."""
 _MOST_POINTS = 400
