@@ -15,8 +15,9 @@ class Pathological(PartitionScheme):
     """Each client holds samples of a few random classes in equal shares (Dis-PFL; ALGORITHMS 8.3).
 
     Every client wants the same number of samples, in equal parts from its classes, without replacement. Where a class
-    has run out, a client takes more of its other classes; where all of them have, it holds fewer samples. The reference code repeats samples across clients instead. Classes that nobody drew are not used.
-    The test split follows the client's label shares (`matching_test_split`).
+    has run out, a client takes more of its other classes; where all of them have, it holds fewer samples.
+    The reference code repeats samples across clients instead. Classes that nobody drew are not used. The test split
+    follows the client's label shares (`matching_test_split`).
     """
 
     name: ClassVar[str] = "pathological"
