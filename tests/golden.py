@@ -28,9 +28,10 @@ from rayfl.experiment.prepare import prepare  # noqa: E402
 from rayfl.methods.base import Method  # noqa: E402
 from rayfl.rounds.executor import InlineExecutor  # noqa: E402
 from rayfl.run_directory.play_run import final_models  # noqa: E402
+from rayfl.testing.comparison import contents  # noqa: E402
+from rayfl.testing.executors import play  # noqa: E402
 from tests.contracts.every_compressor import VARIANTS, encode, label, ordinary  # noqa: E402
-from tests.contracts.every_method import contents, experiment  # noqa: E402
-from tests.contracts.executors import play  # noqa: E402
+from tests.contracts.every_method import experiment  # noqa: E402
 
 Hashes = dict[str, Any]
 

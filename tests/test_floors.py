@@ -20,7 +20,7 @@ FLOORS = (
     {"rounds"},
     {"run_directory"},
     {"experiment"},
-    {"report"},
+    {"report", "testing"},
 )
 """The rooms of DESIGN.md, from the ground up: `rayfl/report/` or `rayfl/task.py`."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -5,12 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
-from torch import Tensor
 
 from rayfl.choices import find, named
-from rayfl.compress.base import Packet
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Relay
@@ -18,13 +15,11 @@ from rayfl.methods.base import Method, PeerHalf, ServerHalf
 from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.shared.elastic import Elastic
-from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
+from rayfl.testing.executors import play
 from rayfl.topology.graphs import FullyConnected
-from rayfl.tree import PackedBits
-from tests.contracts.executors import play
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.per_fedavg import PerFedAvg
@@ -156,45 +151,3 @@ def cases(chosen: list[Case]) -> pytest.MarkDecorator:
 
 every_method = cases(CASES)
 every_server_method = cases(SERVER_CASES)
-
-
-def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
-    """Every array that outlives a round, by its place: the server's state, and all states and links."""
-    found = leaves("server", run_state.server)
-    for kind, refs in (("state", run_state.states), ("link", run_state.server_memories)):
-        for client, ref in sorted(refs.items()):
-            found |= leaves(f"{kind} {client}", executor.get(ref))
-    return found
-
-
-# Any: whatever a state may hold.
-def leaves(place: str, value: Any) -> dict[str, np.ndarray]:
-    """All arrays below `value`."""
-    if isinstance(value, Mapping):
-        return {name: leaf for key, part in value.items() for name, leaf in leaves(f"{place}/{key}", part).items()}
-    if isinstance(value, Packet):
-        return leaves(place, value.parts)
-    if isinstance(value, Tensor):
-        return {place: value.detach().numpy()}
-    if isinstance(value, PackedBits):
-        return {place: value.bits}
-    if isinstance(value, np.ndarray):
-        return {place: value}
-    assert hasattr(value, "open"), f"{place} holds a {type(value).__name__}, which no checkpoint can keep"
-    return leaves(place, value.open())
-
-
-def assert_same_bits(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:
-    assert list(a) == list(b)
-    for place, array in a.items():
-        assert (array.dtype, array.shape, array.tobytes()) == (b[place].dtype, b[place].shape, b[place].tobytes()), (
-            place
-        )
-
-
-def assert_close(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], tolerance: float) -> None:
-    """Every array agrees to `tolerance` of its largest entry."""
-    assert list(a) == list(b)
-    for place, array in a.items():
-        size = max(np.abs(array).max(initial=0.0), 1e-3)
-        np.testing.assert_allclose(b[place], array, rtol=0, atol=tolerance * size, err_msg=place)

@@ -3,23 +3,15 @@
 import numpy as np
 import pytest
 
-from rayfl.methods.base import PeerHalf
 from rayfl.methods.lag import LAG
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation
-from tests.contracts.every_method import (
-    SERVER_CASES,
-    Case,
-    assert_same_bits,
-    cases,
-    contents,
-    every_method,
-    leaves,
-    played,
-)
-from tests.contracts.executors import play
+from rayfl.testing import contracts
+from rayfl.testing.comparison import assert_same_bits, contents, leaves
+from rayfl.testing.executors import play
+from rayfl.testing.watching import watched
+from tests.contracts.every_method import SERVER_CASES, Case, cases, every_method, played
 from tests.contracts.seams.quadratic import Quadratic, setup
-from tests.contracts.watching import watched
 
 NOBODY = 1 - 1e-12
 """A chance of dropping out that everyone meets."""
@@ -27,14 +19,7 @@ NOBODY = 1 - 1e-12
 
 @every_method
 def test_no_hook_modifies_what_it_was_given(case: Case):
-    here, log = watched(case.make())
-    _, run_states = play(here)
-    assert log.modified == []
-    assert {"begin", "step", "finish"} <= set(log.calls)
-    assert ("mix" if isinstance(here.method, PeerHalf) else "server_update") in log.calls
-    # And to be watched changes nothing.
-    plain, _, plain_states = played(case)
-    assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(plain), plain_states[-1]))
+    contracts.no_hook_modifies_what_it_was_given(case.make(), played(case)[1:])
 
 
 def test_the_watch_sees_a_modification():

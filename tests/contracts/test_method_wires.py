@@ -5,20 +5,11 @@ import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
-from rayfl.methods.base import PeerHalf
-from rayfl.rounds.setup import Evaluation
 from rayfl.settings import SettingsError
-from tests.contracts.every_method import (
-    FREE_CASES,
-    FREE_DOWNLINKS,
-    REGISTERED,
-    Case,
-    cases,
-    every_method,
-    experiment,
-)
-from tests.contracts.executors import play
-from tests.contracts.watching import buffer_bits, watched
+from rayfl.testing import contracts
+from rayfl.testing.executors import play
+from rayfl.testing.watching import buffer_bits, watched
+from tests.contracts.every_method import FREE_CASES, FREE_DOWNLINKS, REGISTERED, Case, cases, every_method, experiment
 
 
 def test_the_wire_cases_are_not_empty():
@@ -29,31 +20,7 @@ def test_the_wire_cases_are_not_empty():
 
 @every_method
 def test_the_bill_is_the_size_of_the_buffers(case: Case):
-    clients = {"per_round": case.num_clients - 1, "dropout_after_training": 0.2, "dropout_before_download": 0.2}
-    here, log = watched(case.make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
-    records, _ = play(here)
-    statuses = {client.status for record in records for client in record.clients}
-    assert {"dropped_after_training", "dropped_before_download"} <= statuses
-    for round, record in enumerate(records):
-        for row in record.clients:
-            sent, expected = row.status == "delivered", [0, 0]
-            if isinstance(here.method, PeerHalf):
-                expected = peer_bits(here, log, record, round, row.client) if sent else [0, 0]
-            elif row.status != "dropped_before_download":
-                down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
-                expected = [buffer_bits(log.up[round, row.client]) if sent else 0, sum(map(buffer_bits, down))]
-            assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
-        assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
-        assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
-
-
-def peer_bits(here, log, record, round: int, client: int) -> list[int]:
-    """Up: the own message to everyone who hears it; down: everyone's that the client hears. Both ends are billed."""
-    present = [row.client for row in record.clients if row.status == "delivered"]
-    size = {peer: buffer_bits(log.up[round, peer]) for peer in present}
-    graph = here.topology.receives(here.num_clients, here.seed, round)
-    listeners = sum(bool(graph[other, client]) for other in present)
-    return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
+    contracts.the_bill_is_the_size_of_the_buffers(case.make, case.num_clients)
 
 
 @every_method

@@ -8,25 +8,10 @@ import pytest
 
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.ledger import RoundRecord
-from rayfl.run_directory import checkpoint
-from tests.contracts.every_method import (
-    REGISTERED,
-    SERVER_CASES,
-    Case,
-    assert_close,
-    assert_same_bits,
-    cases,
-    contents,
-    every_method,
-    played,
-)
-from tests.contracts.executors import Shuffled, play
-
-
-def rows(records: list[RoundRecord]) -> list[tuple]:
-    """Everything recorded but the wall clock."""
-    return [(record.row._replace(wall_s=0.0), record.clients, record.metrics) for record in records]
+from rayfl.testing import contracts
+from rayfl.testing.comparison import assert_same_bits, contents, rows
+from rayfl.testing.executors import play
+from tests.contracts.every_method import REGISTERED, SERVER_CASES, Case, cases, every_method, played
 
 
 def test_the_registry_is_found():
@@ -47,32 +32,14 @@ def test_every_hyper_parameter_is_described(case: Case):
 @every_method
 def test_loop_and_vmap_agree(case: Case):
     loop, vmap = (case.make(engine=engine, chunk_size=case.num_clients) for engine in ("loop", "vmap"))
-    (looped, run_states), (stacked, stacked_worlds) = play(loop), play(vmap)
-    assert_close(
-        contents(InlineExecutor(loop), run_states[-1]),
-        contents(InlineExecutor(vmap), stacked_worlds[-1]),
-        tolerance=1e-5,
-    )
-    assert [(r.row.uplink_bits, r.row.downlink_bits) for r in looped] == [
-        (r.row.uplink_bits, r.row.downlink_bits) for r in stacked
-    ]
-    for one, other in zip(looped, stacked, strict=True):
-        assert [(m.client, m.name) for m in one.metrics] == [(m.client, m.name) for m in other.metrics]
-        # A test example on the border between two classes may change sides.
-        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name]) for r in (one, other)]
-        np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-4, atol=1e-5)
+    contracts.loop_and_vmap_agree(loop, vmap)
 
 
 @every_method
 @pytest.mark.parametrize("chunk_size", [1, 2, None])
 def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, chunk_size: int | None):
-    # Everything comes to the workers of Shuffled as bytes: states, links and messages survive that.
     here = case.make(chunk_size=chunk_size)
-    one, many = InlineExecutor(here), Shuffled(here)
-    records, run_states = played(case)[1:] if chunk_size is None else play(here, one)
-    others, other_worlds = play(here, many)
-    assert rows(records) == rows(others)
-    assert_same_bits(contents(one, run_states[-1]), contents(many, other_worlds[-1]))
+    contracts.several_workers_give_the_bits_of_one(here, played(case)[1:] if chunk_size is None else None)
 
 
 @pytest.mark.ray
@@ -122,14 +89,4 @@ def test_another_seed_gives_another_result(case: Case):
 
 @every_method
 def test_a_run_goes_on_from_its_checkpoint(case: Case, tmp_path: Path):
-    clients = {"per_round": case.num_clients - 1, "dropout_after_training": 0.2}
-    here = case.make(rounds=4, clients=clients)
-    records, run_states = play(here)
-    executor = InlineExecutor(here)
-    checkpoint.save(tmp_path, run_states[1], executor)
-    read_back = checkpoint.load(tmp_path, executor)
-    assert read_back is not None and read_back.round == 2
-    assert_same_bits(contents(executor, run_states[1]), contents(executor, read_back))
-    later, later_worlds = play(case.make(rounds=4, clients=clients), run_state=read_back)
-    assert rows(records[2:]) == rows(later)
-    assert_same_bits(contents(executor, run_states[-1]), contents(executor, later_worlds[-1]))
+    contracts.a_run_goes_on_from_its_checkpoint(case.make, case.num_clients, tmp_path)

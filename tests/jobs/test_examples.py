@@ -14,7 +14,7 @@ from rayfl.methods.base import Method
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.jobs.commands import rayfl
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "jobs" / "examples"

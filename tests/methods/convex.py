@@ -21,8 +21,8 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
+from rayfl.testing.executors import play
 from rayfl.tree import Tree
-from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, flat, points
 
 CLIENTS = range(4)

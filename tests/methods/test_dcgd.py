@@ -7,7 +7,7 @@ import pytest
 
 from rayfl.methods.dcgd import DCGD
 from rayfl.methods.diana import DIANA
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
 from tests.methods.convex import (

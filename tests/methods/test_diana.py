@@ -10,7 +10,7 @@ from rayfl.compress.sparse import TopK
 from rayfl.methods.diana import DIANA
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
 from tests.methods.convex import (

@@ -13,6 +13,8 @@ from rayfl.population.sampling import Clients
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
+from rayfl.testing.comparison import assert_same_bits, contents
+from rayfl.testing.executors import Shuffled, play
 from rayfl.topology.graphs import (
     Grid,
     OnePeerExponential,
@@ -23,8 +25,6 @@ from rayfl.topology.graphs import (
     mixing_weights,
 )
 from rayfl.topology.statistics import spectral_gap
-from tests.contracts.every_method import assert_same_bits, contents
-from tests.contracts.executors import Shuffled, play
 from tests.contracts.seams.closed_form import points
 from tests.methods.peers import ABSENCES, DIM, GRAPHS, followed, made, models, world_of
 

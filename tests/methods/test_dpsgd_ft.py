@@ -7,8 +7,8 @@ import pytest
 
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation
-from tests.contracts.every_method import assert_same_bits, contents
-from tests.contracts.executors import Shuffled, play
+from rayfl.testing.comparison import assert_same_bits, contents
+from rayfl.testing.executors import Shuffled, play
 from tests.contracts.seams.closed_form import points
 from tests.methods.peers import made, models
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rayfl.settings import SettingsError
+from rayfl.testing.executors import play
 from rayfl.topology.graphs import Topology
-from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import Points, points, start
 from tests.methods.peers import ABSENCES, GRAPHS, followed, made, models
 

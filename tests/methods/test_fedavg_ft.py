@@ -7,7 +7,7 @@ import pytest
 
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Evaluation, Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN
 from tests.methods.averaging import ABSENCES, made, wells

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, start
 from tests.methods.averaging import ABSENCES, ENGINES, HeavyBall, assert_follows, followed, made, wells
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayfl.methods.shared.adaptive_optimizers import Adagrad, Adaptive, AdaptiveAdam, Yogi
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, start
 from tests.methods.averaging import ABSENCES, ENGINES, Moments, assert_follows, followed, made, wells
 

@@ -10,7 +10,7 @@ from rayfl import tree
 from rayfl.determinism import seeding
 from rayfl.methods.fedpd import FedPD
 from rayfl.rounds.executor import InlineExecutor
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 

@@ -10,7 +10,7 @@ from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
 from rayfl.methods.base import Stage
 from rayfl.methods.fedprox import FedProx
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, start
 from tests.contracts.seams.quadratic import Quadratic
 from tests.methods.averaging import ABSENCES, ENGINES, Server, assert_follows, followed, made, proximal, wells

@@ -12,11 +12,11 @@ from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
 from rayfl.methods.fedsgd import FedSGD
 from rayfl.task import Task
+from rayfl.testing.executors import play
+from rayfl.testing.watching import watched
 from rayfl.tree import Tree
-from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN
-from tests.contracts.watching import watched
 from tests.methods.averaging import ABSENCES, ENGINES, assert_follows, made
 from tests.methods.reference import NUM_CLASSES, setup_of
 

@@ -14,7 +14,7 @@ from rayfl.methods.lag_ps import LAGPS
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import Points, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 

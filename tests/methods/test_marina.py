@@ -14,7 +14,7 @@ from rayfl.methods.base import Context
 from rayfl.methods.marina import MARINA
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
 from tests.methods.convex import (

@@ -9,7 +9,7 @@ from rayfl import tree
 from rayfl.methods.onebit import OneBitSGD
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
 from tests.methods.reference import doubles, initial, played, setup_of, softmax_gradient

@@ -8,10 +8,10 @@ import pytest
 from rayfl.methods.base import Method
 from rayfl.methods.qsgd import QSGD
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
+from rayfl.testing.watching import watched
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
-from tests.contracts.watching import watched
 from tests.methods.reference import doubles, initial, played, setup_of, softmax_gradient
 
 CLIENTS = range(4)

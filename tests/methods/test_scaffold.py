@@ -15,7 +15,7 @@ from rayfl.methods.base import Method
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState
 from rayfl.settings import SettingsError
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, made, optima, scaffolded, wells
 

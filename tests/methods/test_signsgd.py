@@ -12,7 +12,7 @@ from rayfl.methods.signsgd import SignSGD
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.methods.reference import doubles, initial, setup_of, softmax_gradient

@@ -11,7 +11,7 @@ from rayfl import tree
 from rayfl.methods.stem import STEM, STEMHyper
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.settings import SettingsError
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 

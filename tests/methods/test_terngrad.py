@@ -8,10 +8,10 @@ import pytest
 from rayfl.methods.base import Method
 from rayfl.methods.terngrad import TernGrad
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
+from rayfl.testing.watching import watched
 from tests.contracts.seams.closed_form import TENSORS, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
-from tests.contracts.watching import watched
 
 CLIENTS = range(4)
 

@@ -13,8 +13,8 @@ from rayfl.methods.dpsgd import DPSGD
 from rayfl.population.availability import Diurnal, Trace, available, read_trace
 from rayfl.population.sampling import DROPOUTS, Clients, Population
 from rayfl.settings import SettingsError
+from rayfl.testing.executors import Shuffled, play
 from rayfl.topology.graphs import Ring
-from tests.contracts.executors import Shuffled, play
 from tests.contracts.seams.quadratic import Quadratic
 from tests.contracts.seams.quadratic import setup as quadratic
 from tests.methods.reference import played, setup_of

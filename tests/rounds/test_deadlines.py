@@ -7,7 +7,7 @@ import pytest
 
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.ledger import ClientRow
-from tests.contracts.every_method import assert_same_bits
+from rayfl.testing.comparison import assert_same_bits
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import setup as quadratic
 from tests.methods.reference import played, setup_of

@@ -18,10 +18,11 @@ from rayfl.rounds.exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mix import gather_rows, gathered
+from rayfl.testing.comparison import assert_same_bits, contents
+from rayfl.testing.executors import play
 from rayfl.topology.graphs import FullyConnected, Ring, mixing_weights
 from rayfl.tree import Tree
-from tests.contracts.every_method import assert_same_bits, contents, experiment
-from tests.contracts.executors import play
+from tests.contracts.every_method import experiment
 
 
 def test_links_are_billed_on_both_ends():

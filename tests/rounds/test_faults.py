@@ -8,8 +8,8 @@ import pytest
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow
 from rayfl.settings import SettingsError
-from tests.contracts.every_method import assert_same_bits, contents
-from tests.contracts.executors import Shuffled, play
+from rayfl.testing.comparison import assert_same_bits, contents
+from rayfl.testing.executors import Shuffled, play
 from tests.methods.reference import played, setup_of
 from tests.three_clients import DOWN, SIZES, UP, end, fated, near, one_round, row, three
 

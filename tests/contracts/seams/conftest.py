@@ -3,7 +3,7 @@
 import pytest
 
 from rayfl.rounds.executor import InlineExecutor
-from tests.contracts.executors import Shuffled
+from rayfl.testing.executors import Shuffled
 from tests.contracts.seams.ways import Way
 
 

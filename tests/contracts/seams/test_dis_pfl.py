@@ -11,8 +11,8 @@ from rayfl import tree
 from rayfl.determinism import seeding
 from rayfl.methods.dispfl import DisPFL
 from rayfl.rounds.setup import Setup
+from rayfl.testing.executors import play
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology
-from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, start
 from tests.contracts.seams.quadratic import setup
 from tests.contracts.seams.ways import Way

@@ -10,7 +10,7 @@ from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, points, start
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import HELDOUT, Quadratic, setup

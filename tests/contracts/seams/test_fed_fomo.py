@@ -8,8 +8,8 @@ import pytest
 from rayfl import tree
 from rayfl.methods.base import Carry, Context, Finished
 from rayfl.rounds.setup import Setup
+from rayfl.testing.executors import play
 from rayfl.tree import State
-from tests.contracts.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.fed_fomo import FedFomo
 from tests.contracts.seams.quadratic import setup

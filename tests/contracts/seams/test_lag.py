@@ -6,7 +6,7 @@ import numpy as np
 
 from rayfl.methods.lag import LAG
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import setup
 from tests.contracts.seams.ways import Way

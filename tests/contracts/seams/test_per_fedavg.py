@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rayfl.rounds.setup import Evaluation, Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import Points, batches, flat, points, start
 from tests.contracts.seams.per_fedavg import PerFedAvg
 from tests.contracts.seams.quadratic import TRAIN, setup

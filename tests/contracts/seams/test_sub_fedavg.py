@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import WEIGHT, batches, flat, points, start
 from tests.contracts.seams.quadratic import setup
 from tests.contracts.seams.sub_fedavg import SubFedAvg

@@ -15,7 +15,7 @@ import rayfl.methods
 from rayfl.determinism import seeding
 from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.setup import Setup
-from tests.contracts.executors import play
+from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import TENSORS, flat, points
 from tests.contracts.seams.quadratic import HELDOUT
 from tests.methods.averaging import (

@@ -1,0 +1,64 @@
+"""The method that --method names, and setups of it."""
+
+from typing import Any
+
+import pytest
+
+from rayfl.choices import find
+from rayfl.determinism.process import prepare_process
+from rayfl.experiment.experiment import Experiment, override
+from rayfl.experiment.prepare import prepare
+from rayfl.methods.base import Method, PeerHalf
+from rayfl.rounds.setup import Setup
+from rayfl.settings import SettingsError
+from rayfl.testing.contracts import Make, Played
+from rayfl.testing.executors import play
+
+NUM_CLIENTS = 6
+
+prepare_process()
+
+
+@pytest.fixture(scope="session")
+def method(request: pytest.FixtureRequest) -> type[Method]:
+    """The class that --method names. A usage error where there is none."""
+    name = request.config.getoption("--method")
+    if not name:
+        raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FedNova")
+    try:
+        return find(Method, name)
+    except SettingsError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+@pytest.fixture(scope="session")
+def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
+    """Setups of the method: six unequal clients on digits, a small network, three rounds."""
+    hyper: dict[str, Any] = {}
+    for one in request.config.getoption("--set", []) or []:
+        override(hyper, one)
+
+    # Any: tables of an experiment.
+    def made(engine: str = "loop", **options: Any) -> Setup:
+        tables: dict[str, Any] = {
+            "rounds": 3,
+            "seed": 5,
+            "data": "digits",
+            "partition": {"name": "dirichlet-class", "alpha": 1.0},
+            "model": {"name": "mlp", "hidden": [12]},
+            "method": {"name": method, **hyper},
+            "runtime": {"engine": engine},
+            **options,
+        }
+        tables["clients"] = {"count": NUM_CLIENTS, **options.get("clients", {})}
+        if issubclass(method, PeerHalf):
+            tables.setdefault("topology", "ring")
+        return prepare(Experiment(**tables))
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def played(make: Make) -> Played:
+    """A run as it is by default: its records and the state after each round."""
+    return play(make())

@@ -1,0 +1,110 @@
+"""What every method must hold. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from rayfl.compress.sparse import TopK
+from rayfl.methods.base import PeerHalf
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import RunState
+from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.run_directory import checkpoint
+from rayfl.testing.comparison import assert_close, assert_same_bits, contents, rows
+from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.watching import Log, buffer_bits, watched
+
+Make = Callable[..., Setup]
+Played = tuple[list[RoundRecord], list[RunState]]
+
+
+def loop_and_vmap_agree(loop: Setup, vmap: Setup) -> None:
+    """The same states, bits and metrics, up to rounding, one client after another and stacked."""
+    (looped, run_states), (stacked, stacked_states) = play(loop), play(vmap)
+    assert_close(
+        contents(InlineExecutor(loop), run_states[-1]),
+        contents(InlineExecutor(vmap), stacked_states[-1]),
+        tolerance=1e-5,
+    )
+    assert [(r.row.uplink_bits, r.row.downlink_bits) for r in looped] == [
+        (r.row.uplink_bits, r.row.downlink_bits) for r in stacked
+    ]
+    for one, other in zip(looped, stacked, strict=True):
+        assert [(m.client, m.name) for m in one.metrics] == [(m.client, m.name) for m in other.metrics]
+        # A test example on the border between two classes may change sides.
+        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name]) for r in (one, other)]
+        np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-4, atol=1e-5)
+
+
+def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = None) -> None:
+    """Three workers that do their jobs in any order and to whom everything comes as bytes: states survive that."""
+    one, many = InlineExecutor(here), Shuffled(here)
+    records, run_states = played or play(here, one)
+    others, other_states = play(here, many)
+    assert rows(records) == rows(others)
+    assert_same_bits(contents(one, run_states[-1]), contents(many, other_states[-1]))
+
+
+def a_run_goes_on_from_its_checkpoint(make: Make, num_clients: int, folder: Path) -> None:
+    """A checkpoint after two of four rounds, with clients missing, holds all that the other two need."""
+    clients = {"per_round": num_clients - 1, "dropout_after_training": 0.2}
+    here = make(rounds=4, clients=clients)
+    records, run_states = play(here)
+    executor = InlineExecutor(here)
+    checkpoint.save(folder, run_states[1], executor)
+    read_back = checkpoint.load(folder, executor)
+    assert read_back is not None and read_back.round == 2
+    assert_same_bits(contents(executor, run_states[1]), contents(executor, read_back))
+    later, later_states = play(make(rounds=4, clients=clients), run_state=read_back)
+    assert rows(records[2:]) == rows(later)
+    assert_same_bits(contents(executor, run_states[-1]), contents(executor, later_states[-1]))
+
+
+def no_hook_modifies_what_it_was_given(setup: Setup, played: Played) -> None:
+    """Arguments and the method's own values are the same after every call; to be watched changes nothing."""
+    here, log = watched(setup)
+    _, run_states = play(here)
+    assert log.modified == []
+    assert {"begin", "step", "finish"} <= set(log.calls)
+    assert ("mix" if isinstance(here.method, PeerHalf) else "server_update") in log.calls
+    assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(setup), played[1][-1]))
+
+
+def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
+    """Of every client in every round, also where clients drop out: eight times the bytes that it sent and received."""
+    clients = {"per_round": num_clients - 1, "dropout_after_training": 0.2, "dropout_before_download": 0.2}
+    here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
+    records, _ = play(here)
+    statuses = {client.status for record in records for client in record.clients}
+    assert {"dropped_after_training", "dropped_before_download"} <= statuses
+    for round, record in enumerate(records):
+        for row in record.clients:
+            sent, expected = row.status == "delivered", [0, 0]
+            if isinstance(here.method, PeerHalf):
+                expected = peer_bits(here, log, record, round, row.client) if sent else [0, 0]
+            elif row.status != "dropped_before_download":
+                down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
+                expected = [buffer_bits(log.up[round, row.client]) if sent else 0, sum(map(buffer_bits, down))]
+            assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
+        assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
+        assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
+
+
+def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: int) -> list[int]:
+    """Up: the own message to everyone who hears it; down: everyone's that the client hears. Both ends are billed."""
+    present = [row.client for row in record.clients if row.status == "delivered"]
+    size = {peer: buffer_bits(log.up[round, peer]) for peer in present}
+    assert here.topology is not None
+    graph = here.topology.receives(here.num_clients, here.seed, round)
+    listeners = sum(bool(graph[other, client]) for other in present)
+    return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
+
+
+def bits_fall_under_a_compressor(make: Make) -> None:
+    """A tenth of the entries costs less than all of them: nothing large is sent past the uplink's compressor."""
+    plain, sparse = (
+        sum(r.row.uplink_bits for r in play(here)[0]) for here in (make(), make(uplink=TopK(keep_ratio=0.1)))
+    )
+    assert sparse < 0.5 * plain or not plain

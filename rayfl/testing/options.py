@@ -1,0 +1,13 @@
+"""The options of `pytest --pyargs rayfl.testing`: a plugin of pytest, which must know them before it finds any test.
+
+It imports nothing of rayfl, because pytest loads it in every project where rayfl is installed.
+"""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--method and --set."""
+    group = parser.getgroup("rayfl")
+    group.addoption("--method", help="the method under contract, such as my_methods.py:FedNova")
+    group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="a hyper-parameter, as lr=0.1")

@@ -1,0 +1,47 @@
+"""The contract of the method that --method names; see rayfl/testing/contracts.py."""
+
+from pathlib import Path
+
+import pytest
+
+from rayfl.methods.base import Method
+from rayfl.testing import contracts
+from rayfl.testing.comparison import rows
+from rayfl.testing.conftest import NUM_CLIENTS
+from rayfl.testing.contracts import Make, Played
+from rayfl.testing.executors import play
+
+
+def test_it_names_its_paper_and_describes_its_hyper_parameters(method: type[Method]) -> None:
+    assert method.paper, "set `paper`, which `rayfl methods` shows"
+    assert [name for name, field in method.Hyper.model_fields.items() if not field.description] == []
+
+
+def test_twice_the_same(make: Make, played: Played) -> None:
+    assert rows(play(make())[0]) == rows(played[0])
+
+
+def test_loop_and_vmap_agree(make: Make) -> None:
+    contracts.loop_and_vmap_agree(make(), make(engine="vmap"))
+
+
+def test_several_workers_give_the_bits_of_one(make: Make, played: Played) -> None:
+    contracts.several_workers_give_the_bits_of_one(make(), played)
+
+
+def test_a_run_goes_on_from_its_checkpoint(make: Make, tmp_path: Path) -> None:
+    contracts.a_run_goes_on_from_its_checkpoint(make, NUM_CLIENTS, tmp_path)
+
+
+def test_no_hook_modifies_what_it_was_given(make: Make, played: Played) -> None:
+    contracts.no_hook_modifies_what_it_was_given(make(), played)
+
+
+def test_the_bill_is_the_size_of_the_buffers(make: Make) -> None:
+    contracts.the_bill_is_the_size_of_the_buffers(make, NUM_CLIENTS)
+
+
+def test_bits_fall_under_a_compressor(method: type[Method], make: Make) -> None:
+    if method.own_compression:
+        pytest.skip("the method fixes its own compressors")
+    contracts.bits_fall_under_a_compressor(make)

@@ -1,0 +1,47 @@
+"""A stranger's method under our contract: a sound one passes, a careless one fails where it is careless."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CARELESS = """
+from rayfl import tree
+from rayfl.methods.fedavg import FedAvg
+
+
+class Careless(FedAvg):
+    paper = "None"
+
+    def step(self, carry, batch, *, stage):
+        next(iter(carry["params"].values())).add_(0.01)
+        return super().step(carry, batch, stage=stage)
+"""
+
+
+def contract(method: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`pytest --pyargs rayfl.testing --method METHOD` in a folder outside of ours."""
+    command = [sys.executable, "-m", "pytest", "-p", "rayfl.testing.options", "-p", "no:cacheprovider", "--pyargs"]
+    return subprocess.run(
+        [*command, "rayfl.testing", "--method", method, "-q", *options],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+def test_fednova_keeps_the_contract(tmp_path: Path) -> None:
+    (tmp_path / "my_methods.py").write_text((ROOT / "jobs" / "examples" / "my_methods.py").read_text())
+    done = contract("my_methods.py:FedNova", tmp_path, "--set", "momentum=0.5")
+    assert done.returncode == 0 and "8 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_careless_method_fails_and_a_missing_one_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CARELESS)
+    done = contract("mine.py:Careless", tmp_path, "-k", "modifies")
+    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout + done.stderr
+    done = contract("mine.py:Carefull", tmp_path)
+    assert done.returncode != 0 and "mine.py has no 'Carefull': did you mean 'Careless'?" in done.stdout + done.stderr
