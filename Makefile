@@ -26,7 +26,7 @@ demo: $(HAS_RAYFL)
 	@$(BIN)/rayfl run $(EXPERIMENT) $(ARGS)
 
 test: $(HAS_TEST)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(HAS_DEV)
 	@$(BIN)/python -m ruff check .

@@ -1,6 +1,6 @@
 """Every test process does its numbers like every other process of rayfl; tests on Ray share one local cluster.
 
-Under pytest-xdist (`-n 2 --dist loadgroup`) one process takes all tests on Ray, before any other test, and every other
+Under pytest-xdist (`-n 2 --dist loadfile`) one process takes all tests on Ray, before any other test, and every other
 file goes to one process, so that what the tests of a file share is made once.
 """
 
@@ -8,6 +8,7 @@ from rayfl.determinism.process import prepare_process
 
 prepare_process()
 
+import functools  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
@@ -16,36 +17,48 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
+ON_RAY = "rayfl/on_ray"
+"""Where pytest's cache holds the names of the tests on Ray: the processes collect tests, and another one deals them."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests on Ray first, as one group: they take longest, and leave cores idle while processes start."""
-    on_ray = [
-        item for item in items if item.get_closest_marker("ray") or "cluster" in getattr(item, "fixturenames", ())
-    ]
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in on_ray:
-            item.add_marker(pytest.mark.xdist_group("ray"))
+    """Put the tests on Ray first: they take longest, and leave cores idle while processes start."""
+    on_ray = [item for item in items if needs_ray(item)]
     chosen = set(on_ray)
     items[:] = [*on_ray, *(item for item in items if item not in chosen)]
+    if hasattr(config, "workerinput") and config.cache is not None:
+        config.cache.set(ON_RAY, [item.nodeid for item in on_ray])
+
+
+def needs_ray(item: pytest.Item) -> bool:
+    """Whether a test says so, or has the cluster (the fixture, and not an argument of that name)."""
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return bool(item.get_closest_marker("ray")) or "cluster" in set(getattr(item, "fixturenames", ())) - set(given)
 
 
 @pytest.hookimpl(optionalhook=True)
 # Any: the types of xdist, which a run in one process does without.
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """The scheduler of `--dist loadgroup`: a test without a group of its own goes with its file."""
-    if config.getvalue("dist") != "loadgroup":
-        return None
-    from xdist.scheduler.loadgroup import LoadGroupScheduling
+    """The scheduler of `--dist loadfile`, but that all tests on Ray go to one process.
 
-    class ByFile(LoadGroupScheduling):
+    xdist's own groups (`--dist loadgroup`) do nothing under pytest 9.2: pytest-dev/pytest-xdist#1386.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class FilesAndRay(LoadFileScheduling):
+        @functools.cached_property
+        def on_ray(self) -> set[str]:
+            return set(config.cache.get(ON_RAY, []))
+
         def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return group.partition("::")[0] if group == nodeid else group
+            return "ray" if nodeid in self.on_ray else super()._split_scope(nodeid)
 
     # In the order of collection, the tests on Ray first.
     config.option.loadscopereorder = False
-    return ByFile(config, log)
+    return FilesAndRay(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
