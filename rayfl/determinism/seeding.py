@@ -30,6 +30,22 @@ class LazyGenerator:
         return generator(*self.key)
 
 
+class FirstDraws:
+    """The generators from which a client's state before its first round is drawn."""
+
+    def __init__(self, seed: int, client: int) -> None:
+        self.seed, self.client = seed, client
+
+    @cached_property
+    def own(self) -> np.random.Generator:
+        """The one generator of this (seed, client), for what differs from client to client."""
+        return generator(self.seed, client=self.client, purpose="first state")
+
+    def common(self, purpose: str) -> np.random.Generator:
+        """A fresh generator of one purpose, with the same numbers for all clients of a run."""
+        return generator(self.seed, purpose=purpose)
+
+
 def torch_seed(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> int:
     """A 63-bit seed for a `torch.Generator` or a forked torch state, keyed in the same way."""
     return int(_sequence(seed, round, client, purpose).generate_state(1, np.uint64)[0] >> 1)

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
 from rayfl.methods.shared.distributed_gradient import (
@@ -105,7 +105,7 @@ class ADIANA(DistributedGradient):
         beta = 1 - gamma * mu if hyper.beta is None else hyper.beta
         return Parameters(damping(hyper.alpha, ctx), p, eta, theta1, hyper.theta2, gamma, beta)
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"shift": tree.zeros_like(params)}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

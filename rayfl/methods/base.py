@@ -15,7 +15,7 @@ import numpy as np
 
 from rayfl.choices import Kind
 from rayfl.compress.base import Compressor, Message, Packet
-from rayfl.determinism.seeding import LazyGenerator
+from rayfl.determinism.seeding import FirstDraws, LazyGenerator
 from rayfl.gather import Aggregate, Gather
 from rayfl.population.client import Traits
 from rayfl.settings import Settings
@@ -172,10 +172,10 @@ class Method(Kind, ABC):
     def plan(self, round: int, coin: float) -> Plan:
         """What happens in round `round`; `coin` in [0, 1) is the shared coin of that round."""
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         """A client's state before its first round; {} for methods whose clients remember nothing.
 
-        `generator` belongs to this (seed, client) alone, for what differs at random between clients (masks).
+        `draws.own` is for what differs at random between clients, `draws.common` for what all of them share (masks).
         """
         return {}
 

@@ -17,12 +17,12 @@ the minimiser, so that what is compressed vanishes there, and h = mean_i h_i alw
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import (
@@ -62,7 +62,7 @@ class DIANA(DistributedGradient):
         """Whether this round sends gradients uncompressed, which become the shifts."""
         return self.hyper.start == "gradient" and ctx.round == 0
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"shift": tree.zeros_like(params)}
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

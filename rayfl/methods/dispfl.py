@@ -22,12 +22,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Plan, Stage
 from rayfl.methods.shared import masks
@@ -80,11 +80,11 @@ class DisPFL(GradientMethod, PeerHalf):
             return Plan(stages=(train,))
         return Plan(stages=(train, replace(train, name=SEARCH, epochs=None, steps=1)))
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         hyper, density = self.hyper, masks.kept_ratio(client, self.hyper.density, 0.5)
         density_of = masks.densities(params, density, hyper.distribution, hyper.erk_power, hyper.prune)
-        draws = generator if hyper.different_initial else masks.common_generator(params)
-        mask = masks.random_mask(params, density_of, draws)
+        generator = draws.own if hyper.different_initial else draws.common("common mask")
+        mask = masks.random_mask(params, density_of, generator)
         return {"params": masks.masked(params, mask), "mask": mask}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.base import Message
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
@@ -57,7 +57,7 @@ class DPSGD(GradientMethod, PeerHalf):
     personalized: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"change": WeightedMean()}
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"params": params}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

@@ -19,13 +19,13 @@ on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
@@ -57,7 +57,7 @@ class FedPD(GradientMethod, ModelServer):
         exchange = coin >= self.hyper.skip_probability
         return Plan(stages=(self.hyper.stage(round),), down=exchange, up=exchange)
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"params": params, "anchor": params, "multiplier": tree.zeros_like(params), "received": params}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

@@ -30,6 +30,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import Scope, TopK, sparse_packet, top_k_support
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, ElementwiseMean, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
@@ -72,7 +73,7 @@ class FedPSE(GradientMethod, ServerHalf):
         """EWA, or FedAvg's mean."""
         return {"update": ElementwiseMean("nonzero") if self.hyper.aggregation == "ewa" else WeightedMean()}
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"base": params, "residual": tree.zeros_like(params), "trained": params}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

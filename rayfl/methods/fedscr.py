@@ -29,6 +29,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.structured import Scores, Structured
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Collect, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.fedavg import FedAvg
@@ -87,7 +88,7 @@ class FedSCR(FedAvg):
         """What the uplink goes through; where adaptive, at a client's first threshold."""
         return self.hyper.compressor()
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         state: State = {"residual": tree.zeros_like(params)}
         if self.hyper.adaptive:
             state |= {"divergence": torch.tensor(-1.0), "significance": torch.tensor(-1.0)}

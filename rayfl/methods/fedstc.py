@@ -28,6 +28,7 @@ from rayfl.compress.base import Message, Packet, message_bits, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
@@ -59,7 +60,7 @@ class FedSTC(GradientMethod, ModelServer):
         """STC, both ways."""
         return Ternary(keep_ratio=self.hyper.keep_ratio, scope=self.hyper.scope)
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"params": params, "residual": tree.zeros_like(params)}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

@@ -8,8 +8,7 @@ neither the lasso nor Fil; the authors' code has Fil. Both are on as in MCE-PL: 
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf
 from rayfl.methods.shared.learned_masks import HiddenMasks
@@ -25,8 +24,8 @@ class IndMask(HiddenMasks, PeerHalf):
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {}
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
-        z = self.scores_for(client, params, generator)
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        z = self.scores_for(params, draws)
         return {"scores": z, **self.masked_by(z, client, params)}
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

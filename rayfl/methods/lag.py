@@ -16,12 +16,12 @@ gradients of all clients and steps along their mean, in silent rounds too.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, Sum
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
@@ -48,7 +48,7 @@ class LAG(DistributedGradient):
     paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-WK)"
     gather: Mapping[str, Gather] = {"change": Sum()}
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         steps = torch.zeros(self.hyper.num_steps)
         return {"sent": tree.zeros_like(params), "model": params, "round": torch.tensor(0), "steps": steps}
 

@@ -12,12 +12,12 @@ it a step to compute, which is thrown away, so that its simulated time counts as
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.base import Message
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.lag import LAG, LAGHyper
@@ -41,7 +41,7 @@ class LAGPS(LAG):
     hyper: LAGPSHyper
     paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-PS)"
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"sent": tree.zeros_like(params)}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

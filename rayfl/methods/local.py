@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-
 from rayfl.compress.base import Message
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
@@ -22,7 +21,7 @@ class Local(GradientMethod, PeerHalf):
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {}
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"params": params}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Plan, Stage
 from rayfl.methods.shared import masks
@@ -62,7 +62,7 @@ class LotteryDSGD(GradientMethod, PeerHalf):
         gate = Stage(GATE, split="validation", epochs=1, batch_size=self.hyper.batch_size or None)
         return Plan(stages=(gate, self.hyper.stage(round, TRAIN)))
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         mask = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in params.items()}
         return {"params": params, "mask": mask, "left": torch.ones((), dtype=torch.float64)}
 

@@ -19,7 +19,6 @@ first round, g = grad f(x^0), is uncompressed. Q is unbiased; g is not.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 
@@ -27,6 +26,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, stated_omega
@@ -58,7 +58,7 @@ class MARINA(DistributedGradient):
         p = self.hyper.dense_probability
         return ctx.plan.coin < (1 / (1 + stated_omega(ctx, "dense_probability")) if p is None else p)
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"point": params, "round": torch.tensor(-1)}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

@@ -37,9 +37,9 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.mask import mask_packet
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf
-from rayfl.methods.shared import masks
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, masked_part
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
@@ -66,17 +66,17 @@ class MCEPL(HiddenMasks, PeerHalf):
     include_self: ClassVar[bool] = False
     gather: Mapping[str, Gather] = {"mask": WeightedMean()}
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
-        z, heard = self.scores_for(client, params, generator), self.first_heard(params)
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        z, heard = self.scores_for(params, draws), self.first_heard(params, draws)
         return {"scores": z, "heard": heard, **self.masked_by(aggregated(z, heard), client, params)}
 
-    def first_heard(self, params: Tree) -> Tree:
-        """mbar before the first exchange: the same for all peers of an experiment."""
-        draws = masks.common_generator(params)
+    def first_heard(self, params: Tree, draws: FirstDraws) -> Tree:
+        """mbar before the first exchange: the same for all peers of a run."""
+        generator = draws.common("common mask")
 
         def draw(layer: Tensor) -> Tensor:
             share = self.hyper.first_fc if layer.dim() == 2 else self.hyper.first_conv
-            return torch.from_numpy((draws.random(tuple(layer.shape)) < share).astype(np.float32))
+            return torch.from_numpy((generator.random(tuple(layer.shape)) < share).astype(np.float32))
 
         return tree.map(draw, masked_part(params))
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Collect, Gather
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Metrics, Plan
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
@@ -64,9 +65,9 @@ class PFNM(GradientMethod, ModelServer):
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round),), down=False)
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         own = self.hyper.independent_start
-        return {"params": self.task.init(int(generator.integers(2**63))) if own else params}
+        return {"params": self.task.init(int(draws.own.integers(2**63))) if own else params}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.start(state["params"])

@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, Sum, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining, Weighting
@@ -71,7 +71,7 @@ class Scaffold(GradientMethod, ModelServer):
             return Plan(stages=(training,))
         return Plan(stages=(Stage(CONTROL, steps=1, batch_size=self.hyper.control_batch_size or None), training))
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"control_variate": tree.zeros_like(params)}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

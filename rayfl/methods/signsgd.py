@@ -13,7 +13,6 @@ takes the step x <- x - lr * sign(sum_i sign(g_i)) on a copy of the model, so th
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -22,6 +21,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.compress.votes import votes_packet
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, Sum
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
@@ -48,7 +48,7 @@ class SignSGD(DistributedGradient):
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"signs": Sum()}
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"params": params, **({"momentum": tree.zeros_like(params)} if self.hyper.momentum else {})}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

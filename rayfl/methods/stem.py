@@ -19,13 +19,13 @@ Round 0 is the start: the mean of gradients on large batches, at the common x_1,
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Stage
 from rayfl.methods.shared.lr_schedules import LearningRate
@@ -81,7 +81,7 @@ class STEM(Method, ModelServer):
         stage = Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=hyper.rate(round - 1))
         return Plan(stages=(stage,))
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"point": params, "round": torch.tensor(-1)}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

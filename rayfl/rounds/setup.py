@@ -148,8 +148,8 @@ class Setup:
 
     def first_state(self, client: int) -> State:
         """What a client remembers before its first round."""
-        generator = seeding.generator(self.seed, client=client, purpose="first state")
-        return self.method.init_client(self.population.traits(client), self.initial, generator)
+        draws = seeding.FirstDraws(self.seed, client)
+        return self.method.init_client(self.population.traits(client), self.initial, draws)
 
     def first_server_memory(self, client: int) -> State:
         """What the server remembers of a client before the client's first round."""

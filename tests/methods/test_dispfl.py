@@ -206,6 +206,6 @@ def test_a_model_is_what_was_trained_last():
     state = tree.to_tensors(run_state.states[0])
     assert here.method.final_model(state) is state["trained"]
     assert any(not torch.equal(state["trained"][name], state["params"][name]) for name in state["params"])
-    fresh = here.method.init_client(Traits(0, 9), here.initial, seeding.generator(1))
+    fresh = here.method.init_client(Traits(0, 9), here.initial, seeding.FirstDraws(1, 0))
     assert here.method.final_model(fresh) is fresh["params"]
     assert np.isfinite([float(part.sum()) for part in fresh["params"].values()]).all()

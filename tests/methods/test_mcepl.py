@@ -177,7 +177,7 @@ def test_the_alexnet_s_mask_is_153_416_bytes():
     method = alexnet(fc_retention_ratio=0.9, fil=0)
     params, client = method.task.init(0), Traits(0, 9, retention_ratio=0.3, retention_given=True)
     made = setup_of("mcepl", {})
-    state = method.init_client(client, params, seeding.generator(1))
+    state = method.init_client(client, params, seeding.FirstDraws(1, 0))
     ctx = replace(made.context(0, method.plan(0, 0.0), 0, "client"), initial=params, client=client)
     ctx = replace(ctx, work={"train": Work(1, 128)})
     carry = {**method.begin(state, {}, ctx), "gradient": tree.zeros_like(params)}

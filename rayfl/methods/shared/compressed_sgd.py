@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-
 from rayfl import tree
 from rayfl.compress.base import Compressor
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
@@ -40,7 +39,7 @@ class CompressedSGD(DistributedGradient):
         """C."""
         return self.make_compressor()
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return self.compressor.init(params)
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

@@ -21,6 +21,7 @@ from rayfl.compress.base import Message
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.methods.base import Carry, Context, Method, Plan, Stage
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.lr_schedules import LearningRate
@@ -139,10 +140,10 @@ class HiddenMasks(Method):
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         return {**carry, "gradient": gradient, "loss": loss}
 
-    def scores_for(self, client: Traits, params: Tree, generator: np.random.Generator) -> Tree:
+    def scores_for(self, params: Tree, draws: FirstDraws) -> Tree:
         """The scores z^(0) of a client."""
-        draws = generator if self.hyper.different_initial else masks.common_generator(params, "common scores")
-        return first_scores(masked_part(params), draws)
+        generator = draws.own if self.hyper.different_initial else draws.common("common scores")
+        return first_scores(masked_part(params), generator)
 
     def weights(self, initial: Tree) -> Tree:
         """w, from the parameters of round 0: the layers scaled, the rest as it is."""

@@ -5,7 +5,6 @@ al., Rigging the Lottery: Making All Tickets Winners, ICML 2020; the search, Dai
 """
 
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
-from rayfl.determinism import seeding
 from rayfl.population.client import Traits
 from rayfl.tree import Tree
 
@@ -72,14 +70,6 @@ def random_mask(params: Tree, density_of: Mapping[str, float], generator: np.ran
         return mask.reshape(tensor.shape)
 
     return {name: draw(name, tensor) for name, tensor in params.items()}
-
-
-def common_generator(params: Tree, purpose: str = "common mask") -> np.random.Generator:
-    """The same generator for all clients of an experiment, keyed by the one thing they share: the first parameters."""
-    digest = 0
-    for tensor in params.values():
-        digest = zlib.crc32(tensor.numpy().tobytes(), digest)
-    return seeding.generator(digest, purpose=purpose)
 
 
 def kept_ratio(client: Traits, given: float | None, default: float) -> float:

@@ -7,7 +7,6 @@ one minibatch. The gradient is dense, taken at the pruned model, so that pruned 
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 
@@ -15,6 +14,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.learned_masks import layer_masks, layer_ratios, masked_part
@@ -49,7 +49,7 @@ class PrunedWeights(Method):
         hyper = self.hyper
         return Plan(stages=(Stage(steps=1, batch_size=hyper.batch_size or None, lr=hyper.rate(round)),))
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"weights": params, "mask": self.mask_of(params, client)}
 
     def mask_of(self, weights: Tree, client: Traits) -> Tree:

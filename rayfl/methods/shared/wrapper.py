@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
-
 from rayfl.compress.base import Message
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate
 from rayfl.methods.base import (
     Carry,
@@ -58,8 +57,8 @@ class Wrapping(Method, ServerHalf):
     def plan(self, round: int, coin: float) -> Plan:
         return self.inner.plan(round, coin)
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
-        return self.inner.init_client(client, params, generator)
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        return self.inner.init_client(client, params, draws)
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         return self.inner.begin(state, received, self.inside(ctx))

@@ -7,7 +7,6 @@ chooses greedily by affinity, ties to the lowest id.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 
@@ -15,6 +14,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, Relay
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
@@ -42,7 +42,7 @@ class FedFomo(GradientMethod, ServerHalf):
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round), Stage("compare", split="validation", epochs=1)))
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"params": params}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -17,6 +16,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, ElementwiseMean, Gather
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
@@ -53,7 +53,7 @@ class SubFedAvg(GradientMethod, ServerHalf):
         rest = replace(self.hyper.stage(round, "rest"), epochs=(self.hyper.epochs or 2) - 1)
         return Plan(stages=(first, rest, Stage("gate", split="validation", epochs=1)))
 
-    def init_client(self, client: Traits, params: Tree, generator: np.random.Generator) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {"mask": everything(params), "params": params}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:

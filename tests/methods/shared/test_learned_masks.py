@@ -20,7 +20,6 @@ from rayfl.methods.shared.learned_masks import (
     threshold,
     without_thin_rows,
 )
-from rayfl.methods.shared.masks import common_generator
 from rayfl.models import ConvNet2
 from rayfl.population.client import Traits
 from rayfl.rounds.setup import Setup
@@ -145,10 +144,9 @@ def test_scores_start_different_or_alike():
     for different in (True, False):
         method, params = cnn(different_initial=different).method, cnn().initial
         one, other = (
-            method.init_client(Traits(client, 9), params, seeding.generator(1, client=client))["scores"]
-            for client in (0, 1)
+            method.init_client(Traits(client, 9), params, seeding.FirstDraws(1, client))["scores"] for client in (0, 1)
         )
         assert all(torch.equal(one[name], other[name]) for name in one) is not different
     # The common scores are not drawn from what the common mask is drawn from.
-    draws = common_generator(params)
-    assert not np.allclose(draws.random(8), common_generator(params, "common scores").random(8))
+    draws = seeding.FirstDraws(1, 0)
+    assert not np.allclose(draws.common("common mask").random(8), draws.common("common scores").random(8))

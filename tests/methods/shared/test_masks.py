@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.methods.shared import masks
 from rayfl.population.client import Traits
 
@@ -87,14 +89,16 @@ def test_a_random_mask_keeps_every_entry_equally_often():
 
 def test_the_common_generator_is_common_and_nests_masks():
     params = {"w": torch.arange(50.0).reshape(5, 10), "b": torch.ones(5)}
-    thin, thick = (
-        masks.random_mask(params, {"w": density, "b": 1.0}, masks.common_generator(params)) for density in (0.2, 0.6)
-    )
-    assert int(thin["w"].sum()) == 10
-    assert bool((thick["w"] | ~thin["w"]).all())
-    other = {**params, "b": torch.zeros(5)}
-    again = masks.random_mask(params, {"w": 0.2}, masks.common_generator(other))
-    assert not torch.equal(again["w"], thin["w"])
+
+    def mask(density: float, seed: int, client: int) -> Tensor:
+        draws = FirstDraws(seed, client).common("common mask")
+        return masks.random_mask(params, {"w": density, "b": 1.0}, draws)["w"]
+
+    thin = mask(0.2, seed=1, client=0)
+    assert int(thin.sum()) == 10
+    assert bool((mask(0.6, seed=1, client=0) | ~thin).all())
+    assert torch.equal(mask(0.2, seed=1, client=3), thin)
+    assert not torch.equal(mask(0.2, seed=2, client=0), thin)
 
 
 @pytest.mark.parametrize(
