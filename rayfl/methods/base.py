@@ -1,8 +1,13 @@
-"""The seams of a method: what a client does, and either what a server does or what peers do with what they receive.
+"""The interface of a method: the client's half (`Method`), and the server's (`ServerHalf`) or the peers' (`PeerHalf`).
 
-A method is pure: every function takes states and gives new ones, keeps nothing on `self`, and draws randomness from
-`ctx.generator` alone. One class implements `Method` and exactly one of `ServerHalf` and `PeerHalf`.
+A method is pure: every function takes states and returns new ones, keeps nothing on `self`, and draws random numbers
+from `ctx.generator` alone. One class implements `Method` and exactly one of `ServerHalf` and `PeerHalf`.
 Sign everywhere: `delta = x_received - x_trained`, a descent direction.
+
+States and carries are dictionaries of tensors and not typed records, because subclasses and wrappers extend those of
+other methods (`{**self.start(params), "correction": c}`), which no NamedTuple allows. torch.vmap refuses a field that
+is None, so that every part which a method has only at times would need a class more. States also leave the process and
+come back by name, from numpy arrays and from checkpoints, and would need their class from every method for that.
 """
 
 import copy
@@ -45,10 +50,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in a round: the stages of local work, whether anything goes down or up, and who trains.
+    """The plan of a round: the stages of local work, whether anything is downloaded or uploaded, and who trains.
 
     `trainers="all"`: every client downloads and trains, only the sampled ones upload (pFedMe).
-    `coin`: the round's shared coin, handed on by methods whose odds depend on the compressor (MARINA).
+    `coin`: the round's shared coin, kept for methods that know its odds only with the compressor (MARINA).
     """
 
     stages: tuple[Stage, ...]
@@ -68,11 +73,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may know beside its own states.
+    """Everything that a method may read besides its own states.
 
     `client` is None on the server. `num_rounds`, T, is the length of the experiment, for schedules over all of it.
     `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
-    `sends` is False for a client that trains without an upload, whose compressor must not forget what it did not send.
+    `sends` is False for a client that trains and does not upload; it must leave the memory of its compressor alone.
     `generator` belongs to this (seed, round, client, call) and to nothing else.
     """
 
@@ -102,7 +107,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a client has at the end of its round: its new state, what it sends (None: silence), and its weight."""
+    """The end of a client's round: its new state, its message (None: it sends nothing), and its weight in means."""
 
     state: State
     message: Upload | None
@@ -112,7 +117,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Reply:
-    """The server's answer to one client in the same round, what it keeps of that client, and what to record."""
+    """A message to one client, the server's new memory of that client, and metrics to record."""
 
     message: Message
     server_memory: State
@@ -123,9 +128,9 @@ class HyperParameters(Settings):
     """Hyper-parameters of one method; a method's own `Hyper` adds to these."""
 
     def for_num_rounds(self, rounds: int) -> Self:
-        """The same with what an experiment of `rounds` rounds decides (the length of a learning rate's cosine).
+        """The same settings, completed for an experiment of `rounds` rounds (the length of a learning rate's cosine).
 
-        ValueError where it does not fit so many rounds.
+        ValueError where the settings do not fit that number of rounds.
         """
         return self
 
@@ -144,7 +149,7 @@ class Method(Kind, ABC):
     splits: Mapping[str, float] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
     gather: Mapping[str, Gather]
-    """By message name how what is sent is added up; packets under other names are billed, and read by nobody else."""
+    """How messages are added up, by message name; packets under other names are billed and not added."""
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
 
@@ -181,7 +186,7 @@ class Method(Kind, ABC):
 
     @abstractmethod
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        """Start a round from the state and what came down ({} where nothing did)."""
+        """The carry before the first step, from the state and the messages that came down ({}: nothing came down)."""
 
     # Any: a Batch, or a tuple of them, as the stage says.
     @abstractmethod
@@ -192,35 +197,35 @@ class Method(Kind, ABC):
         """
 
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
-        """After the last step of a stage (prune, rewind, warm start)."""
+        """The carry after the last step of a stage (prune, rewind, warm start)."""
         return carry
 
     @abstractmethod
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        """End the round: the new state and the message."""
+        """The new state and the message, from the carry after the last step."""
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
-        """Take in what the server sent back in the same round, after its update (`ServerHalf.reply`)."""
+        """The client's state after the server's reply, which comes in the same round (`ServerHalf.reply`)."""
         return state
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
-        """Local work before a model is judged (fine-tuning, one adaptation step); thrown away afterwards."""
+        """Local work before an evaluation (fine-tuning, one adaptation step); its result is thrown away afterwards."""
         return ()
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        """The model to judge. `carry` is given after local training; `model` is the server's (None among peers,
+        """The model to evaluate. `carry` is given after local training; `model` is the server's (None among peers,
         but for `PeerHalf.evaluated_from_mean`)."""
         params = carry["params"] if carry is not None else model
-        assert params is not None, f"{type(self).__name__} must say which model it is judged by"
+        assert params is not None, f"{type(self).__name__} must say which model is evaluated"
         return {"params": params}
 
     def final_model(self, state: State) -> Tree:
-        """The personal model that a client ends a run with; asked of methods with `personalized = True`."""
+        """The personal model of a client at the end of a run; called where `personalized` is True."""
         return state["params"]
 
 
 class ServerHalf(ABC):
-    """What the server does. Its memory of one client is an object of its own, like a client's state."""
+    """The server's half. The server's memory of one client is an object of its own, like the client's state."""
 
     @abstractmethod
     def init_server(self, params: Tree) -> State:
@@ -236,14 +241,14 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def broadcast(self, server: State, ctx: Context) -> Message:
-        """What every participant downloads this round, encoded once."""
+        """The message that every participant downloads this round, encoded once."""
 
     def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        """What one client downloads beside the broadcast; runs on the actors."""
+        """The message that one client downloads besides the broadcast; runs on the actors."""
         return Reply({}, server_memory)
 
     def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
-        """What the server keeps of a client's uplink that arrived; runs on the actors."""
+        """The server's memory of a client whose message has arrived; runs on the actors."""
         return server_memory
 
     @abstractmethod
@@ -253,16 +258,16 @@ class ServerHalf(ABC):
         """The new server state; called every round, even if nothing arrived. `delivered`: ids, ascending."""
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        """What a client that delivered gets back in the same round, after the update; runs on the actors."""
+        """The message to a client that delivered, in the same round and after the update; runs on the actors."""
         return Reply({}, server_memory)
 
     def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
-        """Whether this method says more than the default above, so that the calls to the clients are worth it."""
+        """Whether this method has a hook of its own, so that the engine must call it for every client."""
         return getattr(type(self), hook) is not getattr(ServerHalf, hook)
 
 
 class PeerHalf(ABC):
-    """What peers do with the messages of their neighbours."""
+    """The peers' half: how a peer mixes the messages of its neighbours into its state."""
 
     include_self: ClassVar[bool] = True
     """Whether a peer's own message is part of what it gathers."""

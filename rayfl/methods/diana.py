@@ -78,7 +78,7 @@ class DIANA(DistributedGradient):
         return {"params": params, "shift": tree.zeros_like(params), "velocity": tree.zeros_like(params)}
 
     def broadcast(self, server: State, ctx: Context) -> Message:
-        # An alpha that is missing is told here, before any client works.
+        # Raises here, before any client works, where alpha must be given and is not.
         self.alpha(ctx)
         return super().broadcast(server, ctx)
 

@@ -1,4 +1,4 @@
-"""D-PSGD-FT: D-PSGD whose peers fine-tune a model before they are judged; a baseline of Dai et al., DisPFL, ICML 2022.
+"""D-PSGD-FT: D-PSGD whose peers fine-tune a model before an evaluation; a baseline of Dai et al., DisPFL, ICML 2022.
 
 Training and wires are D-PSGD's, bit for bit; the fine-tuned model is made for an evaluation and thrown away.
 
@@ -20,7 +20,7 @@ from rayfl.tree import State, Tree
 
 
 class DPSGDFTHyper(DPSGDHyper):
-    """Hyper-parameters of D-PSGD-FT; what is not said of fine-tuning is as in local training."""
+    """Hyper-parameters of D-PSGD-FT; fine-tuning has those of local training but for these two."""
 
     ft_from: Literal["own", "mean"] = Field(
         default="own", description="what is fine-tuned: own model, or the mean of all (which no peer knows)"

@@ -1,4 +1,4 @@
-"""FedAvg-FT: FedAvg whose clients fine-tune the global model before they are judged; ALGORITHMS section 1.9, after the
+"""FedAvg-FT: FedAvg whose clients fine-tune the global model before an evaluation; ALGORITHMS section 1.9, after the
 baselines of Dai et al., Dis-PFL, ICML 2022 (paper 001).
 
 The personal model of client i is E_ft epochs of local training away from the global x. It is made for an evaluation
@@ -22,7 +22,7 @@ from rayfl.tree import State, Tree
 
 
 class FedAvgFTHyper(LocalTraining):
-    """Hyper-parameters of FedAvg-FT; what is not said of fine-tuning is as in local training."""
+    """Hyper-parameters of FedAvg-FT; fine-tuning has those of local training but for these two."""
 
     ft_epochs: int | None = Field(
         default=None, ge=1, description="epochs of fine-tuning (left out: as much as a round of local training)"

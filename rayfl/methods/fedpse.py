@@ -10,7 +10,7 @@ Where the paper is silent or contradicts itself:
   `scope="model"` takes the model as one vector in both, as Algorithm 3 is printed.
 - d (k - k_in) is rounded half up; what one side cannot fill, the other side gets.
 - Entries count as sent where they are not zero: an update with fewer than k nonzeros is padded on the wire, not in M_i.
-- W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model judged is W_i^{r,T}.
+- W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model evaluated is W_i^{r,T}.
 - A client that is not selected keeps its residual and gets no downlink. All start from the common W^0, made from the
   seed, so the first round downloads nothing.
 The sign is ours: updates are W^{r,0} - W^{r,T}, so D_i is subtracted.

@@ -1,4 +1,7 @@
-"""Local training without communication, the lower line that personal methods are measured against."""
+"""Local: every client trains alone and nothing is sent, the lower line that personalized methods are compared with.
+
+No paper; Algorithm 1 of FedAvg (McMahan et al., AISTATS 2017) without its averaging.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar

@@ -75,7 +75,7 @@ class LotteryDSGD(GradientMethod, PeerHalf):
             "initial": ctx.initial,
             "target": torch.tensor(target, dtype=torch.float64),
             "correct": torch.zeros(()),
-            "judged": torch.zeros(()),
+            "evaluated": torch.zeros(()),
         }
 
     def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
@@ -83,7 +83,7 @@ class LotteryDSGD(GradientMethod, PeerHalf):
             right = self.task.metrics(carry["params"], batch)["accuracy"]
             weights = torch.ones_like(right) if batch.weights is None else batch.weights
             correct = carry["correct"] + (right * weights).sum()
-            return {**carry, "correct": correct, "judged": carry["judged"] + weights.sum()}
+            return {**carry, "correct": correct, "evaluated": carry["evaluated"] + weights.sum()}
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         # Where weight and gradient are 0 so are weight decay and momentum: what is not kept stays exactly 0.
         return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
@@ -101,7 +101,7 @@ class LotteryDSGD(GradientMethod, PeerHalf):
 
     def prunes(self, carry: Carry) -> bool:
         """Whether the peer is good enough to prune, and has something left to."""
-        accuracy = float(carry["correct"]) / max(1.0, float(carry["judged"]))
+        accuracy = float(carry["correct"]) / max(1.0, float(carry["evaluated"]))
         return accuracy > self.hyper.min_accuracy and float(carry["left"]) > float(carry["target"])
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:

@@ -89,7 +89,7 @@ class MARINA(DistributedGradient):
         return {"params": params, "gradient": tree.zeros_like(params), "restart": torch.tensor(True)}
 
     def broadcast(self, server: State, ctx: Context) -> Message:
-        # A p that is missing is told here, before any client works.
+        # Raises here, before any client works, where p must be given and is not.
         self.is_dense(ctx)
         name = "restart" if server["restart"] else "model"
         return {name: ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}

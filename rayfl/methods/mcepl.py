@@ -9,7 +9,7 @@ Agg(z, mbar) = z + mean(|z|) sign(z) o mbar for every layer, Thres and Fil as in
     G         = (df/dv) o w o sign(z^(k-1)) + lambda z / ||z_row||          (14), (15), and the gradient of (7)
     z^(k-1/2) = z^(k-1) - eta G,  m^(k-1/2) = Fil[Thres(Agg(z^(k-1/2), mbar^(k-3/2)))]     (16), which is sent
     z^(k)     = z^(k-1/2) - eta G o mbar^(k-1/2)                            (17), with the stored gradient
-    m^(k)     = Fil[Thres(Agg(z^(k), mbar^(k-1/2)))]                        (18), (19), which the peer is judged by
+    m^(k)     = Fil[Thres(Agg(z^(k), mbar^(k-1/2)))]                        (18), (19), which is evaluated
 
 Where the paper is silent, or the authors' code differs:
 - mbar^(-1/2) is one Bernoulli mask that all peers know, of 0.3 in convolutions and 0.9 in linear layers as in the code.

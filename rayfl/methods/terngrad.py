@@ -22,7 +22,7 @@ class TernGradHyper(GradientStep):
     clip: float = Field(
         default=0.0,
         ge=0,
-        description="clip a tensor's entries to so many standard deviations first (paper: 2.5); 0: no",
+        description="standard deviations to which a tensor's entries are clipped first (paper: 2.5); 0: none",
     )
 
 

@@ -59,13 +59,13 @@ def test_a_minibatch_is_one_step_of_the_usual_schedule():
     assert all(row.num_samples == 3 for record in records for row in record.clients)
 
 
-def test_the_loss_that_is_told_is_the_objective_with_l2():
+def test_the_recorded_loss_is_the_objective_with_l2():
     here = setup(DCGD(Quadratic(), DCGD.Hyper(lr=0.2, l2=0.7)), rounds=1)
     record = play(here)[0][0]
-    told = {metric.client: metric.value for metric in record.metrics if metric.name == "train/loss"}
+    recorded = {metric.client: metric.value for metric in record.metrics if metric.name == "train/loss"}
     x = start(here)
     for i in CLIENTS:
-        assert told[i] == pytest.approx(points(here, i).loss(x) + 0.35 * (x**2).sum(), rel=1e-5)
+        assert recorded[i] == pytest.approx(points(here, i).loss(x) + 0.35 * (x**2).sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", [DCGD, DIANA])

@@ -1,4 +1,4 @@
-"""D-PSGD-FT: D-PSGD's training bit for bit, and what is judged, in closed form."""
+"""D-PSGD-FT: D-PSGD's training bit for bit, and what is evaluated, in closed form."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.contracts.seams.closed_form import points
 from tests.methods.peers import made, models
 
 HYPER = {"lr": 0.1, "batch_size": 0, "epochs": 2, "lr_decay": 0.5}
-JUDGED = Evaluation(own=True, pooled=False)
+EVALUATED = Evaluation(own=True, pooled=False)
 
 
 def losses(record: Any, place: str) -> list[float]:
@@ -22,7 +22,7 @@ def losses(record: Any, place: str) -> list[float]:
 
 def test_training_is_that_of_dpsgd():
     plain = made("dpsgd", HYPER)
-    tuned = made("dpsgd_ft", {**HYPER, "ft_from": "mean", "ft_lr": 0.3}, evaluation=JUDGED)
+    tuned = made("dpsgd_ft", {**HYPER, "ft_from": "mean", "ft_lr": 0.3}, evaluation=EVALUATED)
     (records, run_states), (others, other_worlds) = play(plain), play(tuned)
     assert_same_bits(contents(InlineExecutor(plain), run_states[-1]), contents(InlineExecutor(tuned), other_worlds[-1]))
     assert [record.row.uplink_bits for record in records] == [record.row.uplink_bits for record in others]
@@ -31,8 +31,8 @@ def test_training_is_that_of_dpsgd():
 @pytest.mark.parametrize("clients", [{}, {"dropout_after_training": 0.4}], ids=str)
 @pytest.mark.parametrize("ft_from", ["own", "mean"])
 @pytest.mark.parametrize("given", [{}, {"ft_epochs": 3, "ft_lr": 0.2}], ids=str)
-def test_what_is_judged(ft_from: str, given: dict[str, Any], clients: dict[str, Any]):
-    here = made("dpsgd_ft", {**HYPER, "ft_from": ft_from, **given}, rounds=3, evaluation=JUDGED, clients=clients)
+def test_what_is_evaluated(ft_from: str, given: dict[str, Any], clients: dict[str, Any]):
+    here = made("dpsgd_ft", {**HYPER, "ft_from": ft_from, **given}, rounds=3, evaluation=EVALUATED, clients=clients)
     records, run_states = play(here)
     for record, run_state in zip(records, run_states, strict=True):
         x, expected = models(here, run_state), []
@@ -48,7 +48,7 @@ def test_what_is_judged(ft_from: str, given: dict[str, Any], clients: dict[str, 
 
 def test_after_training_the_own_model_is_tuned():
     own, mean = (
-        play(made("dpsgd_ft", {**HYPER, "ft_from": ft_from}, evaluation=JUDGED))[0] for ft_from in ("own", "mean")
+        play(made("dpsgd_ft", {**HYPER, "ft_from": ft_from}, evaluation=EVALUATED))[0] for ft_from in ("own", "mean")
     )
     for one, other in zip(own, mean, strict=True):
         assert losses(one, "own_after_training") == losses(other, "own_after_training")
@@ -56,6 +56,6 @@ def test_after_training_the_own_model_is_tuned():
 
 
 def test_three_workers_judge_the_same_mean():
-    here = made("dpsgd_ft", {**HYPER, "ft_from": "mean"}, evaluation=JUDGED)
+    here = made("dpsgd_ft", {**HYPER, "ft_from": "mean"}, evaluation=EVALUATED)
     (records, _), (others, _) = play(here, InlineExecutor(here)), play(here, Shuffled(here))
     assert [record.metrics for record in records] == [record.metrics for record in others]

@@ -1,4 +1,4 @@
-"""FedAvg-FT: FedAvg on every wire, and judged by models that were fine-tuned in closed form."""
+"""FedAvg-FT: FedAvg on every wire, and evaluated by models that were fine-tuned in closed form."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.contracts.seams.quadratic import TRAIN
 from tests.methods.averaging import ABSENCES, made, wells
 
 HYPER = {"lr": 0.1, "steps": 3, "batch_size": 0, "lr_decay": 0.5}
-JUDGED = Evaluation(own=True, pooled=True)
+EVALUATED = Evaluation(own=True, pooled=True)
 
 
 def tuned(here: Setup, x: np.ndarray, lr: float, steps: int) -> np.ndarray:
@@ -44,8 +44,8 @@ def measured(record: RoundRecord, name: str) -> dict[int, float]:
     ids=str,
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_clients_are_judged_after_fine_tuning(hyper: dict[str, Any], lr: float, steps: int, engine: str):
-    here = made("fedavg_ft", {**HYPER, **hyper}, rounds=3, engine=engine, evaluation=JUDGED)
+def test_clients_are_evaluated_after_fine_tuning(hyper: dict[str, Any], lr: float, steps: int, engine: str):
+    here = made("fedavg_ft", {**HYPER, **hyper}, rounds=3, engine=engine, evaluation=EVALUATED)
     records, run_states = play(here)
     received = start(here)
     for record, run_state in zip(records, run_states, strict=True):
@@ -56,7 +56,7 @@ def test_clients_are_judged_after_fine_tuning(hyper: dict[str, Any], lr: float, 
         after = measured(record, "own_after_training/loss")
         expected = losses(here, tuned(here, received, lr, steps))
         np.testing.assert_allclose([after[k] for k in range(4)], expected, rtol=1e-4)
-        # The global model is judged as it is.
+        # The global model is evaluated as it is.
         pooled = [points(here, k, "test").loss(x) for k in range(4)]
         everyone = here.dataset.test.inputs.astype(np.float64)
         whole = (0.5 * everyone[:, 1] * (x - everyone[:, 0]) ** 2).sum(axis=1).mean()
@@ -68,17 +68,20 @@ def test_clients_are_judged_after_fine_tuning(hyper: dict[str, Any], lr: float, 
 def test_minibatches_are_those_of_the_judging():
     # Another stage, another purpose: the draws of training stay what they are in FedAvg.
     hyper = {"lr": 0.1, "batch_size": 2, "ft_epochs": 2}
-    judged = play(made("fedavg_ft", hyper, evaluation=JUDGED))[1]
+    evaluated = play(made("fedavg_ft", hyper, evaluation=EVALUATED))[1]
     never = play(made("fedavg_ft", hyper))[1]
-    for one, other in zip(judged, never, strict=True):
+    for one, other in zip(evaluated, never, strict=True):
         assert flat(one.server["params"]).tolist() == flat(other.server["params"]).tolist()
 
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
 def test_training_and_wires_are_those_of_fedavg(clients: dict[str, Any]):
     hyper = {"lr": 0.1, "batch_size": 2, "momentum": 0.5}
-    records, run_states = play(made("fedavg", hyper, clients=clients, evaluation=JUDGED))
-    tuned_records, tuned_worlds = play(made("fedavg_ft", {**hyper, "ft_epochs": 3}, clients=clients, evaluation=JUDGED))
+    options: dict[str, Any] = {"clients": clients, "evaluation": EVALUATED}
+    records, run_states = play(made("fedavg", hyper, **options))
+    tuned_records, tuned_worlds = play(
+        made("fedavg_ft", {**hyper, "ft_epochs": 3}, clients=clients, evaluation=EVALUATED)
+    )
     for one, other in zip(run_states, tuned_worlds, strict=True):
         assert flat(one.server["params"]).tolist() == flat(other.server["params"]).tolist()
         assert other.states == {}

@@ -137,7 +137,7 @@ def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], s
             x0 = anchor[list(delivered)].mean(axis=0)
             anchor[list(delivered)] = x0
         np.testing.assert_allclose(flat(run_state.server["params"]), x0, rtol=1e-5, atol=1e-5)
-        # Who is behind is told x0 first: 40 bytes more.
+        # A client that is behind downloads x0 first: 40 bytes more.
         sent = {row.client: row.downlink_bits for row in record.clients if row.client in delivered}
         assert sent == {i: exchange * 320 * (1 + (i in behind)) for i in delivered}
         caught_up += exchange and bool(behind & set(delivered))

@@ -98,11 +98,11 @@ def bits(kept: int) -> int:
     return 32 * (3 + kept) + 8 * (min(3, kept) + 1) * (kept < 18)
 
 
-def judged(here: Setup, right: float, of: float, params: Tree | None = None) -> Carry:
+def evaluated(here: Setup, right: float, of: float, params: Tree | None = None) -> Carry:
     """Client 0's carry after its gate, `right` of `of` validation examples being right."""
     state = here.first_state(0)
     carry = here.method.begin({**state, "params": params or state["params"]}, {}, context(here))
-    return {**carry, "correct": torch.tensor(right), "judged": torch.tensor(of)}
+    return {**carry, "correct": torch.tensor(right), "evaluated": torch.tensor(of)}
 
 
 def context(here: Setup) -> Context:
@@ -111,7 +111,7 @@ def context(here: Setup) -> Context:
 
 def test_a_pruning_rewinds_everything_to_the_start():
     here = setup(min_accuracy=0.0, prune_ratio=0.5)
-    carry = judged(here, 1.0, 1.0, {name: value + 1.0 for name, value in here.initial.items()})
+    carry = evaluated(here, 1.0, 1.0, {name: value + 1.0 for name, value in here.initial.items()})
     gate = here.plan(0).stages[0]
     assert (gate.name, gate.split, gate.epochs) == ("gate", "validation", 1)
     turned = here.method.end_stage(carry, stage=gate)
@@ -128,12 +128,12 @@ def test_a_pruning_rewinds_everything_to_the_start():
 def test_the_gate_is_strict():
     here = setup(min_accuracy=0.5, prune_ratio=0.5)
     for right, opens in ((2.0, False), (3.0, True), (0.0, False)):
-        carry = judged(here, right, 4.0)
+        carry = evaluated(here, right, 4.0)
         turned = here.method.end_stage(carry, stage=here.plan(0).stages[0])
         assert (turned is not carry) == opens
 
 
-def test_nobody_is_judged_by_what_it_trains_on():
+def test_nobody_is_evaluated_by_what_it_trains_on():
     here = setup()
     assert here.method.splits == {"validation": 0.2}
     for client in range(len(SIZES)):

@@ -90,7 +90,7 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
             np.testing.assert_allclose(state["scores"][LAYER].numpy(), z[i], rtol=1e-4, atol=1e-6)
             assert np.array_equal(state["mask"][LAYER].numpy(), m[i] > 0)
             assert int(state["mask"][LAYER].sum()) == 18 - int((1 - ratio[i]) * 18 + 1e-9)
-            # It is judged by m^(k); the biases never move.
+            # It is evaluated by m^(k); the biases never move.
             model = here.method.final_model(state)
             scaled = hyper.weight_scale * initial(here)[LAYER]
             np.testing.assert_allclose(model[LAYER].numpy(), scaled * m[i], rtol=1e-6)

@@ -51,7 +51,7 @@ def test_the_server_holds_what_the_matching_gives(hyper: dict[str, Any]):
             np.testing.assert_allclose(bias, b, rtol=1e-6, atol=1e-7)
         assert record.means["pfnm/hidden_neurons"] == sum(len(bias) for _, bias in expected[:-1]) >= 13
         assert {(row.uplink_bits, row.downlink_bits) for row in record.clients} == {(32 * P, 0)}
-        # The merged network is judged though it is wider than the clients' ones.
+        # The merged network is evaluated though it is wider than the clients' ones.
         if round == 1:
             assert 0 <= record.means["pooled/accuracy"] <= 1
 

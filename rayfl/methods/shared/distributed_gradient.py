@@ -71,7 +71,7 @@ class DistributedGradient(Method, ModelServer):
         return loss + 0.5 * self.hyper.l2 * square, tree.add(gradient, params, self.hyper.l2)
 
     def finished(self, state: State, message: Upload, carry: Carry, ctx: Context) -> Finished:
-        """The end of a round that sends this message: its weight, and the objective as a metric."""
+        """End a round that sends this message, with its weight in the mean and the objective as a metric."""
         metrics = {"train/loss": float(carry["loss"])}
         if not message:
             return Finished(state, None, metrics=metrics)

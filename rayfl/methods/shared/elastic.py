@@ -48,7 +48,7 @@ class ElasticHyper(HyperParameters):
         default="tensor", description="what has a largest sensitivity of its own"
     )
     dtype: ValueType = Field(default="fp32", description="numbers in which the sensitivity is sent")
-    every: int = Field(default=1, ge=1, description="the sensitivity is measured and sent every so many rounds")
+    every: int = Field(default=1, ge=1, description="rounds from one measurement of the sensitivity to the next")
 
 
 class Elastic(Wrapping):

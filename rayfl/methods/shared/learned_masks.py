@@ -122,7 +122,7 @@ def lasso_gradient(scores: Tree, strength: float) -> Tree:
 class HiddenMasks(Method):
     """A peer that learns a mask of its own on the initial weights, which nobody ever changes or sends.
 
-    State: "scores" z, "mask" m, and "params", the model w o m that the peer is judged by and trains next.
+    State: "scores" z, "mask" m, and "params", the model w o m, which is evaluated and trained next.
     """
 
     Hyper: ClassVar[type[HiddenMaskHyper]] = HiddenMaskHyper

@@ -92,7 +92,7 @@ class GradientMethod(Method):
         return {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss}
 
     def finished(self, state: State, message: Upload, carry: Carry, ctx: Context) -> Finished:
-        """The end of a round that sends this message: its weight in the average, and the training loss as a metric."""
+        """End a round that sends this message, with its weight in the average and the training loss as a metric."""
         assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
         message, weight = weighed(message, self.hyper.weighting, ctx)
         return Finished(state, message, weight, self.train_loss(carry, ctx))

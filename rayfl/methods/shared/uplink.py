@@ -1,4 +1,4 @@
-"""The experiment's uplink compressor, for methods that must see what was really sent (DIANA, LAG, SCAFFOLD)."""
+"""The experiment's uplink compressor, for methods that must see the packets they send (DIANA, LAG, SCAFFOLD)."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""Wrapping: a server method around another one, from which everything comes that the wrapper does not change.
+"""Wrapping: a server method around another one, to which it passes every call that it does not change.
 
 A wrapper adds stages of its own (`own_stages` names them), messages under names of its own, or changes what the inner
-method is given. The inner method never learns of it: its context shows its own stages and its own work alone.
+method is given. The context of the inner method holds its own stages and its own work only.
 """
 
 from collections.abc import Mapping, Sequence

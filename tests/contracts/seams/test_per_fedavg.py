@@ -1,4 +1,4 @@
-"""Three batches a step, Hessian-vector products, and an adaptation step before a model is judged."""
+"""Three batches a step, Hessian-vector products, and an adaptation step before a model is evaluated."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_per_fedavg_follows_its_equations(way: Way):
 
 
 @pytest.mark.parametrize("split", ["own", "own_after_training"])
-def test_the_model_judged_is_one_adaptation_step_away(way: Way, split: str):
+def test_the_model_evaluated_is_one_adaptation_step_away(way: Way, split: str):
     here = setup(PerFedAvg, rounds=3, engine=way.engine, hyper=HYPER, evaluation=Evaluation(pooled=False))
     records, run_states = play(here, way.executor(here))
     measured = {m.client: m.value for m in records[-1].metrics if m.name == f"{split}/loss" and m.client is not None}
