@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from logging import getLogger
 from pathlib import Path
 
 from actors import session
@@ -21,6 +22,8 @@ from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, create_run_directory, describe_run, locked, read_run
 from rayfl.settings import SettingsError, shown
+
+_LOG = getLogger("rayfl.jobs")
 
 
 def run(experiment: Experiment, output: Path | None = None, overwrite: bool = False) -> Path:
@@ -166,6 +169,8 @@ def check_platform(before: Mapping[str, object], here: Mapping[str, object]) -> 
 
 def _play_and_report(experiment: Experiment, setup: Setup, directory: Path, resumed: bool) -> None:
     with console.following(experiment.rounds, experiment.label or experiment.name) as on_round:
+        for what in experiment.in_memory:
+            _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed or swept")
         if experiment.runtime.executor == "inline":
             with session.stoppable() as stopping, suppress(Stopped):
                 play_run(

@@ -30,7 +30,7 @@ GROUP = "rayfl.plugins"
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
 _PREFIX = "rayfl_plugin_"
-_MEMORY = "in memory: "
+MEMORY = "in memory: "
 """How the name begins of what only the process that was given it can make."""
 
 
@@ -90,15 +90,15 @@ def file_of(name: object) -> tuple[str, str] | None:
 
 def is_reference(name: str) -> bool:
     """Whether a name says itself where its class is."""
-    return name.startswith(_MEMORY) or bool(_FILE.fullmatch(name) or _MODULE.fullmatch(name))
+    return name.startswith(MEMORY) or bool(_FILE.fullmatch(name) or _MODULE.fullmatch(name))
 
 
 # Any: whatever the name leads to.
 def load(name: str) -> Any:
     """What `file.py:Class` or `package.module:Class` stands for. SettingsError where it leads to nothing."""
-    if name.startswith(_MEMORY):
+    if name.startswith(MEMORY):
         raise SettingsError(
-            f"{name.removeprefix(_MEMORY)} was given from Python and cannot be imported, so only the process that was "
+            f"{name.removeprefix(MEMORY)} was given from Python and cannot be imported, so only the process that was "
             "given it can run it; put it into a file or a module, and start a new run"
         )
     if (leads := file_of(name)) is not None:
@@ -241,12 +241,12 @@ def reference(found: Any) -> str:
 
 def in_memory(what: str) -> str:
     """The name of what cannot be loaded again."""
-    return f"{_MEMORY}{what}"
+    return f"{MEMORY}{what}"
 
 
 def is_in_memory(name: object) -> bool:
     """Whether this is the name of what cannot be loaded again."""
-    return isinstance(name, str) and name.startswith(_MEMORY)
+    return isinstance(name, str) and name.startswith(MEMORY)
 
 
 def _can_be_imported(found: Any, module: str, name: str) -> bool:

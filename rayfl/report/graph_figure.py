@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.collections import LineCollection
 
 from rayfl.choices import make
+from rayfl.experiment.input_files import located
 from rayfl.report.panels import Figure, Section
 from rayfl.report.plots.lines import ROUND, Line, canvas, color, finish, key, line_plot
 from rayfl.report.series import MEGABYTE_BITS, Group
@@ -46,7 +47,7 @@ def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 def _topology(run: Run) -> tuple[Topology, int, int, int]:
     """The topology, the number of peers, the seed and the number of rounds."""
-    given = run.experiment
+    given = located(run.experiment, run.directory)
     topology: Topology = make(Topology, given["topology"])  # type: ignore[arg-type]
     clients: dict[str, int] = given["clients"]  # type: ignore[assignment]
     return topology, clients["count"], int(given["seed"]), int(given["rounds"])  # type: ignore[call-overload]

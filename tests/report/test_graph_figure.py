@@ -67,11 +67,15 @@ def test_other_graphs_are_drawn_too(tmp_path: Path, graph: str):
     assert "<svg" in section.figures[0].svg
 
 
-def test_a_graph_whose_file_is_gone_is_not_drawn(tmp_path: Path):
+def test_a_graph_is_drawn_from_its_copy_and_not_without(tmp_path: Path):
     path = tmp_path / "star.txt"
     path.write_text("0 1\n0 2\n0 3\n")
     record = played(tmp_path, {"name": "file", "path": str(path)})
     path.unlink()
+    drawn = [figure.title for figure in graph_section(groups([record])).figures]
+    assert drawn == ["Peers and links", "The busiest peer"]
+    (copy,) = (record.directory / "files").iterdir()
+    copy.unlink()
     assert [figure.title for figure in graph_section(groups([record])).figures] == ["The busiest peer"]
 
 

@@ -1,0 +1,83 @@
+"""Experiments of classes, hyper-parameters and arrays, given from Python."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.single import resume, run
+from rayfl.compress.sparse import TopK
+from rayfl.data.sources.arrays import Arrays
+from rayfl.experiment.experiment import Experiment
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.scaffold import Scaffold
+from rayfl.run_directory.record import read_run
+from rayfl.settings import SettingsError
+from tests.actors.toys import assert_same_run
+
+GENERATOR = np.random.default_rng(1)
+
+
+class Net(torch.nn.Sequential):
+    """A model that can be imported."""
+
+    def __init__(self, num_classes: int, width: int = 4) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes))
+
+
+class Mine(FedAvg):
+    """A method that can be imported."""
+
+    class Hyper(FedAvg.Hyper):
+        """Hyper-parameters of its own."""
+
+    paper = "None"
+
+
+def experiment(**tables: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "rounds": 2,
+        "data": "digits",
+        "partition": "iid",
+        "clients": {"count": 3},
+        "model": Net,
+        "method": Mine,
+        "runtime": {"executor": "inline"},
+        "checkpoint": {"every": 1},
+        "output": {"report": False},
+        **tables,
+    }
+    return Experiment(**given)
+
+
+def test_what_can_be_imported_is_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    given = {"model": {"name": Net, "width": 3}, "method": Mine.Hyper(lr=0.2), "uplink": TopK(keep_ratio=0.5)}
+    run(experiment(**given, rounds=3), tmp_path / "long")
+    run(experiment(**given), tmp_path / "short")
+    assert "cannot be resumed" not in caplog.text
+    written = read_run(tmp_path / "short").experiment
+    assert written["method"]["name"] == f"{__name__}:Mine" and written["method"]["lr"] == 0.2  # type: ignore[index]
+    resume(tmp_path / "short", ["rounds=3"])
+    assert_same_run(tmp_path / "long", tmp_path / "short")
+
+
+def test_what_cannot_be_imported_runs_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    class Local(Net):
+        pass
+
+    data = Arrays(GENERATOR.integers(0, 256, (40, 8, 8), dtype=np.uint8), np.arange(40) % 2)
+    run(experiment(model=Local, data=data, output={"report": True}), tmp_path / "run")
+    first, second = [record.message for record in caplog.records if "cannot be resumed" in record.message]
+    words = "was given from Python and cannot be imported: this run cannot be resumed or swept"
+    assert first == f"data of 40 arrays {words}" and second.endswith(f"Local {words}")
+    assert read_run(tmp_path / "run").finished
+    with pytest.raises(SettingsError, match=r"data of 40 arrays was given from Python and cannot be imported, so only"):
+        resume(tmp_path / "run", ["rounds=3"])
+
+
+def test_hyper_parameters_that_several_methods_share_do_not_say_which():
+    assert experiment(method=Scaffold.Hyper()).method.kind is Scaffold
+    with pytest.raises(SettingsError, match=r"^method: LocalTraining\(\.\.\.\) does not say which method is meant"):
+        experiment(method=FedAvg.Hyper(lr=0.1))
