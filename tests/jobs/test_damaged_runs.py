@@ -12,7 +12,7 @@ from jobs.single import run
 from rayfl.experiment.sweep import read_sweep
 from rayfl.run_directory.play_run import Stopped
 from rayfl.run_directory.record import read_run
-from tests.actors.toys import assert_same_run
+from tests.actors.toys import assert_same_run, logged
 from tests.jobs.commands import rayfl
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         # The fifth round is on record, and there is no checkpoint after it.
-        patch.setattr("jobs.console.Lines.__call__", lambda self, row, means: killed() if row.round == 4 else None)
+        patch.setattr("jobs.console.line", lambda row, means, rounds: killed() if row.round == 4 else "")
         run(one.experiment, home / "cut" / ONE)
     return home
 
@@ -155,21 +155,22 @@ def test_a_cut_run_that_is_damaged_goes_on_with_the_same_bits(runs: Path, name: 
         assert_same_run(whole, home / ONE)
 
 
-def test_records_that_lost_rows_are_not_gone_on_with(runs: Path, tmp_path: Path):
+def test_records_that_lost_rows_are_not_gone_on_with(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     # The stream is whole and says less than it did: only the checkpoint knows.
     home = shutil.copytree(runs / "cut", tmp_path / "sweep")
     half(home / ONE / "records" / "metrics.arrows")
-    result = rayfl("resume", home / ONE)
-    assert "the records before checkpoint 00000004 are not all there; the one before it is used" in result.output
+    assert rayfl("resume", home / ONE).exit_code == 0
+    assert logged(caplog) == ["the records before checkpoint 00000004 are not all there; the one before it is used"]
     assert_same_run(shutil.copytree(runs / "done" / ONE, tmp_path / "whole"), home / ONE)
 
 
-def test_a_manifest_of_another_round_is_no_manifest(runs: Path, tmp_path: Path):
+def test_a_manifest_of_another_round_is_no_manifest(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     home = shutil.copytree(runs / "cut", tmp_path / "sweep")
     path = home / ONE / "checkpoints" / "00000004" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "round": 2}))
-    result = rayfl("resume", home / ONE)
-    assert "checkpoint 00000004 is damaged (its manifest cannot be read: it is that of round 2)" in result.output
+    assert rayfl("resume", home / ONE).exit_code == 0
+    (sentence,) = logged(caplog)
+    assert sentence.startswith("checkpoint 00000004 is damaged (its manifest cannot be read: it is that of round 2)")
     assert_same_run(shutil.copytree(runs / "done" / ONE, tmp_path / "whole"), home / ONE)
 
 

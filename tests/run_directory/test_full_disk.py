@@ -22,7 +22,7 @@ from rayfl.run_directory.atomic_files import DiskError, write_text
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.tables import Stream
 from rayfl.run_directory.tensorboard_events import EventWriter
-from tests.actors.toys import assert_same_run, experiment
+from tests.actors.toys import assert_same_run, experiment, logged
 
 ROOT = Path(__file__).resolve().parents[2]
 MOUNT = 'mount -t tmpfs -o size=4m tmpfs "$0" && exec "$@"'
@@ -112,13 +112,17 @@ def test_what_is_refused_ends_the_run_with_a_sentence_and_is_made_good(
 
 
 def test_without_room_for_a_checkpoint_the_run_goes_on_and_the_one_before_stays(
-    undisturbed: Path, same: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Path,
+    same: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Server, states and links of a checkpoint are a file each: the second checkpoint meets a full disk half-way.
     refuse(monkeypatch, checkpoint, "save_states", 4)
     result = rayfl("run", undisturbed / "experiment.toml", "--output", tmp_path / "run")
     assert result.exit_code == 0
-    (sentence,) = [line for line in result.stdout.splitlines() if line.startswith("no checkpoint")]
+    (sentence,) = logged(caplog)
     assert sentence == (
         f"no checkpoint before round 4, because {tmp_path / 'run'} cannot be written to (no space left on device); the "
         "run goes on, and would resume from the checkpoint before round 2"
