@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import ray
 
 from rayfl.experiment.experiment import Runtime
-from rayfl.rounds.setup import MOST_CHUNKS
 from rayfl.settings import SettingsError
 
 _UNIT = 10_000
@@ -107,12 +106,12 @@ def _check_gpu(runtime: Runtime, nodes: Sequence[Node]) -> None:
 
 
 def _default_actors(runtime: Runtime, nodes: Sequence[Node]) -> int:
-    """One actor a core (no more than a round has chunks), or as many as have room where an actor's size is given."""
+    """One actor a core, or as many as have room where an actor's size is given."""
     if runtime.num_cpus:
         return sum(node.holds(runtime.num_cpus, runtime.num_gpus) for node in nodes) or 1
     if runtime.num_gpus:
         return sum(min(int(node.cpus), node.holds(1 / _UNIT, runtime.num_gpus)) for node in nodes) or 1
-    return max(1, min(MOST_CHUNKS, sum(int(node.cpus) for node in nodes)))
+    return max(1, sum(int(node.cpus) for node in nodes))
 
 
 def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> float:

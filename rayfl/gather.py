@@ -1,11 +1,10 @@
 """How messages of many senders become one `Aggregate`: add them up in the senders' order, merge in a fixed tree.
 
-The order of additions is part of the result's bits. `rounds.py` adds the packets of a chunk one after another and
-merges chunks along a binary tree that depends on the number of participants alone, never on who computed what.
+The order of additions is part of the result's bits; `determinism/addition_order.py` fixes it. A message is added as the
+rounded products of its entries and its weight, whether it begins a sum or joins one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -38,13 +37,18 @@ class Aggregate:
     weight: float = 0.0
     weights: Tree = field(default_factory=dict)
     count: int = 0
-    items: Mapping[int, Tree | Handle] = field(default_factory=dict)
+    items: dict[int, Tree | Handle] = field(default_factory=dict)
     known: Tree | None = None
 
     @property
     def result(self) -> Tree:
         """The mean or the sum, by the gather's rule; {} when nothing arrived."""
         return self.gather.result(self) if self.known is None else self.known
+
+    def copied(self) -> "Aggregate":
+        """The same in memory of its own, which `Gather.merge` may use up."""
+        sums, weights = tree.map(torch.clone, self.sum), tree.map(torch.clone, self.weights)
+        return replace(self, sum=sums, weights=weights, items=dict(self.items))
 
     def scaled(self, factors: Tree) -> "Aggregate":
         """What had arrived if every message had been multiplied by `factors`, entry by entry.
@@ -68,11 +72,11 @@ class Gather(ABC):
 
     @abstractmethod
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        """`total` with one more message. The caller owns `total`, whose memory may be used up."""
+        """`total` with one more message. The caller owns `total`, whose memory is used up."""
 
     @abstractmethod
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        """Both together; neither is changed."""
+        """Both together. The caller owns `a`, whose memory is used up; `b` is not changed."""
 
     @abstractmethod
     def result(self, total: Aggregate) -> Tree:
@@ -127,10 +131,10 @@ class ElementwiseMean(Gather):
             present = packet.presence()
         else:
             present = tree.map(lambda t: (t != 0).to(torch.float32), packet.decode())
-        weights = total.weights if total.count else tree.scale(present, weight)
-        if total.count:
-            for name, tensor in weights.items():
-                tensor.add_(present[name], alpha=weight)
+        weights = total.weights if total.count else tree.zeros_like(present)
+        for name, tensor in weights.items():
+            # The products are exact: present is 1 or 0.
+            tensor.add_(present[name], alpha=weight)
         return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, weights, total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
@@ -146,14 +150,15 @@ class ElementwiseMean(Gather):
 
 @dataclass(frozen=True)
 class Collect(Gather):
-    """Every decoded message by itself, by sender in ascending order, in `items`."""
+    """Every decoded message by itself, in `items` by sender, in the order of the additions, which is ascending."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        return self.merge(total, Aggregate(self, weight=weight, count=1, items={sender: packet.decode()}))
+        total.items[sender] = packet.decode()
+        return replace(total, weight=total.weight + weight, count=total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        items = dict(sorted({**a.items, **b.items}.items()))
-        return Aggregate(self, weight=a.weight + b.weight, count=a.count + b.count, items=items)
+        a.items.update(b.items)
+        return replace(a, weight=a.weight + b.weight, count=a.count + b.count)
 
     def result(self, total: Aggregate) -> Tree:
         return {}
@@ -166,7 +171,8 @@ class Relay(Collect):
 
 def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
     if not total:
-        return tree.scale(packet.decode(), weight)
+        # Adding 0 turns -0.0 into 0.0. No sum becomes -0.0 after that, so entries that a packet leaves out may stay.
+        return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in packet.decode().items()}
     packet.add_to(total, weight)
     return total
 
@@ -176,7 +182,12 @@ def _together(a: Aggregate, b: Aggregate) -> Aggregate:
 
 
 def _merged(a: Tree, b: Tree) -> Tree:
-    return tree.add(a, b) if a and b else a or b
+    """`a` plus `b`, in the memory of `a`."""
+    if not a:
+        return tree.map(torch.clone, b)
+    for name, tensor in b.items():
+        a[name].add_(tensor)
+    return a
 
 
 # Any: on the wire the same record holds numpy arrays where it holds tensors otherwise.

@@ -210,10 +210,24 @@ def masks_of(shapes: Shapes, sent: bool) -> Tree:
     return {name: torch.full(shape, sent) for name, shape in shapes}
 
 
-def _add(tree: Tree, total: Tree, weight: float) -> None:
-    """total += weight * tree, in place and on the device of `total`."""
-    for name, tensor in tree.items():
-        total[name].add_(tensor.to(total[name].device), alpha=weight)
+def _add(decoded: Tree, total: Tree, weight: float) -> None:
+    """total += weight * decoded, in place."""
+    for name, tensor in decoded.items():
+        _add_scaled(total[name], tensor.to(total[name].device), weight)
+
+
+def _add_scaled(total: Tensor, x: Tensor, weight: float) -> None:
+    """Add weight * x in place, rounding the products first as a sum's first message has them.
+
+    `add_(x, alpha=weight)` may round once where a product and then a sum round twice. A piece of products at a time
+    stays in the processor's cache.
+    """
+    if x.numel() <= PIECE or not (x.is_contiguous() and total.is_contiguous()):
+        total.add_(x * weight)
+        return
+    flat, products = total.view(-1), torch.empty(PIECE, dtype=total.dtype, device=total.device)
+    for piece, values in zip(flat.split(PIECE), x.view(-1).split(PIECE), strict=True):
+        piece.add_(torch.mul(values, weight, out=products[: len(values)]))
 
 
 def message_bits(message: Message) -> int:

@@ -93,6 +93,10 @@ class ClientData:
         """The number of samples that the client has in `split`."""
         return len(self.partition.split(split)[self.client])
 
+    def most_examples(self, split: str) -> int:
+        """How many samples the largest of all clients has in `split`."""
+        return int(self.partition.split(split).sizes.max())
+
     def all(self, split: str, device: str | torch.device = "cpu") -> Batch:
         """The whole split in one batch, in order and without augmentation. ValueError if it is empty."""
         samples, indices = self._held(split)
@@ -169,24 +173,25 @@ class ClientData:
             yield Batch(inputs.to(device), _to_torch(samples.labels[rows], device))
 
 
-def pad(batches_of_clients: Sequence[Batch]) -> Batch:
-    """One batch a client, stacked to [num_clients, largest batch, ...] with weights 0 on the padding.
+def pad(batches_of_clients: Sequence[Batch], size: int | None = None) -> Batch:
+    """One batch a client, stacked to [num_clients, size, ...] with weights 0 on the padding.
 
-    The weights stay None where nothing is padded and no batch has any.
+    Without a `size` it is that of the largest batch, and the weights stay None where nothing is padded and no batch has
+    any.
     """
     sizes = [len(batch.labels) for batch in batches_of_clients]
-    largest = max(sizes)
+    largest = size or max(sizes)
     first = batches_of_clients[0]
-    if min(sizes) == largest and all(batch.weights is None for batch in batches_of_clients):
+    if size is None and min(sizes) == largest and all(batch.weights is None for batch in batches_of_clients):
         inputs = torch.stack([batch.inputs for batch in batches_of_clients])
         return Batch(inputs, torch.stack([batch.labels for batch in batches_of_clients]))
     inputs = first.inputs.new_zeros((len(sizes), largest, *first.inputs.shape[1:]))
     labels = first.labels.new_zeros((len(sizes), largest))
     weights = torch.zeros((len(sizes), largest), device=first.inputs.device)
-    for client, (size, batch) in enumerate(zip(sizes, batches_of_clients, strict=True)):
-        inputs[client, :size] = batch.inputs
-        labels[client, :size] = batch.labels
-        weights[client, :size] = 1.0 if batch.weights is None else batch.weights
+    for client, (count, batch) in enumerate(zip(sizes, batches_of_clients, strict=True)):
+        inputs[client, :count] = batch.inputs
+        labels[client, :count] = batch.labels
+        weights[client, :count] = 1.0 if batch.weights is None else batch.weights
     return Batch(inputs, labels, weights)
 
 

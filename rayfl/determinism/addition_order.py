@@ -1,48 +1,85 @@
-"""The order of additions: a binary tree over chunks that depends on the number of participants and nothing else.
+"""The order of additions: a binary tree whose leaves are the sorted participants; their number alone decides it.
 
-A chunk is a run of the sorted participants, added up one after another. Chunks are merged along a tree that halves its
-range again and again. A worker is given all chunks below one node and returns that node's sum; the caller merges the
-rest of the way up. So neither the number of workers nor the order in which they answer can change a bit.
+A node's sum is that of its left half, to which that of its right half is added. A call is given a run of participants
+and returns the sum of each of the largest nodes inside the run: one, where the run is a node. The caller adds these
+along the rest of the tree. So neither the number of workers, nor the cut into calls, nor the order of the answers can
+change a bit.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 Node = tuple[int, int]
-"""Chunks first to last, the last not included."""
+"""Leaves first to last, the last not included."""
 
 T = TypeVar("T")
 
 
-def chunks(participants: Sequence[int], number: int) -> list[tuple[int, ...]]:
-    """The participants in order, cut into at most `number` runs whose lengths differ by one at most."""
-    number = min(number, len(participants))
-    bounds = [len(participants) * index // number for index in range(number + 1)] if number else [0]
-    return [tuple(participants[first:last]) for first, last in itertools.pairwise(bounds)]
+def runs(items: Sequence[int], number: int) -> list[tuple[int, ...]]:
+    """The items in order, cut into at most `number` runs whose lengths differ by one at most."""
+    number = min(number, len(items))
+    bounds = [len(items) * index // number for index in range(number + 1)] if number else [0]
+    return [tuple(items[first:last]) for first, last in itertools.pairwise(bounds)]
 
 
 def halves(node: Node) -> tuple[Node, Node]:
-    """The two children of a node with at least two chunks; the first is the larger one."""
+    """The two children of a node with at least two leaves; the first is the larger one."""
     first, last = node
     middle = (first + last + 1) // 2
     return (first, middle), (middle, last)
 
 
-def cut(num_chunks: int, wanted: int) -> list[Node]:
-    """At least `wanted` nodes that cover all chunks (fewer if there are fewer chunks), in order."""
-    nodes: list[Node] = [(0, num_chunks)] if num_chunks else []
-    while len(nodes) < wanted and any(last - first > 1 for first, last in nodes):
+def cut(num_leaves: int, wanted: int, stack_width: int = 1) -> list[Node]:
+    """The run of each call, in order: at least `wanted` calls where there are as many leaves.
+
+    Every run is a node of the tree, and none is longer than an even share. Stacks of several clients may not be cut:
+    with a `stack_width` above 1 the runs are of whole stacks, at most `wanted`, and need not be nodes.
+    """
+    if stack_width > 1:
+        stacks = runs(range(0, num_leaves, stack_width), wanted)
+        return [(run[0], min(run[-1] + stack_width, num_leaves)) for run in stacks]
+    nodes: list[Node] = [(0, num_leaves)] if num_leaves else []
+    while nodes:
         widest = max(last - first for first, last in nodes)
+        if widest == 1 or (len(nodes) >= wanted and widest <= -(-num_leaves // wanted)):
+            break
         split = [halves(node) if node[1] - node[0] == widest else (node,) for node in nodes]
         nodes = [node for parts in split for node in parts]
     return nodes
 
 
-def total(node: Node, leaf: Callable[[Node], T | None], merge: Callable[[T, T], T]) -> T:
-    """The sum below `node`. `leaf` gives the sum of a node that is already known, or None to descend."""
-    known = leaf(node)
-    if known is not None:
-        return known
+def nodes_within(run: Node, root: Node) -> list[Node]:
+    """The largest nodes below `root` that lie inside a run of its leaves, in order."""
+    if run[0] <= root[0] and root[1] <= run[1]:
+        return [root]
+    if root[1] <= run[0] or run[1] <= root[0]:
+        return []
+    return [node for half in halves(root) for node in nodes_within(run, half)]
+
+
+def add_up(node: Node, empty: Callable[[], T], add: Callable[[T, int], T], merge: Callable[[T, T], T]) -> T:
+    """The sum below `node`, whose leaves are asked for in order. At most ceil(log2(leaves)) + 1 sums live at once.
+
+    `add` adds a leaf to a sum and `merge` the second sum to the first; both use up the first. A right half of one leaf
+    goes straight into the left half's sum.
+    """
+    if node[1] - node[0] == 1:
+        return add(empty(), node[0])
     left, right = halves(node)
-    return merge(total(left, leaf, merge), total(right, leaf, merge))
+    total = add_up(left, empty, add, merge)
+    if right[1] - right[0] == 1:
+        return add(total, right[0])
+    return merge(total, add_up(right, empty, add, merge))
+
+
+def total(root: Node, sums: Mapping[Node, T], own: Callable[[T], T], merge: Callable[[T, T], T]) -> T:
+    """The sum of `root` from the sums of nodes that cover it, which stay as they are.
+
+    `own` copies a sum, so that `merge` may use it up.
+    """
+    if root in sums:
+        return sums[root]
+    left, right = halves(root)
+    begun = own(sums[left]) if left in sums else total(left, sums, own, merge)
+    return merge(begun, total(right, sums, own, merge))

@@ -116,15 +116,15 @@ class Splits(Settings):
 
 
 class Runtime(Settings):
-    """The `[runtime]` table: where and how a run executes. chunk_size, threads, engine and device decide its bits."""
+    """The `[runtime]` table: where and how a run executes. threads, engine, stack_width and device decide its bits."""
 
     executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
     actors: int | None = Field(default=None, ge=1, description="client actors; by default one a core")
     num_cpus: float | None = Field(default=None, gt=0, description="cores an actor asks Ray for; default: cores/actors")
     num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU an actor asks Ray for, e.g. 0.25")
     threads: int = Field(default=1, ge=1, description="torch threads an actor")
-    chunk_size: int | None = Field(default=None, ge=1, description="clients a chunk; default: at most 16 chunks")
     engine: Literal["auto", "loop", "vmap"] = Field(default="auto", description="loop: one by one; vmap: stacked")
+    stack_width: int = Field(default=16, ge=1, description="clients that the engine vmap trains at once")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where num_gpus > 0")
     address: str | None = Field(default=None, description="Ray cluster to join; default: RAY_ADDRESS, or a local one")
     object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")

@@ -36,8 +36,8 @@ def prepare(experiment: Experiment) -> Setup:
         downlink=experiment.downlink,
         topology=None if experiment.topology is None else experiment.topology.read(experiment.clients.count),
         evaluation=experiment.evaluation,
-        chunk_size=runtime.chunk_size,
         engine_name=runtime.engine,
+        stack_width=runtime.stack_width,
         device_name=runtime.device_name,
         threads=runtime.threads,
     )

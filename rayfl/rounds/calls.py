@@ -22,7 +22,7 @@ class OutOfMemory(ClientError):
     """A client's work found no memory: nothing is wrong with its code, and another worker may have more."""
 
 
-SMALLER = "start a new run with a smaller method.batch_size or runtime.chunk_size"
+SMALLER = "start a new run with a smaller method.batch_size, or with engine='vmap' a smaller runtime.stack_width"
 """What makes local work need less memory; it changes the numbers, so that a resumed run cannot have it."""
 
 
@@ -53,18 +53,17 @@ class RoundInputs:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Clients to train: the chunks below one node of the summation tree, and the fate drawn for each client.
+    """A run of a round's participants to train: the nodes of the summation tree that it is, and each client's fate.
 
     Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`.
     """
 
-    node: Node
-    chunks: Mapping[int, tuple[int, ...]]
+    nodes: tuple[Node, ...]
     fates: Mapping[int, Fate]
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """All clients in order."""
+        """All clients in order, one for each leaf of the nodes."""
         return tuple(self.fates)
 
     @property
@@ -93,15 +92,10 @@ class MixJob:
 
 @dataclass(frozen=True)
 class AddJob:
-    """Messages to add up: the chunks below one node of the summation tree. Inputs: (message, weight) by client."""
+    """Messages to add up, one for each leaf of the nodes. Inputs: (message, weight) by client."""
 
-    node: Node
-    chunks: Mapping[int, tuple[int, ...]]
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """All clients in order."""
-        return tuple(client for chunk in self.chunks.values() for client in chunk)
+    nodes: tuple[Node, ...]
+    clients: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -146,9 +140,8 @@ class ClientResult:
 
 
 @dataclass(frozen=True)
-class PartialSum:
-    """A job's sums by message name at its node of the summation tree (on the wire), and the results of its clients."""
+class PartialSums:
+    """A job's sums (on the wire) by node of the summation tree and message name, and the results of its clients."""
 
-    node: Node
-    sums: Mapping[str, Any]
+    sums: Mapping[Node, Mapping[str, Any]]
     results: tuple[ClientResult, ...] = ()

@@ -1,15 +1,16 @@
 """Local work: carries go in, trained carries come out, one client after another or stacked under vmap.
 
-`run_loop` finishes one client before the next begins, so memory is one carry. `run_vmap` advances all clients of a
-chunk at once: unequal batches are padded with weight 0 and clients that have no step left keep their carry, so both
-engines compute the same up to rounding.
+`run_loop` finishes one client before the next begins, so memory is one carry. `run_vmap` advances a stack of clients at
+once: unequal batches are padded with weight 0 and clients that have no step left keep their carry, so both engines
+compute the same up to rounding. A stack always has its full width, and a batch its full size, so that a client's bits
+do not depend on the others of its stack (but for full batches, which are padded to the largest of them).
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,15 @@ from rayfl.data.batches import Batch, ClientData, amount, pad
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
 
-Engine = Callable[[Method, Sequence["LocalTask"]], Iterator[tuple[Carry, dict[str, Work]]]]
+
+class Engine(Protocol):
+    """Trains clients; yields each one's carry and its work by stage name, in the order of `tasks`."""
+
+    def __call__(
+        self, method: Method, tasks: Sequence["LocalTask"], width: int = 1
+    ) -> Iterator[tuple[Carry, dict[str, Work]]]:
+        """`width`: clients of a full stack."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,8 @@ class LocalTask:
         )
 
 
-def run_loop(method: Method, tasks: Sequence[LocalTask]) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """One client after another; yields each one's carry and its work by stage name, in order."""
+def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
+    """One client after another, whatever the width."""
     for task in tasks:
         carry = _to(task.begin(), task.device)
         work: dict[str, Work] = {}
@@ -85,10 +94,11 @@ def run_loop(method: Method, tasks: Sequence[LocalTask]) -> Iterator[tuple[Carry
         yield _to(carry, torch.device("cpu")), work
 
 
-def run_vmap(method: Method, tasks: Sequence[LocalTask]) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """All clients at once, under torch.vmap; all must have the same stages. Yields in the order of `tasks`.
+def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
+    """One stack of clients at once, under torch.vmap; all must have the same stages.
 
-    Clients whose carries differ in shape (other candidates, other widths) are stacked apart, a single one in a loop.
+    Clients whose carries differ in shape (other candidates, other layers) are stacked apart. A stack of fewer clients
+    than `width` is filled with copies of its first carry, whose results are thrown away.
     """
     twin = method.with_task(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
@@ -97,8 +107,8 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask]) -> Iterator[tuple[Carry
         alike.setdefault(_shape(carry), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
     for carries in alike.values():
-        if len(carries) > 1:
-            found = _together(twin, [tasks[row] for row in carries], list(carries.values()))
+        if max(width, len(carries)) > 1:
+            found = _together(twin, [tasks[row] for row in carries], list(carries.values()), width)
         else:
             # Nothing to stack, and torch refuses GroupNorm on images under a vmap over one client.
             ((row, carry),) = carries.items()
@@ -107,31 +117,39 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask]) -> Iterator[tuple[Carry
     yield from (done[row] for row in range(len(tasks)))
 
 
-def _together(method: Method, tasks: Sequence[LocalTask], carries: list[Carry]) -> list[tuple[Carry, dict[str, Work]]]:
+def _together(
+    method: Method, tasks: Sequence[LocalTask], carries: list[Carry], width: int
+) -> list[tuple[Carry, dict[str, Work]]]:
     """All stages of clients whose carries have the same shape."""
-    device = tasks[0].device
+    device, missing = tasks[0].device, max(0, width - len(tasks))
     work: list[dict[str, Work]] = [{} for _ in tasks]
     for stage in tasks[0].stages:
-        stacked = _to(tree_map(lambda *leaves: torch.stack(leaves), *carries), device)
-        stacked, done = _stage(method, stacked, tasks, stage)
+        filled = [*carries, *[carries[0]] * missing]
+        stacked = _to(tree_map(lambda *leaves: torch.stack(leaves), *filled), device)
+        stacked, done = _stage(method, stacked, tasks, stage, missing)
         carries = [method.end_stage(_row(stacked, row), stage=stage) for row in range(len(tasks))]
         for row, did in enumerate(done):
             work[row][stage.name] = did
     return list(zip(carries, work, strict=True))
 
 
-def _stage(method: Method, stacked: Carry, tasks: Sequence[LocalTask], stage: Stage) -> tuple[Carry, list[Work]]:
-    """All steps of one stage on stacked carries [num_clients, ...]."""
+def _stage(
+    method: Method, stacked: Carry, tasks: Sequence[LocalTask], stage: Stage, missing: int
+) -> tuple[Carry, list[Work]]:
+    """All steps of one stage on stacked carries [width, ...], the last `missing` of which are copies of the first."""
     schedules = [list(task.batches(stage)) for task in tasks]
+    work = [Work(len(batches), sum(_size(batch) for batch in batches)) for batches in schedules]
+    schedules += [schedules[0]] * missing
+    size = stage.batch_size and min(stage.batch_size, tasks[0].data.most_examples(stage.split))
     num_steps = max(len(schedule) for schedule in schedules)
     for index in range(num_steps):
         active = torch.tensor([index < len(schedule) for schedule in schedules], device=tasks[0].device)
         batches = [schedule[min(index, len(schedule) - 1)] for schedule in schedules]
-        batch = _padded(batches)
+        batch = _padded(batches, size)
         step = torch.vmap(lambda carry, batch: method.step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
         advanced = step(stacked, batch)
         stacked = advanced if bool(active.all()) else _where(active, advanced, stacked)
-    return stacked, [Work(len(batches), sum(_size(batch) for batch in batches)) for batches in schedules]
+    return stacked, work
 
 
 def choose(name: str, method: Method, device: torch.device) -> Engine:
@@ -195,7 +213,7 @@ def _stacked(batch: Batch | tuple[Batch, ...]) -> Any:
 
 
 # Any: all batches, or all tuples of as many batches.
-def _padded(batches: Sequence[Any]) -> Batch | tuple[Batch, ...]:
+def _padded(batches: Sequence[Any], size: int | None) -> Batch | tuple[Batch, ...]:
     if isinstance(batches[0], Batch):
-        return pad(batches)
-    return tuple(pad(parts) for parts in zip(*batches, strict=True))
+        return pad(batches, size)
+    return tuple(pad(parts, size) for parts in zip(*batches, strict=True))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rayfl.determinism.addition_order import chunks
+from rayfl.determinism.addition_order import runs
 from rayfl.rounds.calls import MixJob
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.paper_comm import paper_comm
@@ -42,7 +42,7 @@ def in_calls(
 
     number = min(num_workers, len(receivers))
     while True:
-        calls = chunks(receivers, number)
+        calls = runs(receivers, number)
         if number == len(receivers) or max(map(held, calls)) <= CALL_BYTES:
             return calls
         number = min(number + num_workers, len(receivers))

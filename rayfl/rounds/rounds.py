@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rayfl import tree
-from rayfl.determinism.addition_order import chunks
+from rayfl.determinism.addition_order import runs
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
@@ -104,7 +104,7 @@ def reply(
     """The server's answers to those who delivered, taken in at once."""
     round_inputs = replace(round_inputs, message={}, server=tree.to_arrays(run_state.server))
     slots, outputs = setup.memory_slots, {}
-    works = [ClientJob(run) for run in chunks(delivered, calls_per_wave(setup, executor))]
+    works = [ClientJob(run) for run in runs(delivered, calls_per_wave(setup, executor))]
     jobs = [Job(work, run_state.inputs(slots, work.clients), len(slots) * len(work.clients)) for work in works]
     for work, answer in zip(works, executor.run("reply", executor.put(round_inputs), jobs), strict=True):
         outputs |= ClientOutputs.unpack(slots, work.clients, answer.outputs)
@@ -180,8 +180,8 @@ def evaluate_clients(
 ) -> None:
     """Every client's own model."""
     slots = setup.state_slots
-    runs = chunks(range(setup.num_clients), calls_per_wave(setup, executor))
-    jobs = [Job(ClientJob(run), run_state.inputs(slots, run)) for run in runs]
+    everyone = runs(range(setup.num_clients), calls_per_wave(setup, executor))
+    jobs = [Job(ClientJob(run), run_state.inputs(slots, run)) for run in everyone]
     for done in executor.run("evaluate", executor.put(round_inputs), jobs):
         for result in done.result:
             ledger.add(result)

@@ -23,9 +23,6 @@ from rayfl.settings import Settings, SettingsError
 from rayfl.topology.graphs import Topology, mixing_weights
 from rayfl.tree import Arrays, State, Tree
 
-MOST_CHUNKS = 16
-"""Chunks a round by default, and so the most actors that have work."""
-
 
 class Evaluation(Settings):
     """The `[evaluation]` table: how often models are evaluated, and on what."""
@@ -53,8 +50,8 @@ class Setup:
     downlink: Compressor
     topology: Topology | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
-    chunk_size: int | None = None
     engine_name: str = "auto"
+    stack_width: int = 16
     device_name: str = "cpu"
     threads: int = 1
 
@@ -140,11 +137,10 @@ class Setup:
         """The engine that runs local work."""
         return engines.choose(self.engine_name, self.method, self.device)
 
-    def num_chunks(self, num_participants: int) -> int:
-        """Chunks of a round: as few as the experiment's chunk size allows, or 16 (one a participant if fewer)."""
-        if self.chunk_size:
-            return -(-num_participants // self.chunk_size)
-        return min(num_participants, MOST_CHUNKS)
+    @property
+    def work_width(self) -> int:
+        """Clients that are trained together: a stack under vmap, one in the loop."""
+        return self.stack_width if self.engine is engines.run_vmap else 1
 
     def first_state(self, client: int) -> State:
         """What a client remembers before its first round."""

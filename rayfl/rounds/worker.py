@@ -5,14 +5,14 @@ outlive the call (a client's state, the server's memory of it, a message that ot
 nothing between calls but the setup.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rayfl import gather, tree
 from rayfl.compress.base import Message, message_bits
-from rayfl.determinism.addition_order import Node, total
+from rayfl.determinism.addition_order import Node, add_up
 from rayfl.gather import Aggregate
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
@@ -21,7 +21,7 @@ from rayfl.rounds.calls import (
     ClientJob,
     ClientResult,
     MixJob,
-    PartialSum,
+    PartialSums,
     PooledJob,
     RoundInputs,
     TrainJob,
@@ -49,17 +49,33 @@ class Worker:
         """
         return getattr(self, kind)(round_inputs, job, inputs)
 
-    def train(self, round_inputs: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[PartialSum, list[Any]]:
+    def train(self, round_inputs: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[PartialSums, list[Any]]:
         """Download, local work, upload, for every client of the job."""
         kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
-        message = opened(round_inputs.message)
-        server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
+        trained = self._trained(round_inputs, job, kept)
         results: list[ClientResult] = []
         outputs: list[Any] = []
 
-        def leaf(node: Node) -> dict[str, Aggregate] | None:
-            if node[1] - node[0] > 1:
-                return None
+        def add(sums: dict[str, Aggregate], leaf: int) -> dict[str, Aggregate]:
+            client_round, result, left = next(trained)
+            results.append(result)
+            if client_round.fate.trains:
+                outputs.extend(left.pack(self.setup.output_slots))
+            if result.fate is Fate.DELIVERED and not self.setup.keeps_messages:
+                message, weight = left.message
+                self._add(sums, message, weight, result.client)
+            return sums
+
+        return self._partial_sums(job.nodes, add, results), outputs
+
+    def _trained(
+        self, round_inputs: RoundInputs, job: TrainJob, kept: Mapping[int, ClientOutputs]
+    ) -> Iterator[tuple[ClientRound, ClientResult, ClientOutputs]]:
+        """Every client of the job in order, trained one after another or a stack at a time."""
+        message = opened(round_inputs.message)
+        server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
+        width = self.setup.work_width
+        for first in range(0, len(job.clients), width):
             client_rounds = [
                 ClientRound(
                     self.setup,
@@ -71,35 +87,33 @@ class Worker:
                     self._state(client, kept[client]),
                     self._server_memory(client, kept[client]),
                 )
-                for client in job.chunks[node[0]]
+                for client in job.clients[first : first + width]
             ]
-            return self._chunk(client_rounds, results, outputs)
-
-        sums = total(job.node, leaf, merged) if job.chunks else {}
-        return partial_sum(job.node, sums, results), outputs
-
-    def _chunk(
-        self, client_rounds: Sequence[ClientRound], results: list[ClientResult], outputs: list[Any]
-    ) -> dict[str, Aggregate]:
-        """Train one chunk and add up what it sends, in order."""
-        sums: dict[str, Aggregate] = {name: rule.empty() for name, rule in self.method.gather.items()}
-        untrained = {one.client: result for one in client_rounds if (result := one.untrained()) is not None}
-        tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
-        trained = self.setup.engine(self.method, tasks)
-        for one in client_rounds:
-            left = ClientOutputs()
-            if one.client in untrained:
-                result = untrained[one.client]
-            else:
+            untrained = {one.client: result for one in client_rounds if (result := one.untrained()) is not None}
+            tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
+            carries = self.setup.engine(self.method, tasks, width)
+            for one in client_rounds:
+                if one.client in untrained:
+                    yield one, untrained[one.client], ClientOutputs()
+                    continue
                 with naming_round_and_client(one.round, one.client):
-                    result, left = one.finish(*next(trained))
-            results.append(result)
-            if one.fate.trains:
-                outputs += left.pack(self.setup.output_slots)
-            if result.fate is Fate.DELIVERED and not self.setup.keeps_messages:
-                message, weight = left.message
-                self._add(sums, message, weight, one.client)
-        return sums
+                    finished = one.finish(*next(carries))
+                yield one, *finished
+
+    def _partial_sums(
+        self,
+        nodes: Sequence[Node],
+        add: Callable[[dict[str, Aggregate], int], dict[str, Aggregate]],
+        results: Sequence[ClientResult],
+    ) -> PartialSums:
+        """The nodes' sums, ready to travel; `add` adds the next leaf's message."""
+
+        def empty() -> dict[str, Aggregate]:
+            return {name: rule.empty() for name, rule in self.method.gather.items()}
+
+        sums = {node: add_up(node, empty, add, merged) for node in nodes}
+        on_wire = {node: {name: gather.to_wire(one) for name, one in by_name.items()} for node, by_name in sums.items()}
+        return PartialSums(on_wire, tuple(results))
 
     def _add(self, sums: dict[str, Aggregate], message: Message, weight: float, sender: int) -> None:
         """Add a message to what others have sent."""
@@ -107,20 +121,16 @@ class Worker:
             if name in message and name not in self.setup.relayed:
                 sums[name] = self.method.gather[name].add(sums[name], message[name], weight, sender)
 
-    def add(self, round_inputs: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[PartialSum, list[Any]]:
+    def add(self, round_inputs: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[PartialSums, list[Any]]:
         """Add up messages as `train` does where nobody has to be waited for."""
-        sent = dict(zip(job.clients, inputs, strict=True))
+        sent = iter(zip(job.clients, inputs, strict=True))
 
-        def leaf(node: Node) -> dict[str, Aggregate] | None:
-            if node[1] - node[0] > 1:
-                return None
-            sums: dict[str, Aggregate] = {name: rule.empty() for name, rule in self.method.gather.items()}
-            for client in job.chunks[node[0]]:
-                message, weight = sent[client]
-                self._add(sums, message, weight, client)
+        def add(sums: dict[str, Aggregate], leaf: int) -> dict[str, Aggregate]:
+            client, (message, weight) = next(sent)
+            self._add(sums, message, weight, client)
             return sums
 
-        return partial_sum(job.node, total(job.node, leaf, merged), ()), []
+        return self._partial_sums(job.nodes, add, ()), []
 
     def reply(
         self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]
@@ -205,10 +215,5 @@ def opened(message: Message) -> Message:
 
 
 def merged(a: Mapping[str, Aggregate], b: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
-    """Two nodes' sums by message name."""
+    """Two nodes' sums by message name, in the memory of the first."""
     return {name: a[name].gather.merge(a[name], b[name]) for name in a}
-
-
-def partial_sum(node: Node, sums: Mapping[str, Aggregate], results: Sequence[ClientResult]) -> PartialSum:
-    """A node's sums and the results of its clients, ready to travel."""
-    return PartialSum(node, {name: gather.to_wire(value) for name, value in sums.items()}, tuple(results))

@@ -32,7 +32,7 @@ from rayfl.tree import Arrays
 
 log = logging.getLogger("rayfl")
 
-FORMAT = 2
+FORMAT = 3
 FILE_BYTES = 64 << 20
 """A file of states is closed when it is larger."""
 KEPT = 2

@@ -21,7 +21,7 @@ from rayfl.compress.base import Message
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
-from rayfl.rounds.calls import ClientError
+from rayfl.rounds.calls import SMALLER, ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.record import read_run
 from rayfl.tree import State
@@ -91,7 +91,7 @@ def test_the_last_try_says_who_and_what_to_change_and_the_run_can_go_on(
     cause = str(ERRORS[kind]).partition("\n")[0]
     name = type(ERRORS[kind]).__name__
     begin = f"round 1, client 1: out of memory ({name}: {cause}), 4 times; {ADVICE}"
-    assert str(raised.value) == f"{begin}, or start a new run with a smaller method.batch_size or runtime.chunk_size"
+    assert str(raised.value) == f"{begin}, or {SMALLER}"
     assert len(read_run(directory).rounds) == 1
     resume(directory)
     assert_same_run(run(chosen, directory.with_name(f"{directory.name}-undisturbed")), directory)

@@ -43,10 +43,9 @@ def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
     assert_same_bits(run_state, other)
 
 
-def uploads(first: int, *chunks: tuple[int, ...]) -> TrainJob:
-    """Chunks of clients who all deliver."""
-    fates = {client: Fate.DELIVERED for chunk in chunks for client in chunk}
-    return TrainJob((first, first + len(chunks)), dict(enumerate(chunks, first)), fates)
+def uploads(first: int, *clients: int) -> TrainJob:
+    """Clients who all deliver, from the leaf `first` on."""
+    return TrainJob(((first, first + len(clients)),), dict.fromkeys(clients, Fate.DELIVERED))
 
 
 class Watched(RayExecutor):
@@ -66,14 +65,14 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     setup = prepare(experiment(method={"name": "fedavg", "epochs": 20, "batch_size": 4}))
     plan = setup.plan(0)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(0, plan, NOBODY, "server"))
-    works = [uploads(0, *((client,) for client in range(10))), *(uploads(i, (i,)) for i in range(4))]
+    works = [uploads(0, *range(10)), *(uploads(i, i) for i in range(4))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         done = executor.run("train", executor.put(RoundInputs(0, plan, message)), [Job(work) for work in works])
     finally:
         executor.close()
     assert sorted(executor.finished) == [0, 1, 2, 3, 4] and executor.finished[-1] == 0
-    assert [answer.result.node for answer in done] == [work.node for work in works]
+    assert [tuple(answer.result.sums) for answer in done] == [work.nodes for work in works]
 
 
 def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -204,7 +203,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told() -> None:
     setup = with_method(Failing)
     plan = setup.plan(2)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(2, plan, NOBODY, "server"))
-    jobs = [Job(work) for work in (uploads(0, (0, 1, 2, 3)), uploads(1, (4,)), uploads(2, (0,)))]
+    jobs = [Job(work) for work in (uploads(0, 0, 1, 2, 3), uploads(4, 4), uploads(5, 0))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         with pytest.raises(ClientError, match="round 2, client 3: "):

@@ -77,7 +77,7 @@ def experiment(name: str, **options: Any) -> Experiment:
 
 def on_digits(name: str) -> Callable[..., Setup]:
     def make(engine: str = "loop", **options: Any) -> Setup:
-        runtime = {"engine": engine, "chunk_size": options.pop("chunk_size", None)}
+        runtime = {"engine": engine, "stack_width": options.pop("stack_width", 4)}
         return prepare(experiment(name, runtime=runtime, **options))
 
     return make

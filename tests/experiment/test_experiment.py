@@ -48,7 +48,7 @@ EXPERIMENTS: list[dict[str, Any]] = [
         "data": {"name": "synthetic", "shape": [1, 16, 16], "samples_per_group": 10},
         "partition": {"name": "natural"},
         "topology": {"name": "erdos-renyi", "p": 0.25},
-        "runtime": {"executor": "inline", "chunk_size": 2, "device": "cpu"},
+        "runtime": {"executor": "inline", "stack_width": 2, "device": "cpu"},
         "splits": {"validation_ratio": 0.2},
         "evaluation": {"every": 0, "own": False},
         "output": {"directory": 'C:\\runs "x"'},

@@ -28,10 +28,10 @@ def prepared(given: dict[str, Any]) -> Setup:
 
 
 def test_everything_is_in_its_place():
-    runtime = {"chunk_size": 3, "threads": 2, "engine": "loop"}
+    runtime = {"stack_width": 3, "threads": 2, "engine": "loop"}
     setup = prepared({"seed": 7, "runtime": runtime, "uplink": {"name": "topk", "keep_ratio": 0.5}})
     assert (setup.seed, setup.rounds, setup.num_clients) == (7, 2, 5)
-    assert (setup.num_chunks(4), setup.threads, setup.engine_name, setup.device_name) == (2, 2, "loop", "cpu")
+    assert (setup.stack_width, setup.threads, setup.engine_name, setup.device_name) == (3, 2, "loop", "cpu")
     assert setup.uplink.name == "topk"
     # 10 groups of 20 samples, 2 of each for the test: 180 over 5 clients.
     assert setup.population.num_examples.tolist() == [36] * 5

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from rayfl.determinism import seeding
-from rayfl.gather import Aggregate, Collect
+from rayfl.gather import Aggregate, Collect, Handle
 from rayfl.methods.fedmgda import FedMGDA
+from rayfl.tree import Tree
 from tests.methods.reference import SIZES, Vectors, doubles, initial, played, setup_of, trained
 
 P = 6 * 3 + 3
@@ -72,7 +73,7 @@ def update(deltas: dict[int, list[float]], **hyper: Any) -> tuple[list[float], f
     """Where the server goes from 0, and the norm that it records."""
     setup = setup_of("fedmgda", hyper)
     assert isinstance(setup.method, FedMGDA)
-    items = {client: {"x": torch.tensor(delta)} for client, delta in deltas.items()}
+    items: dict[int, Tree | Handle] = {client: {"x": torch.tensor(delta)} for client, delta in deltas.items()}
     ctx = setup.context(0, setup.plan(0), seeding.NOBODY, "server")
     received = {"delta": Aggregate(Collect(), weight=len(items), count=len(items), items=items)}
     state, metrics = setup.method.server_update({"params": {"x": torch.zeros(2)}}, received, list(items), ctx)

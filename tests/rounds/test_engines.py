@@ -31,7 +31,7 @@ def data() -> tuple[Dataset, Partition]:
     return Dataset("lines", samples, samples, 2, "vector"), Partition(train, train, empty, empty)
 
 
-def starts(begin: Callable[[int], Carry], *stages: Stage, seed: int = 1, round: int = 0) -> list[LocalTask]:
+def tasks(begin: Callable[[int], Carry], *stages: Stage, seed: int = 1, round: int = 0) -> list[LocalTask]:
     dataset, partition = data()
     return [
         LocalTask(
@@ -77,7 +77,7 @@ def zero(client: int) -> Carry:
 def test_every_sample_is_seen_once_an_epoch_and_counted(engine: Engine):
     # Batches of 2 over 5, 3 and 4 samples: 3, 2 and 2 steps an epoch. Two epochs, then one step.
     stages = (Stage("train", epochs=2, batch_size=2), Stage("more", steps=1, batch_size=1))
-    done = list(engine(Summing(Quadratic()), starts(zero, *stages)))
+    done = list(engine(Summing(Quadratic()), tasks(zero, *stages)))
     assert [work["train"] for _, work in done] == [Work(6, 10), Work(4, 6), Work(4, 8)]
     assert [work["more"] for _, work in done] == [Work(1, 1)] * 3
     assert [carry["after train"].item() for carry, _ in done] == [6, 4, 4]
@@ -93,7 +93,7 @@ def test_every_sample_is_seen_once_an_epoch_and_counted(engine: Engine):
 def test_a_step_may_take_three_batches(engine: Engine):
     # 3 steps of 3 batches, each the whole split: nine times the sums 1..5, 6..8 and 9..12.
     stage = Stage("train", steps=3, batch_size=None, batches_per_step=3)
-    done = list(engine(Summing(Quadratic()), starts(zero, stage)))
+    done = list(engine(Summing(Quadratic()), tasks(zero, stage)))
     assert [work["train"] for _, work in done] == [Work(3, 9 * size) for size in SIZES]
     assert [carry["sum"].tolist() for carry, _ in done] == [[9 * 15, 9 * 5], [9 * 21, 9 * 3], [9 * 42, 9 * 4]]
 
@@ -103,7 +103,7 @@ def test_other_keys_give_another_order(engine: Engine):
     stage = Stage("train", steps=2, batch_size=1)
 
     def sums(**key: int) -> list[float]:
-        return [carry["sum"][0].item() for carry, _ in engine(Summing(Quadratic()), starts(zero, stage, **key))]
+        return [carry["sum"][0].item() for carry, _ in engine(Summing(Quadratic()), tasks(zero, stage, **key))]
 
     assert sums() == sums()
     # Three clients with at least six ordered pairs each: the chance of equal sums for five keys is small, and fixed.
@@ -118,7 +118,7 @@ def test_the_loop_holds_one_carry():
         begun.append(client)
         return zero(client)
 
-    results = run_loop(Summing(Quadratic()), starts(begin, Stage(epochs=1)))
+    results = run_loop(Summing(Quadratic()), tasks(begin, Stage(epochs=1)))
     next(results)
     assert begun == [0]
     next(results)
@@ -130,14 +130,14 @@ def test_clients_of_other_shapes_are_stacked_apart_and_come_in_order():
         return {**zero(client), "extra": {f"candidate{i}": torch.zeros(2) for i in range(client % 2)}}
 
     stage = Stage("train", epochs=1, batch_size=2)
-    looped, stacked = (list(engine(Summing(Quadratic()), starts(begin, stage))) for engine in (run_loop, run_vmap))
+    looped, stacked = (list(engine(Summing(Quadratic()), tasks(begin, stage))) for engine in (run_loop, run_vmap))
     assert [len(carry["extra"]) for carry, _ in stacked] == [0, 1, 0]
     for (a, work), (b, other) in zip(looped, stacked, strict=True):
         assert (a["sum"].tolist(), work) == (b["sum"].tolist(), other)
 
 
 def test_stacked_clients_get_memory_of_their_own():
-    done = [carry for carry, _ in run_vmap(Summing(Quadratic()), starts(zero, Stage(epochs=1)))]
+    done = [carry for carry, _ in run_vmap(Summing(Quadratic()), tasks(zero, Stage(epochs=1)))]
     for carry in done:
         assert carry["sum"].untyped_storage().nbytes() == 8
     done[0]["sum"].add_(100)
@@ -169,7 +169,7 @@ class Descending(Summing):
 
 def trained(task: Task, engine: Engine, **key: int) -> list[torch.Tensor]:
     params = task.init(0)
-    work = starts(lambda client: {"params": params}, Stage("train", epochs=2, batch_size=2), **key)
+    work = tasks(lambda client: {"params": params}, Stage("train", epochs=2, batch_size=2), **key)
     return [torch.cat([t.flatten() for t in carry["params"].values()]) for carry, _ in engine(Descending(task), work)]
 
 
@@ -178,6 +178,23 @@ def test_the_engines_agree_on_unequal_clients():
     for a, b in zip(looped, stacked, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(looped[0], looped[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("build", [network, lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2))])
+def test_a_stacked_client_has_the_same_bits_whoever_shares_its_stack(build: Callable[[], nn.Module]):
+    # Clients of 5, 3 and 4 examples in batches of 2, so unequal steps and partial batches.
+    task = Classification(build)
+    params, stage = task.init(0), Stage("train", epochs=2, batch_size=2)
+    work = tasks(lambda client: {"params": params}, stage)
+
+    def trained_in(*clients: int) -> dict[int, list[torch.Tensor]]:
+        done = run_vmap(Descending(task), [work[client] for client in clients], width=4)
+        return {client: list(carry["params"].values()) for client, (carry, _) in zip(clients, done, strict=True)}
+
+    together = trained_in(0, 1, 2)
+    for fewer in ((0,), (1,), (2,), (0, 2), (1, 2)):
+        for client, tensors in trained_in(*fewer).items():
+            assert all(torch.equal(a, b) for a, b in zip(tensors, together[client], strict=True))
 
 
 class Judging(Summing):
@@ -197,8 +214,8 @@ def test_images_through_group_norm_by_one_client_and_by_two(together: int):
     dataset, (_, partition) = Dataset("squares", images, images, 2, "vector"), data()
     task = Classification(normed)
     params, first = task.init(0), torch.zeros(())
-    work = starts(lambda client: {"params": params, "loss": first}, Stage("gate", epochs=1, batch_size=3))[:together]
-    work = [replace(start, data=ClientData(dataset, partition, start.client)) for start in work]
+    work = tasks(lambda client: {"params": params, "loss": first}, Stage("gate", epochs=1, batch_size=3))[:together]
+    work = [replace(task, data=ClientData(dataset, partition, task.client)) for task in work]
     looped, stacked = ([float(c["loss"]) for c, _ in engine(Judging(task), work)] for engine in (run_loop, run_vmap))
     assert stacked == pytest.approx(looped, rel=1e-5)
 
@@ -218,7 +235,7 @@ def test_dropout_is_drawn_by_seed_round_and_client():
 def test_dropout_does_not_follow_the_order_of_clients():
     task = Classification(dropping)
     params = task.init(0)
-    work = starts(lambda client: {"params": params}, Stage("train", epochs=1, batch_size=2))
+    work = tasks(lambda client: {"params": params}, Stage("train", epochs=1, batch_size=2))
     forth = [carry["params"]["0.weight"] for carry, _ in run_loop(Descending(task), work)]
     back = [carry["params"]["0.weight"] for carry, _ in run_loop(Descending(task), work[::-1])]
     assert all(torch.equal(a, b) for a, b in zip(forth, back[::-1], strict=True))
@@ -240,4 +257,4 @@ def test_the_rule_that_chooses_an_engine():
 @ENGINES
 def test_an_empty_split_names_the_client(engine: Engine):
     with pytest.raises(ValueError, match="client 0 has no heldout samples"):
-        list(engine(Summing(Quadratic()), starts(zero, replace(Stage(epochs=1), split="heldout"))))
+        list(engine(Summing(Quadratic()), tasks(zero, replace(Stage(epochs=1), split="heldout"))))

@@ -129,7 +129,7 @@ def test_another_format_says_so(setup: Setup, tmp_path: Path):
     executor = saved(setup, tmp_path)
     path = tmp_path / "checkpoints" / "00000008" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "rayfl": "7.0"}))
-    with pytest.raises(SettingsError, match=r"has format 99, written by rayfl 7.0; .* reads format 2"):
+    with pytest.raises(SettingsError, match=r"has format 99, written by rayfl 7.0; .* reads format 3"):
         checkpoint.load(tmp_path, executor)
 
 

@@ -80,7 +80,7 @@ def setup(
     uplink: Compressor | None = None,
     downlink: Compressor | None = None,
     evaluation: Evaluation | None = None,
-    chunk_size: int | None = None,
+    stack_width: int = 4,
     hyper: Mapping[str, object] | None = None,
 ) -> Setup:
     """Four clients on quadratics. `method`: a class, made with `hyper`, or an instance."""
@@ -99,7 +99,7 @@ def setup(
         topology=topology,
         evaluation=evaluation or Evaluation(own=False, pooled=False),
         engine_name=engine,
-        chunk_size=chunk_size,
+        stack_width=stack_width,
     )
     made.check()
     return made

@@ -1,0 +1,90 @@
+"""Calls of a round's training: how many there are, what each is given, and how many sums each holds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from rayfl.determinism.seeding import NOBODY
+from rayfl.gather import Aggregate, WeightedMean
+from rayfl.population.fate import Fate
+from rayfl.rounds.calls import RoundInputs, TrainJob
+from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker import Worker
+from rayfl.testing.comparison import assert_same_bits, contents
+from rayfl.testing.executors import play
+from tests.methods.reference import setup_of
+
+
+class Many(InlineExecutor):
+    """So many workers, in this process; keeps what it was asked to train."""
+
+    def __init__(self, setup: Setup, num_workers: int) -> None:
+        super().__init__(setup)
+        self.num_workers = num_workers
+        self.jobs: list[TrainJob] = []
+
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        self.jobs += [job.work for job in jobs if kind == "train"]
+        return super().run(kind, shared, jobs)
+
+
+class Live(WeightedMean):
+    """A mean that counts the sums that are alive."""
+
+    alive: ClassVar[int] = 0
+    most: ClassVar[int] = 0
+
+    def empty(self) -> Aggregate:
+        Live.alive += 1
+        Live.most = max(Live.most, Live.alive)
+        return super().empty()
+
+    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        Live.alive -= 1
+        return super().merge(a, b)
+
+
+def clients(count: int, **given: Any) -> Setup:
+    return replace(setup_of("fedavg", {"batch_size": 4}, sizes=(4,) * count, rounds=1), **given)
+
+
+def test_a_thousand_participants_give_64_workers_something_to_do():
+    here = clients(1000)
+    few, many = Many(here, 1), Many(here, 64)
+    (_, (alone,)), (_, (shared,)) = play(here, few), play(here, many)
+    assert len(few.jobs) == 2 and len(many.jobs) == 128
+    assert max(len(job.clients) for job in many.jobs) == 8
+    assert_same_bits(contents(few, alone), contents(many, shared))
+
+
+def test_a_round_can_use_a_worker_a_participant():
+    here = clients(5)
+    executor = Many(here, 9)
+    play(here, executor)
+    assert [job.clients for job in executor.jobs] == [(0,), (1,), (2,), (3,), (4,)]
+
+
+def test_stacks_come_whole():
+    here = clients(11, engine_name="vmap", stack_width=3)
+    executor = Many(here, 1)
+    play(here, executor)
+    assert [len(job.clients) for job in executor.jobs] == [6, 5]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16, 33, 50])
+def test_a_call_holds_few_sums(count: int):
+    here = clients(count)
+    plan = here.plan(0)
+    message = here.server_half.broadcast({"params": here.initial}, here.context(0, plan, NOBODY, "server"))
+    name = next(iter(here.method.gather))
+    here.method.gather = {name: Live()}
+    Live.alive = Live.most = 0
+    job = TrainJob(((0, count),), dict.fromkeys(range(count), Fate.DELIVERED))
+    answer, _ = Worker(here).train(RoundInputs(0, plan, message), job, ())
+    assert answer.sums[0, count][name].count == count
+    assert Live.alive == 1
+    assert Live.most <= math.ceil(math.log2(count)) + 1
