@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cache
+from logging import getLogger
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
@@ -74,8 +75,13 @@ def _below(kind: type[K]) -> Iterator[type[K]]:
 
 # Any: a class of `kind`, or what it adopts.
 def installed(kind: type[Kind]) -> dict[str, Any]:
-    """What installed packages bring of a kind, by name. SettingsError where one cannot be loaded."""
-    found = {name: plugins.load_installed(name) for name in plugins.installed()}
+    """What installed packages bring of a kind, by name; one that cannot be loaded is left out with a warning."""
+    found = {}
+    for name in plugins.installed():
+        try:
+            found[name] = plugins.load_installed(name)
+        except SettingsError as error:
+            getLogger("rayfl").warning(f"the plugin {name!r} is left out: {error}")
     return {name: one for name, one in found.items() if _is(kind, one)}
 
 

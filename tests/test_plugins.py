@@ -152,6 +152,7 @@ def test_two_plugins_of_one_name_and_one_of_ours(home: Path, monkeypatch: pytest
     with pytest.raises(SettingsError, match=r"^third has a method 'fedavg', which is the name of one of ours"):
         find(Method, "fedavg")
     assert find(Source, "digits").__module__.startswith("rayfl."), "a method of that name is no dataset"
+    assert "halved" not in known(Method), "what cannot be loaded hides nothing else"
 
 
 def test_hyper_parameters_of_a_file_are_listed(home: Path) -> None:
