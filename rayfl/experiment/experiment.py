@@ -4,15 +4,14 @@ import datetime
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from inspect import isabstract
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from rayfl import plugins
-from rayfl.choices import TO_TABLE, as_table, find, from_table, known, named, reference
+from rayfl.choices import TO_TABLE, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -67,29 +66,15 @@ class MethodChoice:
 def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
-    if isinstance(value, HyperParameters):
-        return MethodChoice(kind=_method_of(value), hyper=value)
+    if isinstance(value, Elastic):
+        return replace(_choice(value.inner, info), elastic=value.hyper)
+    if isinstance(value, Method):
+        return MethodChoice(kind=find(Method, type(value)), hyper=value.hyper)
     table = as_table(value, info.field_name)
     if "name" not in table:
         raise SettingsError(f" is missing; a method is one of {', '.join(sorted(known(Method)))}", ("name",))
     kind, elastic = find(Method, table.pop("name")), _elastic(table.pop("elastic", False))
     return MethodChoice(kind=kind, hyper=kind.Hyper(**table), elastic=elastic)
-
-
-def _method_of(hyper: HyperParameters) -> type[Method]:
-    """The one method that declares these hyper-parameters. SettingsError where several do, or none."""
-    found, pending = [], [*named(Method).values(), *Method.__subclasses__()]
-    while pending:
-        kind = pending.pop()
-        pending += kind.__subclasses__()
-        if vars(kind).get("Hyper") is type(hyper) and kind not in found and not isabstract(kind):
-            found.append(kind)
-    if len(found) != 1:
-        raise SettingsError(
-            f"{type(hyper).__qualname__}(...) does not say which method is meant; give a table with the method as "
-            "its name and the hyper-parameters"
-        )
-    return find(Method, found[0])
 
 
 # Any: true, false or a table.

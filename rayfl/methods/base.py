@@ -159,10 +159,17 @@ class Method(Kind, ABC):
         if room == cls.package:
             cls.name = file
 
-    def __init__(self, task: Task, hyper: HyperParameters | None = None) -> None:
-        """`hyper`: an instance of the method's `Hyper`, by default with all of its defaults. ValueError for another."""
-        self.task = task
-        self.hyper = self.Hyper() if hyper is None else hyper
+    task: Task
+
+    # Any: settings are whatever the method's Hyper declares and validates.
+    def __init__(self, task: Task | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        """`hyper`: an instance of the method's `Hyper`; by default it is made from `settings`. ValueError for another.
+
+        A method without a task, such as FedAvg(lr=0.1), describes an experiment's method and cannot train.
+        """
+        if task is not None:
+            self.task = task
+        self.hyper = self.Hyper(**settings) if hyper is None else hyper
         if not isinstance(self.hyper, self.Hyper):
             name = type(self).__name__
             raise ValueError(f"{name} takes {name}.Hyper(...), and was given a {type(hyper).__name__}")

@@ -14,7 +14,7 @@ round ends with a fresh match of what arrived.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -55,9 +55,10 @@ class PFNM(GradientMethod, ModelServer):
     gather: Mapping[str, Gather] = {"model": Collect()}
     own_compression: ClassVar[bool] = True
 
-    def __init__(self, task: Task, hyper: HyperParameters | None = None) -> None:
-        super().__init__(task, hyper)
-        if not _fully_connected(task):
+    # Any: see Method.
+    def __init__(self, task: Task | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(task, hyper, **settings)
+        if task is not None and not _fully_connected(task):
             raise ValueError(
                 "pfnm matches the hidden neurons of fully connected ReLU networks; use model 'mlp' with hidden layers"
             )

@@ -1,4 +1,4 @@
-"""Experiments of classes, hyper-parameters and arrays, given from Python."""
+"""Experiments of classes, methods and arrays, given from Python."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from jobs.single import resume, run
+from rayfl.choices import named
 from rayfl.compress.sparse import TopK
 from rayfl.data.sources.arrays import Arrays
 from rayfl.experiment.experiment import Experiment
+from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.shared.elastic import Elastic
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run
@@ -29,9 +32,6 @@ class Net(torch.nn.Sequential):
 
 class Mine(FedAvg):
     """A method that can be imported."""
-
-    class Hyper(FedAvg.Hyper):
-        """Hyper-parameters of its own."""
 
     paper = "None"
 
@@ -53,7 +53,7 @@ def experiment(**tables: Any) -> Experiment:
 
 
 def test_what_can_be_imported_is_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    given = {"model": {"name": Net, "width": 3}, "method": Mine.Hyper(lr=0.2), "uplink": TopK(keep_ratio=0.5)}
+    given = {"model": {"name": Net, "width": 3}, "method": Mine(lr=0.2), "uplink": TopK(keep_ratio=0.5)}
     run(experiment(**given, rounds=3), tmp_path / "long")
     run(experiment(**given), tmp_path / "short")
     assert "cannot be resumed" not in caplog.text
@@ -77,7 +77,16 @@ def test_what_cannot_be_imported_runs_and_says_so(tmp_path: Path, caplog: pytest
         resume(tmp_path / "run", ["rounds=3"])
 
 
-def test_hyper_parameters_that_several_methods_share_do_not_say_which():
-    assert experiment(method=Scaffold.Hyper()).method.kind is Scaffold
-    with pytest.raises(SettingsError, match=r"^method: LocalTraining\(\.\.\.\) does not say which method is meant"):
-        experiment(method=FedAvg.Hyper(lr=0.1))
+def test_a_method_without_a_task_is_its_name_and_its_settings():
+    assert experiment(method=FedAvg(lr=0.1)).method == experiment(method={"name": "fedavg", "lr": 0.1}).method
+    assert experiment(method=Scaffold(option="I")).method.to_table()["option"] == "I"
+    wrapped = experiment(method=Elastic(FedAvg(lr=0.1), tau=0.3)).method
+    assert wrapped == experiment(method={"name": "fedavg", "lr": 0.1, "elastic": {"tau": 0.3}}).method
+    with pytest.raises(SettingsError, match=r"^unknown key 'rate'"):
+        FedAvg(rate=0.1)
+
+
+def test_every_method_can_be_given_without_a_task():
+    for name, kind in named(Method).items():
+        tables = {"topology": "ring"} if issubclass(kind, PeerHalf) else {}
+        assert experiment(method=kind(), **tables).method == experiment(method=name, **tables).method

@@ -64,8 +64,9 @@ class Elastic(Wrapping):
     splits: Mapping[str, float] = {"heldout": 0.1}
     own_stages: ClassVar[tuple[str, ...]] = (SENSITIVITY,)
 
-    def __init__(self, inner: Method, hyper: HyperParameters | None = None) -> None:
-        super().__init__(inner, hyper)
+    # Any: see Method.
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(inner, hyper, **settings)
         if isinstance(inner.gather.get("delta", Relay()), Relay):
             raise ValueError(
                 f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none; remove it"

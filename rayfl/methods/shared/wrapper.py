@@ -34,8 +34,9 @@ class Wrapping(Method, ServerHalf):
     own_stages: ClassVar[tuple[str, ...]] = ()
     inner: Method
 
-    def __init__(self, inner: Method, hyper: HyperParameters | None = None) -> None:
-        super().__init__(inner.task, hyper)
+    # Any: see Method.
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(vars(inner).get("task"), hyper, **settings)
         if not isinstance(inner, ServerHalf):
             raise ValueError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
         self.inner = self.server = inner
