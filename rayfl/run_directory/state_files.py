@@ -17,7 +17,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from rayfl.compress.base import Packet
+from rayfl.compress.base import Compressor, Packet
+from rayfl.methods.base import Method
 from rayfl.run_directory.atomic_files import safetensors_errors
 from rayfl.tree import Arrays, PackedBits
 
@@ -102,19 +103,33 @@ def _described(value: Any) -> Any:
 
 # Any: the inverse of `_described`, from JSON.
 def _restored(value: Any) -> Any:
-    """A codec, or a part of one: of ours by its name below rayfl.compress, of a plugin by its module, which the
-    experiment has imported; nothing else is ever made."""
+    """A codec, or a part of one: of ours by its name below rayfl.compress, of a plugin by its module, where the
+    experiment has imported a compressor or a method from that package. Nothing else is ever made."""
     if isinstance(value, list):
         return tuple(_restored(item) for item in value)
     if not isinstance(value, Mapping):
         return value
     module, colon, name = value["codec"].rpartition(":" if ":" in value["codec"] else ".")
     home = module if colon == ":" else _CODECS + module
-    found = sys.modules.get(home) if colon == ":" else import_module(home) if module.isidentifier() else None
+    if colon == ":":
+        found = sys.modules.get(home) if home.partition(".")[0] in _plugin_packages() else None
+    else:
+        found = import_module(home) if module.isidentifier() else None
     kind = getattr(found, name, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == home):
         raise ValueError(f"{value['codec']!r} is no codec")
     return kind(**{key: _restored(setting) for key, setting in value["settings"].items()})
+
+
+def _plugin_packages() -> set[str]:
+    """The top packages outside rayfl from which this process has a compressor or a method."""
+    found: set[str] = set()
+    pending: list[type] = [Compressor, Method]
+    while pending:
+        subclasses = pending.pop().__subclasses__()
+        pending += subclasses
+        found |= {subclass.__module__.partition(".")[0] for subclass in subclasses}
+    return found - {"rayfl"}
 
 
 def open_handles(arrays: Mapping[str, Any], wrap: Any) -> Arrays:

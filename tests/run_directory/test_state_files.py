@@ -1,7 +1,10 @@
 """States survive the way through a file to the last bit, and a file can make nothing but states."""
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -55,14 +58,35 @@ def test_every_packet_comes_back_as_it_was(compressor: Compressor, tmp_path: Pat
         assert torch.equal(read.decode()[name], tensor)
 
 
+def refused(codec: str, folder: Path) -> None:
+    """A state file with a packet of this codec is damaged."""
+    layout = {"0": {"tree": {"p": {"packet": {"codec": codec, "settings": {}}, "parts": {}}}}}
+    save_file({"x": np.zeros(1)}, folder / "file", {"layout": json.dumps(layout)})
+    with pytest.raises(DamagedFile, match="is no state file"):
+        list(load_states(folder / "file"))
+
+
 @pytest.mark.parametrize(
     "codec", ["os.system", "base.Packet", "sparse.TopK", "sparse.np", "..determinism.process.prepare_process", "x.y"]
 )
 def test_a_file_names_codecs_and_nothing_else(codec: str, tmp_path: Path):
-    layout = {"0": {"tree": {"p": {"packet": {"codec": codec, "settings": {}}, "parts": {}}}}}
-    save_file({"x": np.zeros(1)}, tmp_path / "file", {"layout": json.dumps(layout)})
-    with pytest.raises(DamagedFile, match="is no state file"):
-        list(load_states(tmp_path / "file"))
+    refused(codec, tmp_path)
+
+
+def test_a_file_makes_nothing_of_modules_that_brought_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[object] = []
+
+    @dataclass
+    class Loud:
+        def __post_init__(self) -> None:
+            made.append(self)
+
+    Loud.__module__ = "stranger"
+    module = ModuleType("stranger")
+    monkeypatch.setattr(module, "Loud", Loud, raising=False)
+    monkeypatch.setitem(sys.modules, "stranger", module)
+    refused("stranger:Loud", tmp_path)
+    assert made == []
 
 
 def test_what_is_no_state_file_is_called_damaged(tmp_path: Path):
