@@ -272,3 +272,11 @@ def short(name: str) -> str:
 def is_loaded(content: bytes) -> bool:
     """Whether this process has run a plugin file with this content."""
     return f"{_PREFIX}{digest(content)}" in _files
+
+
+def would_run_code(name: str) -> bool:
+    """Whether a name leads to a file or a module that this process has not run yet."""
+    if (leads := file_of(name)) is not None:
+        path = Path(leads[0])
+        return not (path.is_file() and is_loaded(path.read_bytes()))
+    return is_reference(name) and name.partition(":")[0] not in sys.modules

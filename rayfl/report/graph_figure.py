@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.collections import LineCollection
 
+from rayfl import plugins
 from rayfl.choices import make
 from rayfl.experiment.input_files import located
 from rayfl.report.panels import Figure, Section
@@ -26,7 +27,7 @@ def graph_section(groups: Sequence[Group]) -> Section:
     try:
         return Section("Graph", _sentence(run), [_drawn(run), *_busiest(run)])
     except ValueError:
-        # A graph from a file that is no longer there.
+        # A graph from a file that is no longer there, or of a class that only its own run may load.
         return Section("Graph", "", _busiest(run))
 
 
@@ -48,6 +49,8 @@ def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 def _topology(run: Run) -> tuple[Topology, int, int, int]:
     """The topology, the number of peers, the seed and the number of rounds."""
     given = located(run.experiment, run.directory)
+    if plugins.would_run_code(given["topology"]["name"]):  # type: ignore[index]
+        raise ValueError("a page runs no code of a run directory")
     topology: Topology = make(Topology, given["topology"])  # type: ignore[arg-type]
     clients: dict[str, int] = given["clients"]  # type: ignore[assignment]
     return topology, clients["count"], int(given["seed"]), int(given["rounds"])  # type: ignore[call-overload]

@@ -79,5 +79,23 @@ def test_a_graph_is_drawn_from_its_copy_and_not_without(tmp_path: Path):
     assert [figure.title for figure in graph_section(groups([record])).figures] == ["The busiest peer"]
 
 
+PLUGIN = """
+from rayfl.topology.graphs import Ring
+
+class Circle(Ring):
+    name = "circle-of-this-test"
+"""
+
+
+def test_a_page_runs_no_code_of_a_run_directory(tmp_path: Path):
+    (tmp_path / "circles.py").write_text(PLUGIN)
+    record = played(tmp_path, {"name": f"{tmp_path}/circles.py:Circle"})
+    assert len(graph_section(groups([record])).figures) == 2
+    (copy,) = (record.directory / "files").glob("*.py")
+    copy.write_text(f"{PLUGIN}\nopen({str(tmp_path / 'was-run')!r}, 'w')\n")
+    assert [figure.title for figure in graph_section(groups([record])).figures] == ["The busiest peer"]
+    assert not (tmp_path / "was-run").exists()
+
+
 def test_runs_without_peers_have_no_graph(tmp_path: Path):
     assert not graph_section(groups([played(tmp_path, None, "fedavg")])).figures
