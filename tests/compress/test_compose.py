@@ -164,7 +164,7 @@ def test_a_bare_name_stands_for_a_table_with_that_name():
         ({"inner": {"name": "feedback"}}, r"^inner: 'feedback' is no quantizer"),
         ({"inner": {"name": "compose"}}, r"^inner: 'compose' is no quantizer"),
         ({"outer": "rankd"}, r"^unknown compressor 'rankd': did you mean 'randk'"),
-        ({"inner": 3}, r"^inner=3 is not allowed; it must be a table"),
+        ({"inner": 3}, r"^inner=3 is not allowed; it must be a name, or a table with a name"),
         ({"outer": {"name": "topk", "keep_ratio": 2.0}}, r"^outer\.keep_ratio=2\.0 is outside \(0, 1\]"),
         ({"outer": {"name": "topk", "values": "fp16"}}, r"^outer\.values='fp16' has no meaning in compose"),
         ({"inner": {"name": "sign"}, "damped": True}, r"^damped needs an unbiased inner .*'sign' states no omega"),
