@@ -67,7 +67,7 @@ def play_run(
 
 
 def recalled(executor: Executor, directory: Path) -> RunState | None:
-    """The world of the newest whole checkpoint that the records reach; None: start again."""
+    """The run state of the newest whole checkpoint that the records reach; None: start again."""
     run_state = checkpoint.load(directory, executor, rows_recorded(directory))
     if run_state is None:
         log.info("there is no checkpoint: starting from round 0")

@@ -22,7 +22,7 @@ def rows(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     """Every array that outlives a round, by its place: the server's state, and all states and links."""
     found = leaves("server", run_state.server)
-    for kind, refs in (("state", run_state.states), ("link", run_state.server_memories)):
+    for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):
         for client, ref in sorted(refs.items()):
             found |= leaves(f"{kind} {client}", executor.get(ref))
     return found
