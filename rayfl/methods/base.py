@@ -250,9 +250,10 @@ class Method(Kind, ABC):
         return ()
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        """The model to evaluate. `carry` is given after local training; `model` is the server's (None among peers,
-        but for `PeerHalf.evaluated_from_mean`)."""
-        params = carry["params"] if carry is not None else model
+        """The model to evaluate: what was trained, where `carry` is given; else the client's own, if `personalized`, or
+        `model`, the server's (None among peers, but for `PeerHalf.evaluated_from_mean`)."""
+        own = state["params"] if self.personalized and carry is None else model
+        params = carry["params"] if carry is not None else own
         assert params is not None, f"{type(self).__name__} must say which model is evaluated"
         return {"params": params}
 

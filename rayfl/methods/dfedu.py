@@ -62,6 +62,3 @@ class DFedU(GradientMethod, PeerHalf):
         # sum_l a_kl (w_k - w_l) = (sum_l a_kl) (w_k - the mean of the w_l).
         pull = tree.sub(sent, heard.result)
         return {**state, "params": tree.add(state["params"], pull, -self.hyper.lap_step * heard.weight)}
-
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}

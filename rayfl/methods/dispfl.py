@@ -123,8 +123,5 @@ class DisPFL(GradientMethod, PeerHalf):
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}
-
     def final_model(self, state: State) -> Tree:
         return state.get("trained", state["params"])

@@ -126,6 +126,3 @@ class DPSGD(GradientMethod, PeerHalf):
         for name, mask in state["mask"].items():
             average[name][mask] = change[name] + initial[name][mask]
         return average
-
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}

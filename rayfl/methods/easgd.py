@@ -76,9 +76,6 @@ class EASGD(GradientMethod, ModelServer):
         message = {"distance": carry["distance"]}
         return Finished({"params": carry["params"]}, message, metrics=self.train_loss(carry, ctx))
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}
-
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:

@@ -27,7 +27,8 @@ from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, Stage
+from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
+from rayfl.methods.shared.counted_exchanges import CountedExchanges
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.methods.shared.model_server import ModelServer
 from rayfl.population.client import Traits
@@ -41,7 +42,7 @@ class FedPDHyper(LocalWork):
     skip_probability: float = Field(default=0.0, ge=0, lt=1, description="chance of a round without an exchange, p")
 
 
-class FedPD(GradientMethod, ModelServer):
+class FedPD(GradientMethod, CountedExchanges, ModelServer):
     """Client state: x_i, x0_i, lambda_i, and the x0 it last received.
 
     Server: x0, and how many exchanges there were. Server's memory of a client: how many there had been when the client
@@ -86,16 +87,8 @@ class FedPD(GradientMethod, ModelServer):
     def init_server(self, params: Tree) -> State:
         return {"params": params, "exchanges": torch.tensor(0)}
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
-        return {"exchanges": torch.tensor(0)}
-
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {}
-
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        if server_memory["exchanges"] == server["exchanges"]:
-            return Reply({}, server_memory)
-        return self.reply(server, server_memory, ctx)
+    def current(self, server: State, ctx: Context) -> Tree:
+        return server["params"]
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
@@ -104,7 +97,3 @@ class FedPD(GradientMethod, ModelServer):
         if not delta:
             return server, {}
         return {"params": tree.sub(server["params"], delta), "exchanges": server["exchanges"] + 1}, {}
-
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        message = {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
-        return Reply(message, {"exchanges": server["exchanges"]})

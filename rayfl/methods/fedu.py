@@ -25,7 +25,8 @@ import torch
 from rayfl.compress.base import Message
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Collect, Gather
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
+from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.methods.shared.counted_exchanges import CountedExchanges
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
 from rayfl.methods.shared.local_training import GradientMethod
 from rayfl.population.client import Traits
@@ -33,7 +34,7 @@ from rayfl.topology.graphs import Topology
 from rayfl.tree import State, Tree
 
 
-class FedU(GradientMethod, ServerHalf):
+class FedU(GradientMethod, CountedExchanges):
     """Client state: w_k as it last had it. Server: all w_k, each tensor stacked [N, ...], and how many exchanges there
     were. Server's memory of a client: how many there had been when the client last got w_k.
     """
@@ -62,26 +63,12 @@ class FedU(GradientMethod, ServerHalf):
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {"params": received["model"].decode()}
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}
-
     def init_server(self, params: Tree) -> State:
         # One row until the number of clients is known, in the first update.
         return {"models": {name: tensor[None] for name, tensor in params.items()}, "exchanges": torch.tensor(0)}
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
-        return {"exchanges": torch.tensor(0)}
-
     def model(self, server: State) -> Tree:
         return {}
-
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {}
-
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        if server_memory["exchanges"] == server["exchanges"]:
-            return Reply({}, server_memory)
-        return self.reply(server, server_memory, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
@@ -99,9 +86,8 @@ class FedU(GradientMethod, ServerHalf):
             models[name] = laplacian_step(trained, ctx.links, self.hyper.lap_step)
         return {"models": models, "exchanges": server["exchanges"] + 1}, {}
 
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        own = {name: tensor[ctx.traits.id].clone() for name, tensor in server["models"].items()}
-        return Reply({"model": ctx.downlink.encode(own, {}, ctx.generator)[0]}, {"exchanges": server["exchanges"]})
+    def current(self, server: State, ctx: Context) -> Tree:
+        return {name: tensor[ctx.traits.id].clone() for name, tensor in server["models"].items()}
 
 
 def laplacian_step(stacked: torch.Tensor, links: np.ndarray, step: float) -> torch.Tensor:

@@ -28,6 +28,7 @@ from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Metrics, Plan, Reply, Stage
+from rayfl.methods.shared.counted_exchanges import CountedExchanges
 from rayfl.methods.shared.model_server import ModelServer
 from rayfl.population.client import Traits
 from rayfl.topology.graphs import Topology
@@ -51,7 +52,7 @@ class L2GDHyper(HyperParameters):
         return self.alpha * self.lam / (num_clients * self.p)
 
 
-class L2GD(Method, ModelServer):
+class L2GD(Method, CountedExchanges, ModelServer):
     """Client state: x_i, and the xbar that it last received.
 
     Server: xbar of the last exchange, and how many exchanges there were. Server's memory of a client: how many there
@@ -117,22 +118,15 @@ class L2GD(Method, ModelServer):
         average = received["model"].decode()
         return {"params": self.pulled(state["params"], average, ctx), "average": average}
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}
-
     def init_server(self, params: Tree) -> State:
         return {"params": params, "exchanges": torch.tensor(0)}
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
-        return {"exchanges": torch.tensor(0)}
-
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {}
+    def current(self, server: State, ctx: Context) -> Tree:
+        return server["params"]
 
     def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        if self.exchanges(ctx) or server_memory["exchanges"] == server["exchanges"]:
-            return Reply({}, server_memory)
-        return self.reply(server, server_memory, ctx)
+        # In an exchange the reply says it.
+        return Reply({}, server_memory) if self.exchanges(ctx) else super().personal_message(server, server_memory, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
@@ -141,7 +135,3 @@ class L2GD(Method, ModelServer):
         if not average:
             return server, {}
         return {"params": average, "exchanges": server["exchanges"] + 1}, {}
-
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        message = {"model": ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
-        return Reply(message, {"exchanges": server["exchanges"]})

@@ -35,6 +35,3 @@ class Local(GradientMethod, PeerHalf):
 
     def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
         return state
-
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}

@@ -23,7 +23,7 @@ from rayfl.gather import Aggregate, ElementwiseMean, Gather
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.lottery import Lottery, LotteryHyper
-from rayfl.tree import State, Tree
+from rayfl.tree import State
 
 
 class LotteryDSGDHyper(LotteryHyper):
@@ -51,6 +51,3 @@ class LotteryDSGD(Lottery, PeerHalf):
         # Its own message is among those received, so that every entry of its mask is held by somebody.
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}
-
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}

@@ -143,9 +143,6 @@ class MixtureADMM(GradientMethod, ServerHalf):
             state = {**state, "params": tree.add(carry["received"], packets["move"].decode())}
         return Finished(state, packets, metrics=self.train_loss(carry, ctx))
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": carry["params"] if carry is not None else state["params"]}
-
     def init_server(self, params: Tree) -> State:
         # All x_i are z: what is kept of their sum is how far it is from N x^0, which is exact at first.
         zeros = tree.zeros_like(params)
