@@ -162,11 +162,12 @@ class Classification(Task):
     def weight_uses(self) -> Mapping[str, int]:
         if self.input_shape is None:
             return {}
+        with torch.random.fork_rng(devices=()):
+            module = self.build()
         try:
-            with torch.device("meta"):
-                return flops.weight_uses(self.build(), self.input_shape)
-        except (RuntimeError, TypeError, ValueError):
-            # Somebody's own module may do what has no meaning without numbers.
+            return flops.weight_uses(module, self.input_shape)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            # Somebody's own module may not take a batch of one.
             return {}
 
     def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
@@ -176,7 +177,9 @@ class Classification(Task):
         return {"loss": loss, "accuracy": (logits.argmax(dim=1) == batch.labels).float()}
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("module", "slots")}
+        # Counted once, and not again by every actor.
+        state = {**self.__dict__, "weight_uses": self.weight_uses}
+        return {name: value for name, value in state.items() if name not in ("module", "slots")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         for name, value in state.items():

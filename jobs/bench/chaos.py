@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from actors.errors import ClusterError
 from actors.faults import Nodes, own_cluster
-from jobs.bench.attack import ENDINGS, Attack, Calm, Driver, Run, play
+from jobs.bench.attack import Attack, Calm, Driver, Run, play
 from jobs.bench.victims import DRIVER, processes
 from jobs.console import print_table
 from rayfl.choices import find
@@ -34,21 +35,17 @@ from rayfl.run_directory.output_files import CHAOS_TABLE, require_replaceable, w
 from rayfl.run_directory.record import read_run
 
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold")
-ON_NODES, STOPPED, OF_RAY, MIXED = "node", "stopped", "gcs or raylet", "mixed"
+ON_NODES, STOPPED = "node", "stopped"
+OF_RAY = ("gcs", "raylet")
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "actor": ("actor",) * 8,
-    "several actors": ("actors",) * 3,
-    "coordinator": ("coordinator",) * 3,
+    "actors and coordinator": ("actor",) * 8 + ("actors",) * 3 + ("coordinator",) * 3,
     ON_NODES: ("node",) * 2,
-    OF_RAY: ("gcs", "raylet"),
-    "driver": ("driver",) * 2,
+    "driver, Ray, full disk": ("actor", "driver", "actor", "of Ray", "actor", "full disk", "driver"),
     STOPPED: ("stopped actor", "stopped coordinator"),
-    "full disk": ("full disk",),
-    MIXED: ("actor", "actors", "coordinator", "actor"),
 }
-"""The strikes of each kind on one method's run, where 25 kills a method are asked for. Of Ray's own processes it is one
-in turn; after what is mixed comes one of the endings."""
-AT_ONCE = 2
+"""The strikes of each kind on one method's run, where 25 kills a method are asked for. Of Ray's own processes one
+method has one, and the next method the other."""
+AT_ONCE = 3
 """Runs under attack at the same time. What is stopped, and what needs nodes, comes on top."""
 
 
@@ -98,17 +95,14 @@ def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
     for number, method in enumerate(methods):
         chance = random.Random(f"{seed} {method}")
         for kind, strikes in KINDS.items():
-            settings: tuple[str, ...] = ()
-            if kind == OF_RAY:
-                wanted = strikes[(number + seed) % 2 :][:1]
-            elif kind == STOPPED:
-                wanted = strikes
-                # Some calls are given up before the actor goes on, and others wait for it.
-                settings = chance.choice([(), ("runtime.call_timeout_s=10",)])
-            else:
-                times = max(1, round(len(strikes) * share))
-                wanted = tuple(chance.choices(strikes, k=times)) + (chance.choice(ENDINGS),) * (kind == MIXED)
-            attacks.append(Attack(method, kind, wanted, f"{seed} {method} {kind}", settings))
+            # Some calls are given up before a stopped actor goes on, and others wait for it.
+            settings = chance.choice([(), ("runtime.call_timeout_s=10",)]) if kind == STOPPED else ()
+            times = len(strikes) if kind == STOPPED else max(1, round(len(strikes) * share))
+            wanted = list(islice(cycle(strikes), times))
+            chance.shuffle(wanted)
+            of_ray = OF_RAY[(number + seed) % 2]
+            named = tuple(of_ray if strike == "of Ray" else strike for strike in wanted)
+            attacks.append(Attack(method, kind, named, f"{seed} {method} {kind}", settings))
     return attacks
 
 
@@ -193,7 +187,7 @@ def judged(attack: Attack, runs: Sequence[Run]) -> Row:
     )
 
 
-def experiment(method: str, rounds: int = 40) -> Experiment:
+def experiment(method: str, rounds: int = 80) -> Experiment:
     """Unequal clients on digits, some of whom vanish; a checkpoint every 4 rounds. FedAvg's uplink remembers errors."""
     kind = find(Method, method)
     of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}

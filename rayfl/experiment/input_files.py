@@ -1,4 +1,4 @@
-"""Files that an experiment names and a run cannot do without: an availability trace, a graph, somebody's own code.
+"""Files that an experiment names and a run cannot do without: a trace, a graph, weights, somebody's own code.
 
 They are read once, as a run is prepared, and copied into `files/` of its directory, for the reader and for a resume:
 what becomes of the originals changes nothing. A copy is called by what is in it (files/trace-0f3a5c1b2d4e.csv):
@@ -16,7 +16,11 @@ from rayfl.limits.regular_files import expanded, read_bytes
 from rayfl.run_directory.atomic_files import write_whole
 from rayfl.settings import SettingsError, reason
 
-KINDS = {("clients", "availability", "trace"): "trace", ("topology", "path"): "graph"}
+KINDS = {
+    ("clients", "availability", "trace"): "trace",
+    ("topology", "path"): "graph",
+    ("model", "start"): "weights",
+}
 """The settings that name a file, and what such a file is."""
 STAYING = {("data", "path"), ("data", "test_path")}
 """The settings that name files of samples, which are found as those of `KINDS` are and too large to be copied."""

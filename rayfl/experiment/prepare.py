@@ -2,6 +2,7 @@
 
 import math
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,11 +16,14 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import digest
 from rayfl.experiment.input_files import kept_files
 from rayfl.limits import memory
+from rayfl.methods.base import Method
+from rayfl.models import given_weights
 from rayfl.population.sampling import Population
 from rayfl.rounds import engines
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError, shown
-from rayfl.task import Classification
+from rayfl.task import Classification, Task
+from rayfl.tree import Tree
 
 
 def prepare(experiment: Experiment) -> Setup:
@@ -32,7 +36,6 @@ def prepare(experiment: Experiment) -> Setup:
     check_inputs(task, experiment.model.name, dataset)
     partition = make_partition(experiment, dataset)
     runtime = experiment.runtime
-    initial = task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))
     setup = Setup(
         seed=experiment.seed,
         rounds=experiment.rounds,
@@ -40,7 +43,7 @@ def prepare(experiment: Experiment) -> Setup:
         dataset=dataset,
         partition=partition,
         population=Population(experiment.clients, experiment.seed, partition.train.sizes),
-        initial_arrays=tree.to_arrays(chosen.init_params(initial, seeding.FirstDraws(experiment.seed, seeding.NOBODY))),
+        initial_arrays=tree.to_arrays(initial_params(experiment, task, chosen)),
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=None if experiment.topology is None else experiment.topology.read(experiment.clients.count),
@@ -53,6 +56,18 @@ def prepare(experiment: Experiment) -> Setup:
     )
     check(setup, experiment)
     return setup
+
+
+def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
+    """The parameters of round 0, from `model.start` where it is given. SettingsError where they do not fit."""
+    model = experiment.model
+    params = task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))
+    if model.start is not None:
+        params = given_weights.read(Path(model.start), params, model.name)
+    initial = method.init_params(params, seeding.FirstDraws(experiment.seed, seeding.NOBODY))
+    if model.start is not None and any(initial[name] is not params[name] for name in params):
+        raise SettingsError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
+    return initial
 
 
 def identity(experiment: Experiment) -> str:

@@ -24,6 +24,10 @@ class Architecture(Choice):
     label: ClassVar[str] = "model"
     package: ClassVar[str] = "rayfl.models"
 
+    start: str | None = Field(
+        default=None, min_length=1, description="safetensors file of the weights to start from, instead of random ones"
+    )
+
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The network: inputs [batch, *input_shape], logits [batch, num_classes]; ValueError if they do not fit."""
@@ -43,7 +47,9 @@ class Architecture(Choice):
         """The model of a subclass, or of what makes torch modules."""
         if isinstance(found, type) and issubclass(found, Architecture):
             return found(**options)
-        return FromFactory(factory=found, options=checked_options(found, options))
+        start = {name: value for name, value in options.items() if name == "start"}
+        others = {name: value for name, value in options.items() if name != "start"}
+        return FromFactory(factory=found, options=checked_options(found, others), **start)
 
     def need_images(self, input_shape: tuple[int, ...], least: int) -> None:
         """ValueError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
@@ -69,7 +75,7 @@ SHAPES = ("input_shape", "num_classes")
 class FromFactory(Architecture):
     """A model that somebody's class of torch modules, or function, makes: `factory(input_shape, num_classes, ...)`.
 
-    `input_shape` and `num_classes` are given by name to those that take them, `options` to all.
+    `input_shape` and `num_classes` are given by name to those that take them, `options` to all; `start` to none.
     """
 
     # Any: a class or a function.
@@ -84,7 +90,8 @@ class FromFactory(Architecture):
 
     # Any: a table of an experiment.
     def to_table(self) -> dict[str, Any]:
-        return {"name": reference(self.factory), **self.options}
+        start = {} if self.start is None else {"start": self.start}
+        return {"name": reference(self.factory), **self.options, **start}
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         word = self.factory.__qualname__

@@ -18,7 +18,10 @@ Uses = Mapping[str, int]
 
 
 def weight_uses(module: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """The uses of all weights of convolutions and linear layers of `module`, which lies on the meta device."""
+    """The uses of all weights of convolutions and linear layers of `module`, by a forward pass of one example of zeros.
+
+    Not on the meta device: what torch imports for that takes longer than such a pass.
+    """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     uses: dict[str, int] = {}
 
@@ -32,7 +35,7 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...]) -> dict[str, in
     hooks = [layer.register_forward_hook(count) for layer in layers]
     is_text = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     with torch.no_grad():
-        module(torch.zeros((1, *input_shape), dtype=torch.long if is_text else torch.float32, device="meta"))
+        module.eval()(torch.zeros((1, *input_shape), dtype=torch.long if is_text else torch.float32))
     for hook in hooks:
         hook.remove()
     return uses

@@ -1,0 +1,49 @@
+"""The weights that a model starts from, where `model.start` names a file of them, instead of random ones."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from rayfl.limits.regular_files import read_bytes
+from rayfl.settings import SettingsError, nearest, reason
+from rayfl.tree import Tree
+
+
+def read(path: Path, expected: Tree, model: str) -> Tree:
+    """The weights in a safetensors file, by name and shape those of `expected`, and of its dtypes.
+
+    SettingsError, which names the file and the first weight that does not fit `model`, where they are not.
+    """
+    try:
+        found = load(read_bytes(path))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read ({reason(error)}); give model.start=FILE") from None
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
+        raise SettingsError(
+            f"{path} is no safetensors file of weights; give one, for example a run's models/global.safetensors"
+        ) from None
+    wrong = _misfit(found, expected)
+    if wrong is not None:
+        raise SettingsError(f"{path} does not fit model {model!r}: {wrong}")
+    return {name: found[name].to(tensor.dtype) for name, tensor in expected.items()}
+
+
+def _misfit(found: Mapping[str, torch.Tensor], expected: Tree) -> str | None:
+    """The first difference between what a file has and what a model needs, as the end of a sentence."""
+    for name, tensor in expected.items():
+        if name not in found:
+            return f"it has no {name!r} ({nearest(name, sorted(found))})" if found else "it holds nothing"
+        given = found[name]
+        if given.shape != tensor.shape:
+            return f"its {name!r} has the shape {list(given.shape)}, and the model's has {list(tensor.shape)}"
+        if not given.is_floating_point():
+            return (
+                f"its {name!r} holds {str(given.dtype).removeprefix('torch.')}, and weights are floating-point numbers"
+            )
+        if not bool(torch.isfinite(given.to(tensor.dtype)).all()):
+            return f"its {name!r} holds a number that is not finite"
+    unknown = next((name for name in sorted(found) if name not in expected), None)
+    return None if unknown is None else f"the model has no {unknown!r}"
