@@ -185,7 +185,8 @@ def report(
     with sentences():
         from rayfl.experiment.report_options import agreed_options
         from rayfl.report.page import report as write
-        from rayfl.report.page import require, summary
+        from rayfl.report.page import require
+        from rayfl.report.summary import summary
         from rayfl.run_directory.record import read_run, run_directories
 
         found = [run for directory in directories for run in run_directories(directory)]

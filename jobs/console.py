@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.session import OnRound
-from rayfl.report.page import Summary
+from rayfl.report.summary import Summary
 from rayfl.rounds.ledger import RoundRow
 
 HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")

@@ -17,7 +17,7 @@ from rayfl.experiment.input_files import KeptFiles, kept_files, names_file
 from rayfl.experiment.prepare import prepare
 from rayfl.limits.json_files import MOST_BYTES, require_shallow
 from rayfl.limits.regular_files import read_text
-from rayfl.report.page import report, summary
+from rayfl.report.summary import summary
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.atomic_files import writing
@@ -257,6 +257,8 @@ def _play_and_report(
         else:
             session.play_on_ray(experiment, setup, directory, on_round, resumed=resumed, files=files, driver=here)
     if experiment.output.report:
+        from rayfl.report.page import report
+
         with writing(directory, f"draw the page with: rayfl report {directory}"):
             report([directory], directory / "report.html")
 

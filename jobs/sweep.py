@@ -30,7 +30,7 @@ from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
-from rayfl.report.page import report, summary
+from rayfl.report.summary import summary
 from rayfl.rounds.calls import ClientError
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.output_files import REPORT, require_replaceable
@@ -89,6 +89,8 @@ def sweep(
 
 
 def _page(finished: Sequence[Path], directory: Path, options: ReportOptions, overwrite: bool) -> Path:
+    from rayfl.report.page import report
+
     with writing(directory, f"draw the page with: rayfl report {directory}"):
         return report(finished, directory / PAGE, options, overwrite)
 

@@ -6,7 +6,6 @@ The page loads nothing: plots are inline SVG, there is no script and no outside 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
 
 import jinja2
 
@@ -21,15 +20,13 @@ from rayfl.report.figures import accuracy_names, sections
 from rayfl.report.ranking import described, differences, ranking
 from rayfl.report.scores import rank_value, smoothed
 from rayfl.report.series import (
-    MEGABYTE_BITS,
     Group,
     groups,
-    is_accuracy,
-    metric_names,
     run_label,
     run_name,
     series,
 )
+from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import choose, tuning
 from rayfl.run_directory.output_files import REPORT, require_replaceable, write_output
@@ -38,36 +35,6 @@ from rayfl.settings import SettingsError, nearest
 
 _MOST_COLUMNS = 24
 """Of a table that can be sorted, but for the run's name."""
-
-
-class Best(TypedDict):
-    """The largest value of a metric and the first round that had it."""
-
-    value: float
-    round: int
-
-
-class Summary(TypedDict):
-    """Plain values, by name, for a table or for JSON.
-
-    `final` and `best` are keyed by the name of the accuracy. Megabytes are totals over clients and rounds, kilobytes
-    means over the clients and rounds that sent (received) anything; 1 MB = 1e6 B.
-    """
-
-    name: str
-    directory: str
-    finished: bool
-    rounds: int
-    final: dict[str, float]
-    best: dict[str, Best]
-    uplink_megabytes: float
-    downlink_megabytes: float
-    uplink_kilobytes_per_client_round: float
-    downlink_kilobytes_per_client_round: float
-    selected: int
-    delivered: int
-    simulated_s: float
-    wall_s: float
 
 
 def report(
@@ -103,36 +70,6 @@ def require(directories: Sequence[Path], options: ReportOptions) -> None:
     known = accuracy_names(groups(runs))
     if options.metric is not None and options.metric not in known:
         raise SettingsError(f"no run has recorded the accuracy {options.metric!r}: {nearest(options.metric, known)}")
-
-
-def summary(run: Run) -> Summary:
-    """A run in numbers."""
-    accuracies = {name: found for name in metric_names(run) if is_accuracy(name) and (found := series(run, name))}
-    return {
-        "name": run_name(run),
-        "directory": str(run.directory),
-        "finished": run.finished,
-        "rounds": len(run.rounds),
-        "final": {name: found.final for name, found in accuracies.items()},
-        "best": {name: {"value": found.best[0], "round": found.best[1]} for name, found in accuracies.items()},
-        "uplink_megabytes": _total(run, "uplink_bits") / MEGABYTE_BITS,
-        "downlink_megabytes": _total(run, "downlink_bits") / MEGABYTE_BITS,
-        "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),
-        "downlink_kilobytes_per_client_round": _mean_kilobytes(run, "downlink_bits"),
-        "selected": int(_total(run, "selected")),
-        "delivered": int(_total(run, "delivered")),
-        "simulated_s": _total(run, "simulated_s"),
-        "wall_s": _total(run, "wall_s"),
-    }
-
-
-def _total(run: Run, column: str) -> float:
-    return float(run.rounds[column].to_numpy().sum())
-
-
-def _mean_kilobytes(run: Run, column: str) -> float:
-    bits = run.clients[column].to_numpy()
-    return float(bits[bits > 0].mean()) / 8e3 if (bits > 0).any() else 0.0
 
 
 def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:

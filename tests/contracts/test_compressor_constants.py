@@ -74,7 +74,7 @@ def drawn(name: str, kind: str) -> Draws:
 CONTRACTIONS = [compressor for compressor in VARIANTS if compressor.delta(100) is not None]
 UNBIASED = [compressor for compressor in VARIANTS if compressor.omega(100) is not None]
 LABELLED = {label(compressor): compressor for compressor in VARIANTS}
-DRAWS = 500
+DRAWS = 200
 ROUNDING = 2.0**-22
 """What rounding decoded numbers to float32 may add to ||C(v)||^2, relatively: 2^-23 and a little."""
 

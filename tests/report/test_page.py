@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.report.page import report, summary
+from rayfl.report.page import report
+from rayfl.report.summary import summary
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
 from rayfl.settings import SettingsError

@@ -6,7 +6,6 @@ minimise lambda^T G lambda over sum(lambda) = 1 and low <= lambda_i <= high, wit
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.linalg import helmert
 
 from rayfl.tree import Tree
 
@@ -70,6 +69,9 @@ def _step(gram: np.ndarray, weights: np.ndarray, free: np.ndarray, slack: float)
     count = int(free.sum())
     if count < 2:
         return np.zeros(count)
+    # Here, since it loads for longer than all methods together.
+    from scipy.linalg import helmert
+
     # Among ways of sum 0, what all vectors share cannot drown the small curvature of their differences.
     basis = helmert(count)
     curvatures, ways = np.linalg.eigh(basis @ gram[np.ix_(free, free)] @ basis.T)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 Layer = tuple[np.ndarray, np.ndarray]
 """Weights [out, in] and biases [out] of one layer."""
@@ -67,6 +66,9 @@ class Matching:
 
     def assign(self, network: int) -> None:
         """Put a network's neurons where the sum of their scores is largest (Hungarian method)."""
+        # Here, since it loads for longer than all methods together.
+        from scipy.optimize import linear_sum_assignment
+
         local, known = self.neurons[network], len(self.total)
         _, columns = linear_sum_assignment(self.scores(local), maximize=True)
         # Which new neuron has which rank does not change the sum: they are numbered in the network's order.

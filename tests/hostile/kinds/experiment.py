@@ -41,6 +41,14 @@ def uplink(name: str, /, *names: str, **settings: Any) -> Case:
     return mistake(name, *names, uplink=settings)
 
 
+# Any: the content of a file, or what makes it.
+def started(name: str, weights: Any) -> Case:
+    """A model that starts from such a file, refused with its name."""
+    bad = experiment(model={"name": "mlp", "start": "bad.safetensors"})
+    files = {"bad.toml": bad, "bad.safetensors": weights}
+    return Case("experiment", name, ["run", "bad.toml"], ["bad.safetensors"], files)
+
+
 def link_to_nothing(path: Path) -> None:
     path.symlink_to("nowhere.toml")
 
@@ -138,6 +146,17 @@ CASES = [
     clients("a deadline of zero", "clients.deadline_s", deadline_s=0.0),
     clients("availability an unknown key", "clients.availability", availability={"chance": 0.5}),
     # Models and compressors.
+    started("weights a FIFO", os.mkfifo),
+    started("weights a device", lambda path: path.symlink_to("/dev/zero")),
+    started("weights a link to nothing", link_to_nothing),
+    started("weights a folder", Path.mkdir),
+    started("no weights", b""),
+    started("weights that are text", b"none" * 100),
+    started("weights with a header of 2^60 bytes", (2**60).to_bytes(8, "little") + b"{}"),
+    started("weights in deep JSON", (10**5).to_bytes(8, "little") + b"[" * 10**5),
+    mistake("weights nowhere", "model.start", model={"name": "mlp", "start": "nowhere.safetensors"}),
+    mistake("weights without a name", "model.start", model={"name": "mlp", "start": ""}),
+    mistake("weights of another kind", "model.start", model={"name": "mlp", "start": [1]}),
     mistake("hidden of 1e13", "model.hidden", model={"name": "mlp", "hidden": [10**13]}),
     mistake("hidden of 10^30", "model.hidden", model={"name": "mlp", "hidden": [10**30]}),
     mistake("hidden zero", "model.hidden", model={"name": "mlp", "hidden": [0]}),

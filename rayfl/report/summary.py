@@ -1,0 +1,66 @@
+"""A run in numbers: what is printed at its end. Without what draws, which takes a second to load."""
+
+from typing import TypedDict
+
+from rayfl.report.series import MEGABYTE_BITS, is_accuracy, metric_names, run_name, series
+from rayfl.run_directory.record import Run
+
+
+class Best(TypedDict):
+    """The largest value of a metric and the first round that had it."""
+
+    value: float
+    round: int
+
+
+class Summary(TypedDict):
+    """Plain values, by name, for a table or for JSON.
+
+    `final` and `best` are keyed by the name of the accuracy. Megabytes are totals over clients and rounds, kilobytes
+    means over the clients and rounds that sent (received) anything; 1 MB = 1e6 B.
+    """
+
+    name: str
+    directory: str
+    finished: bool
+    rounds: int
+    final: dict[str, float]
+    best: dict[str, Best]
+    uplink_megabytes: float
+    downlink_megabytes: float
+    uplink_kilobytes_per_client_round: float
+    downlink_kilobytes_per_client_round: float
+    selected: int
+    delivered: int
+    simulated_s: float
+    wall_s: float
+
+
+def summary(run: Run) -> Summary:
+    """A run in numbers."""
+    accuracies = {name: found for name in metric_names(run) if is_accuracy(name) and (found := series(run, name))}
+    return {
+        "name": run_name(run),
+        "directory": str(run.directory),
+        "finished": run.finished,
+        "rounds": len(run.rounds),
+        "final": {name: found.final for name, found in accuracies.items()},
+        "best": {name: {"value": found.best[0], "round": found.best[1]} for name, found in accuracies.items()},
+        "uplink_megabytes": _total(run, "uplink_bits") / MEGABYTE_BITS,
+        "downlink_megabytes": _total(run, "downlink_bits") / MEGABYTE_BITS,
+        "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),
+        "downlink_kilobytes_per_client_round": _mean_kilobytes(run, "downlink_bits"),
+        "selected": int(_total(run, "selected")),
+        "delivered": int(_total(run, "delivered")),
+        "simulated_s": _total(run, "simulated_s"),
+        "wall_s": _total(run, "wall_s"),
+    }
+
+
+def _total(run: Run, column: str) -> float:
+    return float(run.rounds[column].to_numpy().sum())
+
+
+def _mean_kilobytes(run: Run, column: str) -> float:
+    bits = run.clients[column].to_numpy()
+    return float(bits[bits > 0].mean()) / 8e3 if (bits > 0).any() else 0.0
