@@ -36,15 +36,15 @@ from rayfl.run_directory.record import read_run
 
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold")
 ON_NODES, STOPPED = "node", "stopped"
-OF_RAY = ("gcs", "raylet")
+IN_TURN = ("gcs", "raylet", "full disk")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "actors and coordinator": ("actor",) * 8 + ("actors",) * 3 + ("coordinator",) * 3,
     ON_NODES: ("node",) * 2,
-    "driver, Ray, full disk": ("actor", "driver", "actor", "of Ray", "actor", "full disk", "driver"),
+    "driver, Ray, full disk": ("actor", "driver", "actors", "in turn", "actor"),
     STOPPED: ("stopped actor", "stopped coordinator"),
 }
-"""The strikes of each kind on one method's run, where 25 kills a method are asked for. Of Ray's own processes one
-method has one, and the next method the other."""
+"""The strikes of each kind on one method's run, where 25 kills a method are asked for. What stands "in turn" is the
+next of `IN_TURN` with every method and every seed, since each costs a new Ray."""
 AT_ONCE = 3
 """Runs under attack at the same time. What is stopped, and what needs nodes, comes on top."""
 
@@ -100,8 +100,8 @@ def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
             times = len(strikes) if kind == STOPPED else max(1, round(len(strikes) * share))
             wanted = list(islice(cycle(strikes), times))
             chance.shuffle(wanted)
-            of_ray = OF_RAY[(number + seed) % 2]
-            named = tuple(of_ray if strike == "of Ray" else strike for strike in wanted)
+            in_turn = IN_TURN[(number + seed) % len(IN_TURN)]
+            named = tuple(in_turn if strike == "in turn" else strike for strike in wanted)
             attacks.append(Attack(method, kind, named, f"{seed} {method} {kind}", settings))
     return attacks
 
