@@ -14,6 +14,7 @@ from rich.table import Table
 
 from actors.supervisor import supervised
 from jobs.exit_codes import FAILED, INTERRUPTED
+from jobs.standard_output import discard_output, outliving_its_reader
 from rayfl import __version__
 
 EXISTING = click.Path(path_type=Path)
@@ -21,9 +22,16 @@ EXISTING = click.Path(path_type=Path)
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Every exception ends in one sentence: a user's mistake with exit code 2, a failure of anything else with 1."""
+    """Every exception ends in one sentence: a user's mistake with exit code 2, a failure of anything else with 1.
+
+    Where nobody reads the output any more, as under `| head`, the command ends without a word.
+    """
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        sys.exit(FAILED)
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     # One handler for all commands: nothing but a sentence reaches the user.
@@ -33,6 +41,31 @@ def sentences() -> Iterator[None]:
         sentence, code = described(error)
         print(f"rayfl: {sentence}", file=sys.stderr)
         sys.exit(code)
+
+
+class WithSettings(click.Command):
+    """A command that takes settings as KEY=VALUE, and names the setting where it is given one as an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            with sentences():
+                from rayfl.experiment.experiment import Experiment
+                from rayfl.experiment.unknown_keys import places
+                from rayfl.settings import SettingsError
+
+                option = error.option_name
+                key = next(iter(places(option.lstrip("-"), Experiment)), None)
+                if key is None:
+                    raise
+                at = next(place for place, word in enumerate(given) if word.partition("=")[0] == option)
+                value = given[at].partition("=")[2] or " ".join(given[at + 1 : at + 2]) or "VALUE"
+                raise SettingsError(
+                    f"there is no option {option}; settings are written KEY=VALUE: {key}={value}"
+                ) from None
+            raise AssertionError("the sentence has ended the command") from None
 
 
 class Supervised(click.Group):
@@ -49,7 +82,7 @@ def main() -> None:
     """rayfl runs federated-learning experiments on Ray: the same file on a laptop, a cluster or Kubernetes."""
 
 
-@main.command()
+@main.command(cls=WithSettings)
 @click.argument("file", type=EXISTING)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
@@ -71,7 +104,7 @@ def run(
     A file with a [sweep] table is run as by `rayfl sweep`, one combination after another.
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
-    with sentences():
+    with sentences(), outliving_its_reader():
         from rayfl.experiment.sweep import read_sweep
 
         combinations = read_sweep(file, settings)
@@ -86,7 +119,7 @@ def run(
             sys.exit(INTERRUPTED)
 
 
-@main.command()
+@main.command(cls=WithSettings)
 @click.argument("directory", type=EXISTING)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds in all, to go on with a run that is finished.")
@@ -98,7 +131,7 @@ def resume(directory: Path, overrides: Sequence[str], rounds: int | None, actors
     KEY=VALUE may change what does not change the numbers, such as runtime.address. With runtime.mixed=true the run
     goes on also where torch, numpy or the hardware differ.
     """
-    with sentences():
+    with sentences(), outliving_its_reader():
         from jobs.single import print_result
         from jobs.single import resume as go_on
 
@@ -113,7 +146,7 @@ def _settings(rounds: int | None, actors: int | None, inline: bool) -> list[str]
     return found + ["runtime.executor=inline"] * inline
 
 
-@main.command()
+@main.command(cls=WithSettings)
 @click.argument("file", type=EXISTING)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--dir", "directory", type=EXISTING, help="Sweep directory; what finished there is not run again.")
@@ -140,7 +173,7 @@ def sweep(
 
     KEY=VALUE replaces single settings; that of a swept KEY takes it out of the sweep, sweep.KEY=[...] puts it in.
     """
-    with sentences():
+    with sentences(), outliving_its_reader():
         from rayfl.experiment.sweep import read_sweep
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
@@ -201,7 +234,7 @@ def report(
         print(f"report: {write(found, output or default, options, overwrite)}")
 
 
-@main.command()
+@main.command(cls=WithSettings)
 @click.argument("file", type=EXISTING)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--picture", type=EXISTING, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")

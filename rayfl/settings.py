@@ -53,6 +53,19 @@ class UnknownName(SettingsError):
         return self
 
 
+class UnknownKey(SettingsError):
+    """A key that its table does not take; `known` are those that it takes."""
+
+    def __init__(self, key: tuple[str, ...], known: Iterable[str]) -> None:
+        self.known = sorted(known)
+        super().__init__(f"': {nearest(key[-1], self.known)}", key, "unknown key '")
+        # What pickle makes it of.
+        self.args = (key, self.known)
+
+    def under(self, *tables: str) -> SettingsError:
+        return UnknownKey((*tables, *self.key), self.known)
+
+
 def reason(error: OSError) -> str:
     """The cause of a file's error, in the system's words."""
     return os.strerror(error.errno).lower() if error.errno else str(error)
@@ -133,7 +146,7 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
         return inner.under(key)
     kind = first["type"] if len(first["loc"]) == 1 else "wrong value"
     if kind == "extra_forbidden":
-        return SettingsError(f"': {nearest(key, model.model_fields)}", (key,), "unknown key '")
+        return UnknownKey((key,), model.model_fields)
     if kind == "missing":
         return SettingsError(" is missing", (key,))
     if kind == "value_error":
@@ -202,7 +215,7 @@ def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False)
         return f"a list of {length}{describe(arguments[0], several=True)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         keys = list(annotation.model_fields)
-        return f"a table with {_listed(keys, 'and')}" if 0 < len(keys) < 5 else "a table"
+        return f"a table with {listed(keys, 'and')}" if 0 < len(keys) < 5 else "a table"
     name = getattr(annotation, "__name__", str(annotation))
     singular, plural = KINDS.get(annotation, (f"a value of type {name}", f"values of type {name}"))
     return f"{plural if several else singular}{_range(bounds)}"
@@ -221,9 +234,9 @@ def _range(bounds: Iterable[Any]) -> str:
 
 
 def _either(choices: list[str]) -> str:
-    return _listed(choices, "or")
+    return listed(choices, "or")
 
 
-def _listed(words: list[str], last: str) -> str:
+def listed(words: list[str], last: str) -> str:
     """ "a", "a or b", "a, b or c"."""
     return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

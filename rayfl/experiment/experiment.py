@@ -20,6 +20,7 @@ from rayfl.determinism.process import InstructionSet
 from rayfl.experiment import toml
 from rayfl.experiment.input_files import located
 from rayfl.experiment.report_options import ReportOptions
+from rayfl.experiment.unknown_keys import explained
 from rayfl.limits.regular_files import read_text
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
@@ -27,7 +28,7 @@ from rayfl.models import Architecture
 from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.settings import MOST_NESTED, Settings, SettingsError, check_plain, nearest, reason, shown
+from rayfl.settings import MOST_NESTED, Settings, SettingsError, UnknownKey, check_plain, nearest, reason, shown
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
 
@@ -185,6 +186,13 @@ class Experiment(Settings):
     checkpoint: Checkpoints = Field(default_factory=Checkpoints)
     output: Output = Field(default_factory=Output)
     report: ReportOptions = Field(default_factory=ReportOptions)
+
+    # Any: the values are the user's, and pydantic is what gives them their types.
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except UnknownKey as error:
+            raise explained(error, type(self), values) from None
 
     @field_validator("name")
     @classmethod

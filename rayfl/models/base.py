@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.choices import Choice, reference
-from rayfl.settings import SettingsError, nearest
+from rayfl.settings import SettingsError, UnknownKey
 
 Width = Annotated[int, Field(ge=1)]
 """Number of units or channels of a layer."""
@@ -127,7 +127,7 @@ def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) 
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in options:
         if name in SHAPES or (name not in own and not takes_all):
-            raise SettingsError(f"': {nearest(name, own)}", (name,), "unknown key '")
+            raise UnknownKey((name,), own)
     for name in own:
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise SettingsError(" is missing", (name,))

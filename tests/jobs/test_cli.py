@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from actors.errors import ClusterError
 from jobs.single import run
+from jobs.standard_output import outliving_its_reader
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.rounds.calls import ClientError
 from rayfl.run_directory.record import load_model, read_run
@@ -208,3 +210,49 @@ def test_an_interrupted_run_ends_after_its_round_and_keeps_its_records(file):
     found = read_run(Path("run"))
     assert not found.finished and 3 <= len(found.rounds) < 100_000
     assert f"stopped after {len(found.rounds)} of 100000 rounds" in rest
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (["--lr", "0.1"], "method.lr=0.1"),
+        (["--learning-rate=0.1"], "method.lr=0.1"),
+        (["--keep-ratio", "0.2"], "method.keep_ratio=0.2"),
+        (["--num_clients"], "clients.count=VALUE"),
+        (["--seed", "3"], "seed=3"),
+    ],
+)
+def test_a_setting_given_as_an_option_is_shown_as_a_setting(file, option, setting):
+    refused(rayfl("run", file, *option), f"there is no option {option[0].partition('=')[0]}; ", f": {setting}\n")
+
+
+def test_an_option_that_is_no_setting_either_is_refused(file):
+    result = rayfl("run", file, "--inlin")
+    assert result.exit_code == 2 and "--inline" in result.stderr
+    assert "No such option" in rayfl("run", file, "--zzz").stderr
+
+
+def without_reader() -> TextIO:
+    read, write = os.pipe()
+    os.close(read)
+    return os.fdopen(write, "w")
+
+
+def test_a_reader_that_has_left_ends_a_list_in_silence():
+    with without_reader() as nobody:
+        command = [sys.executable, "-m", "jobs.cli", "methods"]
+        done = subprocess.run(
+            command, stdout=nobody, stderr=subprocess.PIPE, cwd=EXPERIMENTS[0].parents[2], check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_what_outlives_its_reader_prints_on_to_nowhere(monkeypatch):
+    with without_reader() as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        with pytest.raises(BrokenPipeError):
+            print("lost", flush=True)
+        with outliving_its_reader():
+            for _ in range(3):
+                print("round", flush=True)
+        assert sys.stdout is nobody

@@ -1,0 +1,51 @@
+"""Standard output whose reader has left, as `head` does: a list ends there, and a run goes on."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+
+def discard_output() -> None:
+    """Let what is printed from now on go nowhere, also what Python flushes at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+@contextmanager
+def outliving_its_reader() -> Iterator[None]:
+    """Whatever prints inside goes on where nobody reads it any more."""
+    before = sys.stdout
+    sys.stdout = _Outliving(before)
+    try:
+        yield
+    finally:
+        sys.stdout = before
+
+
+class _Outliving:
+    """A stream that goes nowhere once its reader has left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, to nowhere where nobody reads."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            discard_output()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            discard_output()
+
+    # Any: whatever else a stream has.
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,132 @@
+"""A key that an experiment does not have -> the key that was meant: other tools' words, other tables, other methods."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from rayfl.choices import Kind, known
+from rayfl.compress.base import Compressor
+from rayfl.data.datasets import Source
+from rayfl.data.partition import PartitionScheme
+from rayfl.methods.base import Method
+from rayfl.models import Architecture
+from rayfl.settings import Settings, SettingsError, UnknownKey, listed
+from rayfl.topology.graphs import Topology
+
+CHOSEN: Mapping[str, type[Kind]] = {
+    "method": Method,
+    "model": Architecture,
+    "data": Source,
+    "partition": PartitionScheme,
+    "uplink": Compressor,
+    "downlink": Compressor,
+    "topology": Topology,
+}
+"""The tables that choose something by its name, and so have its settings."""
+OTHER_WORDS: Mapping[str, str] = {
+    word: key
+    for key, words in {
+        "rounds": "num_rounds n_rounds global_rounds comm_rounds communication_rounds max_rounds",
+        "seed": "random_seed random_state manual_seed",
+        "data": "dataset",
+        "model": "network net architecture arch",
+        "method": "algorithm algo strategy aggregation aggregator",
+        "partition": "partitioner partitioning split_type",
+        "uplink": "compressor compression",
+        "method.lr": "learning_rate learningrate client_lr local_lr local_learning_rate step_size stepsize eta",
+        "method.epochs": "local_epochs num_epochs num_local_epochs local_ep epoch",
+        "method.steps": "local_steps num_steps num_local_steps local_iterations iterations",
+        "method.batch_size": "batchsize batch bs local_bs local_batch_size train_batch_size",
+        "method.optimizer": "optim client_optimizer local_optimizer optimiser",
+        "method.weight_decay": "wd l2 weightdecay",
+        "method.clip_norm": "clip grad_clip gradient_clipping max_grad_norm clip_grad_norm",
+        "method.mu": "proximal_mu prox_mu",
+        "partition.alpha": "dirichlet_alpha dir_alpha",
+        "clients.count": "num_clients n_clients number_of_clients num_users total_clients num_peers",
+        "clients.per_round": "clients_per_round num_clients_per_round participants min_fit_clients sample_size",
+        "clients.fraction": "fraction_fit client_fraction frac sample_ratio participation_rate participation",
+        "evaluation.every": "eval_every evaluate_every test_every eval_interval eval_freq",
+        "runtime.actors": "num_actors workers num_workers",
+        "runtime.num_gpus": "gpus gpu gpus_per_client num_gpus_per_client",
+        "output.directory": "output_dir save_dir log_dir results_dir",
+        "model.hidden": "hidden_size hidden_sizes hidden_dim",
+    }.items()
+    for word in words.split()
+}
+"""Words of other tools and of papers, and our key."""
+_MOST_SHOWN = 3
+
+
+# Any: what the user gave.
+def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str, Any]) -> SettingsError:
+    """A better sentence about an unknown key of an experiment (`tables`), where one is known; else the same."""
+    keys = list(error.key)
+    if len(keys) > 2:
+        return error
+    table, word = keys[0], keys[-1]
+    meant = OTHER_WORDS.get(_plain(word), word)
+    own = meant.rpartition(".")[2]
+    if own in error.known and (len(keys) == 2 or "." not in meant):
+        return _did_you_mean(error, [own])
+    if len(keys) == 2 and table in CHOSEN and (others := _with(CHOSEN[table], own)):
+        return _of_others(error, CHOSEN[table], others, tables[table])
+    return _did_you_mean(error, found) if (found := places(word, experiment)) else error
+
+
+def places(word: str, experiment: type[Settings]) -> list[str]:
+    """The dotted keys of an experiment that a word may mean: ours for another tool's word, else all that end in it."""
+    plain = _plain(word)
+    meant = OTHER_WORDS.get(plain)
+    return (
+        [meant] if meant else [key for key in _every_key(experiment) if key.rpartition(".")[2] == plain][:_MOST_SHOWN]
+    )
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_")
+
+
+@cache
+def _every_key(experiment: type[Settings]) -> list[str]:
+    """Every key of an experiment, those of all methods, models, ... among them."""
+    fields = experiment.model_fields
+    fixed = [
+        f"{name}.{key}"
+        for name, field in fields.items()
+        if name not in CHOSEN and isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
+        for key in field.annotation.model_fields
+    ]
+    chosen = [
+        f"{name}.{key}" for name, kind in CHOSEN.items() for one in known(kind).values() for key in _settings(one)
+    ]
+    return list(dict.fromkeys([*fields, *fixed, *chosen]))
+
+
+# Any: a class of a kind, or what it adopts.
+def _settings(found: Any) -> list[str]:
+    """The names of the settings of a method, a model, ...; none are known of a function."""
+    return list(getattr(getattr(found, "Hyper", found), "model_fields", {}))
+
+
+def _with(kind: type[Kind], setting: str) -> list[str]:
+    """The names of those of a kind that have a setting."""
+    return [name for name, one in sorted(known(kind).items()) if setting in _settings(one)]
+
+
+def _did_you_mean(error: UnknownKey, keys: list[str]) -> SettingsError:
+    return SettingsError(f"': did you mean {listed([repr(key) for key in keys], 'or')}?", error.key, error.lead)
+
+
+# Any: the table or the object that chooses.
+def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> SettingsError:
+    """The sentence about a setting that others of a kind have, as is left behind where only the name was replaced."""
+    name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+    names = [repr(one) for one in others[:_MOST_SHOWN]]
+    names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
+    table, have = error.key[0], "has" if len(others) == 1 else "have"
+    return SettingsError(
+        f"': {kind.label} {name!r} has no such setting, and {listed(names, 'and')} {have}; remove it, or give "
+        f"{table}={name}, which replaces the whole table, in place of {table}.name={name}",
+        error.key,
+        error.lead,
+    )
