@@ -89,6 +89,7 @@ def main() -> None:
 @click.option("--actors", type=int, help="Number of client actors; changes the time and nothing else.")
 @click.option("--output", type=EXISTING, help="Run directory; by default the next free runs/NAME.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
+@click.option("--resume", "resumed", is_flag=True, help="Go on with the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
 def run(
     file: Path,
@@ -97,14 +98,20 @@ def run(
     actors: int | None,
     output: Path | None,
     overwrite: bool,
+    resumed: bool,
     inline: bool,
 ) -> None:
     """Run the experiment in FILE; KEY=VALUE replaces single settings, as in method.lr=0.1.
 
-    A file with a [sweep] table is run as by `rayfl sweep`, one combination after another.
+    A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume the same
+    command begins the run in --output, goes on with it, or says that it is finished: schedulers may repeat it.
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
     with sentences(), outliving_its_reader():
+        if resumed and (output is None or overwrite):
+            why = "the directory of the run, give it in --output" if output is None else "no --overwrite beside it"
+            raise ValueError(f"--resume needs {why}")
+
         from rayfl.experiment.sweep import read_sweep
 
         combinations = read_sweep(file, settings)
@@ -113,9 +120,12 @@ def run(
 
             sys.exit(run_all(combinations, output, overwrite=overwrite))
 
-        from jobs.single import run_file
+        from jobs.single import run_file, run_or_resume
 
-        if not run_file(file, settings, output, overwrite):
+        done = (
+            run_or_resume(file, settings, output) if resumed and output else run_file(file, settings, output, overwrite)
+        )
+        if not done:
             sys.exit(INTERRUPTED)
 
 

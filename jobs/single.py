@@ -23,8 +23,8 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Stopped, play_run
-from rayfl.run_directory.record import Run, new_run_directory, read_run
-from rayfl.run_directory.run_entries import require_no_links
+from rayfl.run_directory.record import Run, locked, new_run_directory, read_run
+from rayfl.run_directory.run_entries import remove_entries, require_no_links, require_own_entries
 from rayfl.settings import SettingsError, reason, shown
 from rayfl.tree import flatten
 
@@ -99,18 +99,20 @@ def _placed(experiment: Experiment, setup: Setup, resume: str | None = None) -> 
         yield
 
 
-def earlier_run(directory: Path, experiment: Experiment) -> Run | None:
+def earlier_run(
+    directory: Path, experiment: Experiment, ways: str = "name another --dir, or give --overwrite"
+) -> Run | None:
     """The run of `experiment` in `directory`, which is finished or can go on here with the same bits; None: no run yet.
 
-    SettingsError for a run of other settings, a damaged one, and one that was cut on another platform.
+    SettingsError, with the `ways` out of it, for a run of other settings, a damaged one, and one that was cut on
+    another platform.
     """
     if not (directory / "experiment.json").is_file():
         return None
-    ways = "name another --dir, or give --overwrite"
     try:
         found = read_run(directory)
     except SettingsError as error:
-        raise SettingsError(f"{error}; or give --overwrite to run it again") from None
+        raise SettingsError(f"{error}; or {ways}") from None
     state = "a finished" if found.finished else "an unfinished"
     if changed := changed_settings(found, experiment):
         raise SettingsError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
@@ -257,10 +259,14 @@ def _play_and_report(
         else:
             session.play_on_ray(experiment, setup, directory, on_round, resumed=resumed, files=files, driver=here)
     if experiment.output.report:
-        from rayfl.report.page import report
+        _report(directory)
 
-        with writing(directory, f"draw the page with: rayfl report {directory}"):
-            report([directory], directory / "report.html")
+
+def _report(directory: Path) -> None:
+    from rayfl.report.page import report
+
+    with writing(directory, f"draw the page with: rayfl report {directory}"):
+        report([directory], directory / "report.html")
 
 
 def free_directory(experiment: Experiment) -> Path:
@@ -276,6 +282,40 @@ def free_directory(experiment: Experiment) -> Path:
 def run_file(file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool) -> bool:
     """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
     return print_result(run(read(file, overrides), output, overwrite))
+
+
+def run_or_resume(file: Path, overrides: Sequence[str], directory: Path) -> bool:
+    """Begin the run of a file in `directory`, go on with it, or say that it is finished, and print its result.
+
+    False if a signal ended the run before its last round. The same call may be repeated after any end, a kill too.
+    SettingsError where `directory` holds a run of other settings, or something else.
+    """
+    experiment = read(file, overrides)
+    before = earlier_run(directory, experiment, "name another --output")
+    if before is None:
+        _clear_what_began_nothing(directory)
+        run(experiment, directory)
+    elif not before.finished:
+        go_on(before, experiment)
+    else:
+        if experiment.output.report and not (directory / "report.html").exists():
+            _report(directory)
+        print(f"{directory} is finished: nothing is left to run")
+    return print_result(directory)
+
+
+def _clear_what_began_nothing(directory: Path) -> None:
+    """Remove what a run left in `directory` that was killed before its experiment was written.
+
+    SettingsError for anything else there but an empty directory.
+    """
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if (directory / "records").exists():
+        raise SettingsError(f"{directory} is a run that lost its experiment.json: restore it, or name another --output")
+    require_own_entries(directory)
+    with locked(directory):
+        remove_entries(directory)
 
 
 def print_result(directory: Path) -> bool:

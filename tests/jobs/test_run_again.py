@@ -1,0 +1,136 @@
+"""`rayfl run FILE --output DIR --resume`: one command that begins a run, goes on with it, or says it is finished."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rayfl.experiment import toml
+from rayfl.run_directory import record
+from rayfl.run_directory.record import Recorder, read_run
+from tests.actors.toys import assert_same_run, experiment
+from tests.jobs.commands import rayfl, refused
+
+CHANGES = {"runtime": {"executor": "inline"}, "output": {"report": False}, "checkpoint": {"every": 1}}
+
+
+class Killed(BaseException):
+    """Stands for a kill: no `except Exception` sees it."""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "experiment.toml"
+    path.write_text(toml.dumps(experiment("fedpse", rounds=3, **CHANGES).as_dict()))
+    return path
+
+
+@pytest.fixture
+def undisturbed(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, because `assert_same_run` writes into what it compares."""
+    return shutil.copytree(finished, tmp_path / "undisturbed")
+
+
+@pytest.fixture(scope="module")
+def finished(file: Path) -> Path:
+    directory = file.parent / "run"
+    result = rayfl("run", file, "--output", directory, "--resume")
+    assert result.exit_code == 0 and read_run(directory).finished, result.output
+    return directory
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_stays_as_it_is_and_is_a_success(file: Path, finished: Path):
+    before = contents(finished)
+    result = rayfl("run", file, "--output", finished, "--resume")
+    assert result.exit_code == 0 and f"{finished} is finished: nothing is left to run" in result.output
+    assert contents(finished) == before
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(
+    file: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory, whole = tmp_path / "run", Recorder.round
+
+    def killed(self: Recorder, row, clients, metrics):
+        if row.round == 2:
+            raise Killed
+        whole(self, row, clients, metrics)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recorder, "round", killed)
+        with pytest.raises(Killed):
+            rayfl("run", file, "--output", directory, "--resume")
+    assert len(read_run(directory).rounds) == 2 and not read_run(directory).finished
+    result = rayfl("run", file, "--output", directory, "--resume")
+    assert result.exit_code == 0, result.output
+    assert_same_run(directory, undisturbed)
+
+
+def test_a_kill_before_the_experiment_was_written_does_not_stop_the_next_try(
+    file: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = tmp_path / "run"
+
+    def killed(*_: object):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(record, "write_json", killed)
+        with pytest.raises(Killed):
+            rayfl("run", file, "--output", directory)
+    assert (directory / "experiment.toml").exists() and not (directory / "experiment.json").exists()
+    assert rayfl("run", file, "--output", directory).exit_code == 2
+    assert rayfl("run", file, "--output", directory, "--resume").exit_code == 0
+    assert_same_run(directory, undisturbed)
+
+
+def test_a_page_that_a_kill_prevented_is_drawn(file: Path, finished: Path, tmp_path: Path, undrawn: None):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    result = rayfl("run", file, "output.report=true", "--output", directory, "--resume")
+    assert result.exit_code == 0, result.output
+    assert (directory / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["method.lr=0.5"], "holds a finished run with other settings (method.lr=0.1 -> 0.5): name another --output"),
+        (["--rounds", "5"], "holds a finished run with other settings (rounds=3 -> 5): name another --output"),
+        (["seed=7"], "(seed=1 -> 7): name another --output"),
+        (["--overwrite"], "--resume needs no --overwrite beside it"),
+    ],
+)
+def test_other_settings_are_refused_and_nothing_is_lost(
+    arguments: list[str], sentence: str, file: Path, finished: Path
+):
+    before = contents(finished)
+    refused(rayfl("run", file, *arguments, "--output", finished, "--resume"), sentence)
+    assert contents(finished) == before
+
+
+def test_it_needs_a_directory(file: Path):
+    refused(rayfl("run", file, "--resume"), "--resume needs the directory of the run, give it in --output")
+
+
+def test_what_no_run_wrote_and_a_damaged_run_are_refused(file: Path, finished: Path, tmp_path: Path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    refused(rayfl("run", file, "--output", mine, "--resume"), "thesis.txt was written by no run")
+    damaged = shutil.copytree(finished, tmp_path / "damaged")
+    (damaged / "experiment.json").unlink()
+    before = contents(damaged)
+    refused(rayfl("run", file, "--output", damaged, "--resume"), "is a run that lost its experiment.json")
+    assert contents(damaged) == before
+
+
+def test_a_sweep_goes_on_where_it_was(file: Path, tmp_path: Path, undrawn: None):
+    sweep = [file, "sweep.seed=[1, 2]", "rounds=1", "--output", tmp_path / "sweep"]
+    for _ in range(2):
+        result = rayfl("run", *sweep, "--resume")
+        assert result.exit_code == 0, result.output
+    assert result.output.count("skipped") == 2
