@@ -1,4 +1,4 @@
-"""The command `rayfl`: run, sweep, report, data, methods, datasets, bench."""
+"""The command `rayfl`: run, sweep, report, what there is to choose from, and measurements."""
 
 import json
 import sys
@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Table
 
 from actors.supervisor import supervised
 from jobs.exit_codes import FAILED, INTERRUPTED
-from jobs.standard_output import discard_output, outliving_its_reader
+from jobs.standard_output import discard_output, outliving_its_reader, print_table
 from rayfl import __version__
 
 EXISTING = click.Path(path_type=Path)
@@ -267,47 +264,33 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         require_replaceable(path, PARTITION_PICTURE, overwrite)
         dataset = checked(experiment.data.load())
         partition = make_partition(experiment, dataset)
-        Console(width=None if sys.stdout.isatty() else 140).print(drawing.table(dataset, partition))
+        print_table(drawing.table(dataset, partition), 140)
         write_output(path, drawing.picture(dataset, partition, path.suffix[1:]), PARTITION_PICTURE, overwrite)
         print(f"picture: {path}")
 
 
-@main.command()
-@click.argument("name", required=False)
-def methods(name: str | None) -> None:
-    """List the methods with their papers, or the hyper-parameters of one (NAME, or FILE.py:CLASS)."""
-    with sentences():
-        from rayfl.choices import find, known
-        from rayfl.methods.base import Method, ServerHalf
-        from rayfl.methods.shared.local_training import LocalTraining
+def _catalogue(command: str, table: str, extra: str = "") -> None:
+    """Add the command that lists what the experiment's `table` can choose, or shows one of them."""
 
-        if name is not None:
-            kind = find(Method, name)
-            print(f"{name}: {kind.paper}\n")
-            Console().print(_fields(kind.Hyper))
-            return
-        table = Table("method", "where", "paper", "hyper-parameters of its own")
-        for each, kind in sorted(known(Method).items()):
-            own = [field for field in kind.Hyper.model_fields if field not in LocalTraining.model_fields]
-            paper, where = kind.paper, "server" if issubclass(kind, ServerHalf) else "peers"
-            table.add_row(each, where, paper, ", ".join(own))
-        Console(width=None if sys.stdout.isatty() else 120).print(table)
-        print("rayfl methods NAME lists all hyper-parameters of one.")
+    @main.command(command, help=f"List the {command}{extra}, or show NAME (or FILE.py:CLASS): settings and an example.")
+    @click.argument("name", required=False)
+    def list_or_show(name: str | None) -> None:
+        with sentences():
+            from jobs import catalogue
+
+            if name is not None:
+                catalogue.print_one(table, name)
+                return
+            catalogue.print_list(table)
+            print(f"rayfl {command} NAME shows one, with all its settings and an example.")
 
 
-@main.command()
-def datasets() -> None:
-    """List the datasets and partitions with their options."""
-    with sentences():
-        from rayfl.choices import known
-        from rayfl.data.datasets import Source
-        from rayfl.data.partition import PartitionScheme
-
-        for title, kind in (("dataset", Source), ("partition", PartitionScheme)):
-            table = Table(title, "what it is", "options")
-            for name, each in known(kind).items():
-                table.add_row(name, _first_sentence(each), "\n".join(_options(each)))
-            Console(width=None if sys.stdout.isatty() else 120).print(table)
+_catalogue("methods", "method", " with their papers")
+_catalogue("models", "model")
+_catalogue("datasets", "data")
+_catalogue("partitions", "partition")
+_catalogue("compressors", "uplink")
+_catalogue("topologies", "topology")
 
 
 @main.command()
@@ -355,29 +338,6 @@ def bench(
             bench_exchange(workloads, peers, entries)
             return
         bench_compressors(workloads, entries, plot, overwrite) if compressors else bench(workloads)
-
-
-def _first_sentence(kind: type) -> str:
-    text = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-    return text.split(". ")[0].rstrip(".") + "."
-
-
-def _options(kind: type[BaseModel]) -> list[str]:
-    return [
-        name if field.is_required() else f"{name} = {_shown(field.default)}"
-        for name, field in kind.model_fields.items()
-    ]
-
-
-def _fields(kind: type[BaseModel]) -> Table:
-    table = Table("hyper-parameter", "default", "what it is")
-    for name, field in kind.model_fields.items():
-        table.add_row(name, "required" if field.is_required() else _shown(field.default), field.description or "")
-    return table
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else str(value)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.session import OnRound
+from jobs.standard_output import print_table
 from rayfl.report.summary import Summary
 from rayfl.rounds.ledger import RoundRow
 
@@ -94,11 +95,6 @@ def headline(means: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"
 
 
-def print_table(table: Table, width: int = 110) -> None:
-    """Print a table as wide as the terminal, or as `width` letters where the output is a file."""
-    Console(width=None if sys.stdout.isatty() else width).print(table)
-
-
 def megabytes(bits: float) -> str:
     """Bits as megabytes of 1e6 bytes."""
     return f"{bits / 8e6:.3f} MB"
@@ -120,8 +116,7 @@ def result(summary: Summary, report: Path | None) -> None:
     table.add_row("updates delivered", f"{summary['delivered']} of {summary['selected']}")
     table.add_row("simulated time", f"{summary['simulated_s']:.1f} s")
     table.add_row("real time", f"{summary['wall_s']:.1f} s")
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table)
+    print_table(table, 100)
     print(f"run directory: {summary['directory']}")
     if report is not None:
         print(f"report:        {report}")

@@ -1,10 +1,18 @@
-"""Standard output whose reader has left, as `head` does: a list ends there, and a run goes on."""
+"""Standard output: tables, and a reader that has left, as `head` does: a list ends there, and a run goes on."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(table: Table, width: int = 110) -> None:
+    """Print a table as wide as the terminal, or as `width` letters where the output is a file."""
+    Console(width=None if sys.stdout.isatty() else width).print(table)
 
 
 def discard_output() -> None:

@@ -23,7 +23,7 @@ FLOORS = (
     {"experiment"},
     {"report", "testing"},
 )
-"""The rooms of DESIGN.md, from the ground up: `rayfl/report/` or `rayfl/task.py`."""
+"""The rooms, from the ground up: `rayfl/report/` or `rayfl/task.py`."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

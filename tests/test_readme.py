@@ -47,7 +47,8 @@ def test_every_method_compressor_dataset_and_model_is_named():
 
 
 def test_the_commands_shown_exist():
-    commands = set(re.findall(r"^\| `rayfl (\w+)", README, flags=re.MULTILINE)) | {"methods", "datasets"}
+    commands = set(re.findall(r"^\| `rayfl (\w+)", README, flags=re.MULTILINE))
+    commands |= {"models", "datasets", "partitions", "compressors", "topologies"}
     assert commands == set(main.commands)
 
 

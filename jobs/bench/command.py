@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jobs.bench.memory import run_watched
 from jobs.bench.workloads import WORKLOADS
-from jobs.console import print_table
+from jobs.standard_output import print_table
 from rayfl.settings import nearest
 
 ACTORS = 2

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from jobs.console import print_table
+from jobs.standard_output import print_table
 from rayfl import choices, tree
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.mask import mask_packet

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from actors import session
 from jobs.bench.memory import descendants, run_watched
-from jobs.console import print_table
+from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet

@@ -19,7 +19,7 @@ from rich.table import Table
 from jobs.bench.chaos import bits_different
 from jobs.bench.memory import run_watched
 from jobs.bench.played import Played, from_json
-from jobs.console import print_table
+from jobs.standard_output import print_table
 from rayfl.experiment.experiment import Experiment
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.record import read_run

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl.choices import TO_TABLE, from_table
@@ -64,9 +64,13 @@ class Compose(Compressor):
     """
 
     name: ClassVar[str] = "compose"
-    outer: Annotated[Sparsifier, from_table(Sparsifier), TO_TABLE] = TopK()
-    inner: Annotated[Quantizer, from_table(Quantizer), TO_TABLE] = QSGD()
-    damped: bool = False
+    outer: Annotated[Sparsifier, from_table(Sparsifier), TO_TABLE] = Field(
+        default=TopK(), description="chooses the entries: topk, randk or threshold"
+    )
+    inner: Annotated[Quantizer, from_table(Quantizer), TO_TABLE] = Field(
+        default=QSGD(), description="encodes the chosen entries: any quantizer"
+    )
+    damped: bool = Field(default=False, description="divide by 1 + omega of the quantizer, a contraction")
 
     @model_validator(mode="after")
     def _fits(self) -> "Compose":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import (
@@ -50,7 +51,7 @@ class Dense(Quantizer):
     """
 
     name: ClassVar[str] = "dense"
-    dtype: ValueType = "fp32"
+    dtype: ValueType = Field(default="fp32", description="type of the numbers that are sent")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """One buffer a tensor. ValueError on NaN, infinity and numbers too large for `dtype`."""

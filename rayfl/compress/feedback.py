@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from rayfl.choices import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Packet
@@ -20,7 +20,9 @@ class ErrorFeedback(Compressor):
     """
 
     name: ClassVar[str] = "feedback"
-    inner: Annotated[Compressor, from_table(Compressor), TO_TABLE] = TopK()
+    inner: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(
+        default=TopK(), description="the compressor whose error is added next time"
+    )
 
     @field_validator("inner")
     @classmethod

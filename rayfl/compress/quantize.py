@@ -122,10 +122,12 @@ class Quantize(Quantizer):
     """
 
     name: ClassVar[str] = "quantize"
-    norm: Norm = "2"
-    levels: Levels = 7
-    bucket: Bucket = 512
-    coding: Coding = "fixed"
+    norm: Norm = Field(default="2", description="norm p of a bucket")
+    levels: Levels = Field(default=7, description="levels s between 0 and the norm")
+    bucket: Bucket = Field(default=512, description="entries that share a norm; 0: the whole tensor")
+    coding: Coding = Field(
+        default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
+    )
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Norms and random levels of all buckets. ValueError on NaN and infinity."""
@@ -151,9 +153,11 @@ class QSGD(Quantizer):
     """
 
     name: ClassVar[str] = "qsgd"
-    levels: Levels = 7
-    bucket: Bucket = 512
-    coding: Coding = "fixed"
+    levels: Levels = Field(default=7, description="levels s between 0 and the norm")
+    bucket: Bucket = Field(default=512, description="entries that share a norm; 0: the whole tensor")
+    coding: Coding = Field(
+        default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
+    )
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Norms and random levels of all buckets. ValueError on NaN and infinity."""
@@ -178,7 +182,7 @@ class TernGrad(Quantizer):
     """
 
     name: ClassVar[str] = "terngrad"
-    clip: Annotated[float, Field(ge=0)] = 0.0
+    clip: float = Field(default=0.0, ge=0, description="standard deviations to which entries are clipped; 0: none")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The largest magnitude and the random digits of each tensor. ValueError on NaN and infinity."""

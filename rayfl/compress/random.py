@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -71,10 +71,12 @@ class RandK(Sparsifier):
     """
 
     name: ClassVar[str] = "randk"
-    keep_ratio: KeepRatio = 0.1
-    scale: bool = True
-    positions: Literal["seed", "coded"] = "seed"
-    scope: Scope = "tensor"
+    keep_ratio: KeepRatio = Field(default=0.1, description="share of the entries that is sent, k / n, in (0, 1]")
+    scale: bool = Field(default=True, description="multiply what is kept by n / k, which is unbiased")
+    positions: Literal["seed", "coded"] = Field(
+        default="seed", description="seed: both ends draw the same positions; coded: the positions are sent"
+    )
+    scope: Scope = Field(default="tensor", description="tensor: k of each tensor; model: k of the whole model")
 
     def keeping(self, ratio: float) -> "RandK":
         return self.model_copy(update={"keep_ratio": ratio})
@@ -154,7 +156,7 @@ class Bernoulli(Compressor):
     """
 
     name: ClassVar[str] = "bernoulli"
-    probability: Annotated[float, Field(gt=0, le=1)] = 0.5
+    probability: float = Field(default=0.5, gt=0, le=1, description="chance that anything is sent, p")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """One draw. ValueError on NaN, infinity, and where v / p is sent and beyond float32."""

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
@@ -214,7 +214,7 @@ def kept_share(num_entries: int, keep_ratio: float, scope: Scope) -> float:
 class Sparsifier(Compressor):
     """Sends some entries and drops the others; `compose` may have its values encoded by a quantizer."""
 
-    values: ValueType = "fp32"
+    values: ValueType = Field(default="fp32", description="type of the values that are sent")
 
     @abstractmethod
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
@@ -243,8 +243,8 @@ class TopK(Sparsifier):
     """
 
     name: ClassVar[str] = "topk"
-    keep_ratio: KeepRatio = 0.1
-    scope: Scope = "tensor"
+    keep_ratio: KeepRatio = Field(default=0.1, description="share of the entries that is sent, k / n, in (0, 1]")
+    scope: Scope = Field(default="tensor", description="tensor: k of each tensor; model: k of the whole model")
 
     def keeping(self, ratio: float) -> "TopK":
         return self.model_copy(update={"keep_ratio": ratio})

@@ -83,9 +83,13 @@ class Structured(Compressor):
     """
 
     name: ClassVar[str] = "structured"
-    threshold: float | None = Field(default=None, ge=0)
-    keep_ratio: float | None = Field(default=None, gt=0, le=1)
-    scores: Scores = "normalized"
+    threshold: float | None = Field(
+        default=None, ge=0, description="least score of what is sent; 0.3 where keep_ratio is not given either"
+    )
+    keep_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="share of each tensor's entries that is sent, in place of a threshold"
+    )
+    scores: Scores = Field(default="normalized", description="sums of magnitudes; normalized: over the largest of them")
 
     @model_validator(mode="after")
     def _one_rule(self) -> "Structured":

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, Shapes, shapes_of
@@ -71,8 +71,8 @@ class Ternary(Compressor):
     """
 
     name: ClassVar[str] = "stc"
-    keep_ratio: float = 0.1
-    scope: Scope = "tensor"
+    keep_ratio: float = Field(default=0.1, description="share of the entries that is sent, k / n, in (0, 1]")
+    scope: Scope = Field(default="tensor", description="tensor: k of each tensor; model: k of the whole model")
 
     @field_validator("keep_ratio")
     @classmethod

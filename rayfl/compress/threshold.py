@@ -1,6 +1,6 @@
 """Hard thresholding: the entries whose magnitude reaches a threshold, however many they are."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ class Threshold(Sparsifier):
     """
 
     name: ClassVar[str] = "threshold"
-    threshold: Annotated[float, Field(gt=0)] = 0.01
-    relative: bool = False
+    threshold: float = Field(default=0.01, gt=0, description="least magnitude of what is sent")
+    relative: bool = Field(default=False, description="the threshold is a share of each tensor's largest magnitude")
 
     @model_validator(mode="after")
     def _reachable(self) -> "Threshold":

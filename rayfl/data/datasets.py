@@ -41,7 +41,7 @@ class Dataset:
     """Train and test samples, and how they become a batch.
 
     mean, std: one value a channel of images, on the [0, 1] scale; empty for other kinds.
-    augment: crop with padding 4 and flip, drawn for each batch anew (ALGORITHMS 8.2).
+    augment: crop with padding 4 and flip, drawn for each batch anew (as for CIFAR).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
     vocabulary: the number of kinds of tokens, which are all below it; None where the source does not give it.
     """

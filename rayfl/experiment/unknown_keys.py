@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from rayfl.choices import Kind, known
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
@@ -97,20 +99,20 @@ def _every_key(experiment: type[Settings]) -> list[str]:
         for key in field.annotation.model_fields
     ]
     chosen = [
-        f"{name}.{key}" for name, kind in CHOSEN.items() for one in known(kind).values() for key in _settings(one)
+        f"{name}.{key}" for name, kind in CHOSEN.items() for one in known(kind).values() for key in settings_of(one)
     ]
     return list(dict.fromkeys([*fields, *fixed, *chosen]))
 
 
 # Any: a class of a kind, or what it adopts.
-def _settings(found: Any) -> list[str]:
-    """The names of the settings of a method, a model, ...; none are known of a function."""
-    return list(getattr(getattr(found, "Hyper", found), "model_fields", {}))
+def settings_of(found: Any) -> Mapping[str, FieldInfo]:
+    """The settings of a method, a model, ... by name; none are known of a function."""
+    return getattr(getattr(found, "Hyper", found), "model_fields", {})
 
 
 def _with(kind: type[Kind], setting: str) -> list[str]:
     """The names of those of a kind that have a setting."""
-    return [name for name, one in sorted(known(kind).items()) if setting in _settings(one)]
+    return [name for name, one in sorted(known(kind).items()) if setting in settings_of(one)]
 
 
 def _did_you_mean(error: UnknownKey, keys: list[str]) -> SettingsError:

@@ -1,5 +1,5 @@
 """ADIANA: Li, Kovalev, Qian, Richtarik, Acceleration for Compressed Gradient Descent in Distributed and Federated
-Optimization, ICML 2020, Algorithm 2; ALGORITHMS section 7 (slides, paper 004). For strongly convex objectives.
+Optimization, ICML 2020, Algorithm 2; also in WEN Hao's slides. For strongly convex objectives.
 
 x = theta1 z + theta2 w + (1 - theta1 - theta2) y. Client: sends Q(grad f_i(x) - h_i) and D_i = Q(grad f_i(w) - h_i),
 h_i <- h_i + alpha D_i. Server: g = h + the mean of the first, h <- h + alpha mean_i D_i,

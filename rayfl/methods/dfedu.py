@@ -1,5 +1,5 @@
 """dFedU, FedU among peers: Dinh et al., FedU: A Unified Framework for Federated Multi-Task Learning with Laplacian
-Regularization, 2021; ALGORITHMS section 4.7 (slides, paper 004).
+Regularization, 2021; also in WEN Hao's slides.
 
 A round is R local steps, w_k to w_k^R, an exchange with the neighbours, and w_k <- w_k^R - mu_t eta sum_l a_kl (w_k^R -
 w_l^R), with one coefficient lap_step = mu_t eta. What `fedu` leaves to be said of graph and weights holds here too.

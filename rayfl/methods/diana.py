@@ -1,5 +1,5 @@
 """DIANA: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, arXiv
-1901.09269, 2019, Algorithm 1; ALGORITHMS section 7 (slides, paper 004).
+1901.09269, 2019, Algorithm 1; also in WEN Hao's slides.
 
 Client: D_i = Q(g_i - h_i), h_i <- h_i + alpha D_i. Server: g = h + mean_i D_i, h <- h + alpha mean_i D_i,
 v <- beta v + g, x <- prox_{gamma R}(x - gamma v) with R = l1 ||x||_1. The shifts h_i learn the clients' gradients at

@@ -1,5 +1,5 @@
 """EASGD: Zhang, Choromanska, LeCun, Deep Learning with Elastic Averaging SGD, NIPS 2015, the synchronous form (Eq. 2
-and 3, with the communication period of Algorithm 1); ALGORITHMS section 4.8.
+and 3, with the communication period of Algorithm 1).
 
 Workers x_i are tied to a centre c by an elastic force. A round is a communication period: its first step is
 x_i <- x_i - lr g_i(x_i) - a (x_i - c), the others are plain, and the centre moves by c <- c + a sum_i (x_i - c). Both

@@ -1,5 +1,5 @@
-"""FedAvg-FT: FedAvg whose clients fine-tune the global model before an evaluation; ALGORITHMS section 1.9, after the
-baselines of Dai et al., Dis-PFL, ICML 2022 (paper 001).
+"""FedAvg-FT: FedAvg whose clients fine-tune the global model before an evaluation, as among the
+baselines of Dai et al., Dis-PFL, ICML 2022.
 
 The personal model of client i is E_ft epochs of local training away from the global x. It is made for an evaluation
 and thrown away: training and wires are FedAvg's, bit for bit.

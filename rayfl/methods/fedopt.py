@@ -4,7 +4,7 @@ With Delta the averaged delta: d <- beta1 d + (1 - beta1) Delta; Adagrad v <- v 
 (1 - beta2) d^2, Yogi v <- v - (1 - beta2) d^2 sign(v - d^2); x <- x - eta_g d / (sqrt(v) + tau). v starts at tau^2 and
 there is no bias correction. The sign is ours: Delta = received - trained.
 
-- The algorithm as the slides (paper 004) print it squares d; a later version of the paper squares Delta
+- The algorithm as WEN Hao's slides print it squares d; a later version of the paper squares Delta
   (`second_moment = "raw"`).
 - The mean over clients is by samples like FedAvg's, where the algorithm prints a plain one (`weighting = "uniform"`).
 - A round in which nothing arrives leaves x and both moments alone.

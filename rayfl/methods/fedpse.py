@@ -1,4 +1,4 @@
-"""FedPSE: Personalized Sparsification with Element-wise Aggregation for Federated Learning (paper 000), Algorithms 1-4.
+"""FedPSE: Personalized Sparsification with Element-wise Aggregation for Federated Learning, Algorithms 1-4.
 
 UPS: the client trains from its base weights W_i and sends the top k of its update plus residual. EWA: the server
 averages every entry over those who sent it. DPS: each client gets k entries of the average, chosen between the server's

@@ -1,5 +1,5 @@
 """FedU: Dinh, Vu, Tran, Dao, Zhang, FedU: A Unified Framework for Federated Multi-Task Learning with Laplacian
-Regularization, 2021; ALGORITHMS section 4.7 (slides, paper 004).
+Regularization, 2021; also in WEN Hao's slides.
 
 Clients have models w_k of their own, and a graph says who is like whom. A round is R local steps, w_k to w_k^R, and
 then at the server, for all k at once, w_k <- w_k^R - mu_t eta sum_l a_kl (w_k^R - w_l^R). As a_kl = a_lk that leaves

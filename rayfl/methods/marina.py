@@ -1,5 +1,5 @@
 """MARINA: Gorbunov, Burlachenko, Li, Richtarik, MARINA: Faster Non-Convex Distributed Learning with Compression, ICML
-2021, Algorithm 1; ALGORITHMS section 7 (slides, paper 004).
+2021, Algorithm 1; also in WEN Hao's slides.
 
 x <- x - gamma g. By a coin that all share, every client sends its gradient at the new x uncompressed (probability p),
 or Q(grad f_i(new x) - grad f_i(old x)), and g <- mean_i of the gradients, or g <- g + mean_i of the differences. The

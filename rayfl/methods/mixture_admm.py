@@ -1,4 +1,4 @@
-"""ADMM for a mixture of global and local models; ALGORITHMS section 4.10 (slides, paper 004, "Mixture FL - ADMM").
+"""ADMM for a mixture of global and local models: WEN Hao, Problems of Personalization in Federated Learning (slides).
 
 min over all x_i of sum_i f_i(x_i) + (lam / 2) sum_i ||x_i - xbar||^2, written as min sum_i ft_i(x_i) - (lam N / 2)
 ||z||^2 subject to N z = sum_i x_i, with ft_i = f_i + (lam / 2) ||x||^2. A round, all x_i moving at once (Jacobi):

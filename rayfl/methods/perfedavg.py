@@ -1,5 +1,5 @@
 """Per-FedAvg: Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach, NeurIPS 2020, Algorithm 1; MAML in paper 004.
+Meta-Learning Approach, NeurIPS 2020, Algorithm 1.
 
 The server looks for an x from which one gradient step of size alpha on a client's own examples leads to a good model:
 client i minimises F_i(w) = f_i(w - alpha grad f_i(w)). A local step, of size beta = lr, goes along the gradient of F_i

@@ -1,5 +1,5 @@
 """pFedMac: Li et al., Personalized Federated Learning via Maximizing Correlation with Sparse and Hierarchical
-Extensions, 2021 (arXiv 2107.05330), without its sparsity; paper 004, reference 15.
+Extensions, 2021 (arXiv 2107.05330), without its sparsity.
 
 pFedMe in which theta is bound to w by the inner product instead of by the distance: theta comes near to the minimiser
 of f_i(theta) - lam <theta, w> + lam / 2 ||w||^2, so that its steps go along g(theta; D_r) - lam w. The step of w is

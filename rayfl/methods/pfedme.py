@@ -1,5 +1,4 @@
-"""pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Algorithm 1 (paper 004,
-Algorithm 6).
+"""pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Algorithm 1.
 
 Client i minimises the Moreau envelope F_i(w) = min_theta f_i(theta) + lam / 2 ||theta - w||^2, whose gradient is
 lam (w - theta), with theta the minimiser. In each of R steps of a round it draws one minibatch D_r, comes near to theta

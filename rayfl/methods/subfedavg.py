@@ -1,5 +1,5 @@
 """Sub-FedAvg, unstructured: Vahidian et al., Personalized Federated Learning by Structured and Unstructured Pruning
-under Data Heterogeneity, ICDCS Workshops 2021; in paper 001 (Dis-PFL) as SubFedAvg.
+under Data Heterogeneity, ICDCS Workshops 2021; in Dai et al., Dis-PFL, ICML 2022, as SubFedAvg.
 
 A client gets the entries of its mask, at first all of them, and trains them. From its mask and its weights it makes two
 candidates, m' after the first epoch and m'' after the last one: each leaves out the smallest of the weights that are

@@ -19,7 +19,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Architecture(Choice):
-    """A model with its options. Its parameters are counted in tests against ALGORITHMS' table of models."""
+    """A model with its options."""
 
     label: ClassVar[str] = "model"
     package: ClassVar[str] = "rayfl.models"

@@ -87,7 +87,7 @@ class VGG11(Architecture):
 
 
 class AlexNetMCEPL(Architecture):
-    """The small AlexNet of MCE-PL (paper 003): three 5x5 convolutions without bias, two linear layers.
+    """The small AlexNet of MCE-PL (Tian et al.): three 5x5 convolutions without bias, two linear layers.
 
     Every layer ends in ELU, the last one included, as in the authors' code (`elu_logits`); each convolution's is
     followed by local response normalisation over 4 channels and 3x3 max pooling of stride 2. At 3x32x32 and 10 classes

@@ -188,7 +188,11 @@ class FixedGraph(Topology):
     """The graph in a file, the same every round: a matrix of 0 and 1, or a list of edges (see graph_file.py)."""
 
     name: ClassVar[str] = "file"
-    path: str = Field(min_length=1, description="a .npy file, or text with a matrix or a pair of peers a line")
+    path: str = Field(
+        min_length=1,
+        examples=["my_graph.csv"],
+        description="a .npy file, or text with a matrix or a pair of peers a line",
+    )
     directed: bool = Field(default=False, description="whether a pair i j of a list means only that i receives from j")
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:

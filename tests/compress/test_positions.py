@@ -71,7 +71,7 @@ def test_golomb_for_one_position_in_a_thousand():
 @pytest.mark.parametrize("density", [0.0025, 0.002, 0.0005, 1e-5])
 @pytest.mark.parametrize("size", [400, 1000, 70_000, 1_000_000])
 def test_below_a_quarter_percent_no_code_of_the_table_is_cheaper(density: float, size: int):
-    # ALGORITHMS 0.1: int32, packed indices, or a bitmap; and a byte that names the code.
+    # Three codes: int32, packed indices, or a bitmap; and a byte that names the code.
     draw = np.random.default_rng(size)
     count = max(1, int(density * size))
     positions = np.sort(draw.choice(size, count, replace=False))

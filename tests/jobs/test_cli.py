@@ -101,22 +101,6 @@ def test_a_missing_and_a_broken_file(file):
     refused(rayfl("run", file), "small.toml", "TOML")
 
 
-def test_methods_lists_papers_and_hyper_parameters():
-    listed = rayfl("methods")
-    assert listed.exit_code == 0
-    for word in ("fedavg", "McMahan", "fedpse", "keep_ratio", "local"):
-        assert word in listed.output
-    one = rayfl("methods", "fedpse")
-    assert one.exit_code == 0 and "downstream" in one.output and "dps" in one.output
-    refused(rayfl("methods", "fedspe"), "fedpse")
-
-
-def test_datasets_lists_sources_and_partitions():
-    listed = rayfl("datasets").output
-    for word in ("digits", "fashion-mnist", "lambda-ratio", "dirichlet-client", "alpha = 0.3"):
-        assert word in listed
-
-
 def test_data_prints_who_holds_what_and_draws_it(file):
     result = rayfl("data", file, "--picture", "who.png")
     assert result.exit_code == 0, result.output

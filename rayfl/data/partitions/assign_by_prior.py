@@ -1,6 +1,6 @@
 """Assign labelled samples to clients by each client's label prior, without replacement.
 
-The process (ALGORITHMS 8.2, after the code of Dis-PFL): again and again a random client that still wants samples draws
+The process (after the code of Dis-PFL): again and again a random client that still wants samples draws
 a label from its prior, among the labels that have samples left, and takes a random sample of it. Here the same process
 in vectorised form: all requests are drawn at once, and only those that came too late for their label are drawn anew.
 """

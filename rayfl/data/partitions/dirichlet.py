@@ -1,6 +1,6 @@
 """Splits drawn from a Dirichlet distribution: priors of clients (Dis-PFL, Elastic) or shares of classes (Yurochkin)."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -11,18 +11,23 @@ from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, 
 from rayfl.data.partitions.matching_test_split import matching_test_split
 
 MAX_ATTEMPTS = 200
+Concentration = Annotated[
+    float, Field(gt=0.0, le=1e12, description="concentration of the labels: small is skewed, large is even")
+]
 
 
 class DirichletClient(PartitionScheme):
-    """Each client draws a label prior from Dirichlet(alpha); all hold equally many samples (Dis-PFL; ALGORITHMS 8.2).
+    """Each client draws a label prior from Dirichlet(alpha); all hold equally many samples (Dis-PFL, ICML 2022).
 
     Samples are assigned without replacement (`assign_by_prior`); the test split has the client's label shares
     (`matching_test_split`). Dis-PFL uses alpha 0.3 for CIFAR-10 and 0.2 for CIFAR-100 and Tiny-ImageNet.
     """
 
     name: ClassVar[str] = "dirichlet-client"
-    alpha: float = Field(default=0.3, gt=0.0, le=1e12)
-    test_samples: int = Field(default=100, ge=1)
+    alpha: float = Field(
+        default=0.3, gt=0.0, le=1e12, description="concentration of the labels: small is skewed, large is even"
+    )
+    test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples; ValueError if there are more clients than train samples."""
@@ -39,14 +44,14 @@ class DirichletClient(PartitionScheme):
 
 
 class SharedGroups(DirichletClient):
-    """As dirichlet-client, but the clients of a group share one prior (`my_part` of Dis-PFL; ALGORITHMS 8.3).
+    """As dirichlet-client, but the clients of a group share one prior (`my_part` in the code of Dis-PFL).
 
     The groups are consecutive runs of clients of the same size up to one: with 20 clients and 4 groups, clients 0 to 4
     share a prior.
     """
 
     name: ClassVar[str] = "shared-groups"
-    num_groups: int = Field(default=4, ge=1)
+    num_groups: int = Field(default=4, ge=1, description="groups of clients that share a prior")
 
     def _priors(self, num_clients: int, num_classes: int, generator: np.random.Generator) -> np.ndarray:
         if self.num_groups > num_clients:
@@ -59,7 +64,7 @@ class SharedGroups(DirichletClient):
 
 
 class DirichletSizes(PartitionScheme):
-    """Label priors from Dirichlet(alpha) and log-normal sizes (Elastic; ALGORITHMS 8.5).
+    """Label priors from Dirichlet(alpha) and log-normal sizes (Chen et al., Elastic Aggregation, CVPR 2023).
 
     Client i wants n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in all; sigma=0 is balanced, 0.3
     what Elastic calls unbalanced. The test samples are assigned likewise, with the same priors and proportions, so
@@ -67,8 +72,10 @@ class DirichletSizes(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-sizes"
-    alpha: float = Field(default=100.0, gt=0.0, le=1e12)
-    sigma: float = Field(default=0.0, ge=0.0, le=10.0)
+    alpha: float = Field(
+        default=100.0, gt=0.0, le=1e12, description="concentration of the labels: small is skewed, large is even"
+    )
+    sigma: float = Field(default=0.0, ge=0.0, le=10.0, description="spread of the sizes, log-normal; 0: all equal")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples; ValueError if a client is so small that it gets nothing."""
@@ -83,7 +90,7 @@ class DirichletSizes(PartitionScheme):
 
 
 class DirichletClass(PartitionScheme):
-    """Each class is shared out by proportions from Dirichlet(alpha) over the clients (Yurochkin; ALGORITHMS 8.4).
+    """Each class is shared out by proportions from Dirichlet(alpha) over the clients (Yurochkin et al., ICML 2019).
 
     Class after class, clients that already hold num_samples / num_clients samples get no more. The draw is repeated
     until every client has `min_samples`. The test samples of a class are shared out in the proportions of its train
@@ -91,8 +98,10 @@ class DirichletClass(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-class"
-    alpha: float = Field(default=0.5, gt=0.0, le=1e12)
-    min_samples: int = Field(default=10, ge=1)
+    alpha: float = Field(
+        default=0.5, gt=0.0, le=1e12, description="concentration of the labels: small is skewed, large is even"
+    )
+    min_samples: int = Field(default=10, ge=1, description="least train samples of a client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples; ValueError if no draw gives every client enough samples."""

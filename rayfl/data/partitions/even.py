@@ -23,14 +23,16 @@ class Iid(PartitionScheme):
 
 
 class LambdaRatio(PartitionScheme):
-    """The split of FedPSE (ALGORITHMS 8.1); `ratio` is its lambda: 0 is iid, 1 gives each client one run of labels.
+    """The split of FedPSE; `ratio` is its lambda: 0 is iid, 1 gives each client one run of labels.
 
     A random fraction `ratio` of the samples is sorted by label and cut into num_clients consecutive equal blocks; the
     rest is cut into num_clients random equal blocks; client i holds the i-th of both. The test samples likewise.
     """
 
     name: ClassVar[str] = "lambda-ratio"
-    ratio: float = Field(ge=0.0, le=1.0)
+    ratio: float = Field(
+        ge=0.0, le=1.0, examples=[0.5], description="share that is dealt out by label, FedPSE's lambda; 0 is iid"
+    )
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples; ValueError if there are too few train samples for the clients."""

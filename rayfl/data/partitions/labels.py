@@ -12,7 +12,7 @@ from rayfl.data.partitions.matching_test_split import matching_test_split
 
 
 class Pathological(PartitionScheme):
-    """Each client holds samples of a few random classes in equal shares (Dis-PFL; ALGORITHMS 8.3).
+    """Each client holds samples of a few random classes in equal shares (Dis-PFL).
 
     Every client wants the same number of samples, in equal parts from its classes, without replacement. Where a class
     has run out, a client takes more of its other classes; where all of them have, it holds fewer samples.
@@ -21,8 +21,8 @@ class Pathological(PartitionScheme):
     """
 
     name: ClassVar[str] = "pathological"
-    classes_per_client: int = Field(default=2, ge=1)
-    test_samples: int = Field(default=100, ge=1)
+    classes_per_client: int = Field(default=2, ge=1, description="classes of each client")
+    test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples; ValueError if a client gets no samples or there are too few classes."""
@@ -35,7 +35,7 @@ class Pathological(PartitionScheme):
 
 
 class LabelsPerClient(PartitionScheme):
-    """Each client draws some distinct classes at random (the agents of MCE-PL; ALGORITHMS 8.6).
+    """Each client draws some distinct classes at random (the agents of MCE-PL).
 
     The train samples of a class, shuffled, are divided equally over its holders; the last one takes the remainder.
     Classes that nobody drew are not used. Each client is tested on all test samples of its classes.
@@ -43,8 +43,8 @@ class LabelsPerClient(PartitionScheme):
     """
 
     name: ClassVar[str] = "labels-per-client"
-    labels_per_client: int = Field(ge=1)
-    used_ratio: float = Field(default=1.0, gt=0.0, le=1.0)
+    labels_per_client: int = Field(ge=1, examples=[3], description="classes of each client")
+    used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's samples that it uses")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples; ValueError if a client gets no samples or there are too few classes."""

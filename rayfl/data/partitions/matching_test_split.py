@@ -1,4 +1,4 @@
-"""A test split for each client that has the label shares of its train split (Dis-PFL; ALGORITHMS 8.2)."""
+"""A test split for each client that has the label shares of its train split (Dis-PFL)."""
 
 import numpy as np
 

@@ -10,14 +10,14 @@ from rayfl.data.partition import Partition, PartitionScheme, Shards
 
 
 class Natural(PartitionScheme):
-    """One client a group of the dataset, in the order of the group numbers (ALGORITHMS 8.5).
+    """One client a group of the dataset, in the order of the group numbers.
 
     Groups with fewer than `min_samples` samples (train and test together) or without train samples are dropped. With
     fewer clients than groups, a random choice of groups is used.
     """
 
     name: ClassVar[str] = "natural"
-    min_samples: int = Field(default=2, ge=1)
+    min_samples: int = Field(default=2, ge=1, description="samples below which a group is left out")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples; ValueError if the dataset has no groups, or fewer than `num_clients`."""

@@ -28,7 +28,7 @@ class ArrayFiles(Source):
     """
 
     name: ClassVar[str] = "arrays"
-    path: str = Field(min_length=1, description="an .npz file, or a folder of .npy files")
+    path: str = Field(min_length=1, examples=["my_data.npz"], description="an .npz file, or a folder of .npy files")
     kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
     test_share: float = Field(
         default=0.2, gt=0, lt=1, description="share that is held out where there is no test split"

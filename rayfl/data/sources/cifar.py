@@ -20,9 +20,13 @@ from rayfl.settings import SettingsError
 class _CIFAR(Source):
     """The published files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
 
-    root: Path | None = Field(default=None, strict=False)
-    cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
-    augment: bool = True
+    root: Path | None = Field(
+        default=None, strict=False, description="folder of the files; default: downloaded to cache"
+    )
+    cache: Path = Field(
+        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
+    )
+    augment: bool = Field(default=True, description="crop and flip train batches at random")
 
     kind: ClassVar[str]
     num_classes: ClassVar[int]

@@ -36,9 +36,15 @@ class EMNIST(Source):
     """
 
     name: ClassVar[str] = "emnist"
-    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced"
-    root: Path | None = Field(default=None, strict=False)
-    cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = Field(
+        default="balanced", description="which of EMNIST's splits"
+    )
+    root: Path | None = Field(
+        default=None, strict=False, description="folder of the files; default: downloaded to cache"
+    )
+    cache: Path = Field(
+        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
+    )
 
     def load(self) -> Dataset:
         """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from rayfl.data.check import whole_labels
 from rayfl.data.datasets import Dataset
@@ -29,7 +30,7 @@ class FedCIFAR100(Fetched):
     augment: train batches are cropped (padding 4) and flipped at random, from the client's generator.
     """
 
-    augment: bool = True
+    augment: bool = Field(default=True, description="crop and flip train batches at random")
 
     name: ClassVar[str] = "fed-cifar100"
     advice: ClassVar[str] = (

@@ -18,8 +18,10 @@ from rayfl.settings import SettingsError
 class Fetched(Source):
     """A dataset whose files the user fetches: they lie in `root`, or in `cache`/NAME where no root is given."""
 
-    root: Path | None = Field(default=None, strict=False)
-    cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
+    root: Path | None = Field(default=None, strict=False, description="folder of the files; default: CACHE/NAME")
+    cache: Path = Field(
+        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
+    )
 
     advice: ClassVar[str]
     """Advice on the files to fetch, as the middle of a sentence: "fetch ... and unpack it"."""

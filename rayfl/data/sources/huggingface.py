@@ -19,7 +19,7 @@ class HuggingFace(Source):
     """
 
     name: ClassVar[str] = "huggingface"
-    path: str = Field(min_length=1, description="the folder that save_to_disk wrote")
+    path: str = Field(min_length=1, examples=["my_dataset"], description="the folder that save_to_disk wrote")
     inputs: str = Field(default="image", description="the column of inputs")
     labels: str = Field(default="label", description="the column of labels")
     owners: str | None = Field(default=None, description="the column that says whose a sample is")

@@ -23,7 +23,9 @@ class OwnImageFolder(Source):
     """
 
     name: ClassVar[str] = "image-folder"
-    path: str = Field(min_length=1, description="the folder of class folders, or of train and test")
+    path: str = Field(
+        min_length=1, examples=["my_images"], description="the folder of class folders, or of train and test"
+    )
     side: int | None = Field(default=None, ge=1, description="pixels to which every side is scaled; default: as it is")
     channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test")

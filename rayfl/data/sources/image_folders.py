@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.array_cache import cached_arrays
@@ -25,7 +26,7 @@ Files = Sequence[tuple[str | Path, int]]
 class _ImageFolders(Fetched):
     """Colour images of one size; classes are numbered in the order of their folders' names."""
 
-    augment: bool = True
+    augment: bool = Field(default=True, description="crop and flip train batches at random")
 
     num_classes: ClassVar[int]
     side: ClassVar[int]
@@ -99,7 +100,7 @@ class CINIC10(_ImageFolders):
     """
 
     name: ClassVar[str] = "cinic10"
-    with_validation: bool = False
+    with_validation: bool = Field(default=False, description="train on the images in valid too")
     num_classes: ClassVar[int] = 10
     side: ClassVar[int] = 32
     mean: ClassVar[tuple[float, float, float]] = (0.4789, 0.4723, 0.4305)

@@ -50,9 +50,9 @@ class IMDB(Fetched):
     """
 
     name: ClassVar[str] = "imdb"
-    tokenizer: Literal["words", "whitespace"] = "words"
-    vocabulary: int = Field(default=10_000, ge=3)
-    length: int = Field(default=256, ge=1)
+    tokenizer: Literal["words", "whitespace"] = Field(default="words", description="what a token is, in lower case")
+    vocabulary: int = Field(default=10_000, ge=3, description="kinds of tokens, padding and unknown among them")
+    length: int = Field(default=256, ge=1, description="tokens of a review")
     advice: ClassVar[str] = (
         "fetch https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz and unpack it; the folders train and "
         "test of aclImdb"

@@ -25,8 +25,12 @@ STEMS = {
 class _FourFiles(Source):
     """Four IDX files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
 
-    root: Path | None = Field(default=None, strict=False)
-    cache: Path = Field(default=Path("~/.cache/rayfl"), strict=False)
+    root: Path | None = Field(
+        default=None, strict=False, description="folder of the files; default: downloaded to cache"
+    )
+    cache: Path = Field(
+        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
+    )
     padding: int = Field(default=0, ge=0, le=98, description="black pixels around an image; 2 makes it 32x32")
 
     mean: ClassVar[float]

@@ -35,16 +35,20 @@ class Synthetic(Source):
     """
 
     name: ClassVar[str] = "synthetic"
-    alpha: float = Field(default=1.0, ge=0.0, le=1e12)
-    beta: float = Field(default=1.0, ge=0.0, le=1e12)
-    num_groups: int = Field(default=30, ge=1)
-    samples_per_group: int | None = Field(default=None, ge=2)
-    dim: int = Field(default=60, ge=1)
-    num_classes: int = Field(default=10, ge=2, le=MOST_CLASSES)
-    test_ratio: float = Field(default=0.1, gt=0.0, lt=1.0)
-    shape: tuple[int, int, int] | None = None
-    augment: bool = False
-    seed: int = Field(default=0, ge=0)
+    alpha: float = Field(default=1.0, ge=0.0, le=1e12, description="variance of the means of the groups' models")
+    beta: float = Field(default=1.0, ge=0.0, le=1e12, description="variance of the means of the groups' inputs")
+    num_groups: int = Field(default=30, ge=1, description="natural clients")
+    samples_per_group: int | None = Field(
+        default=None, ge=2, description="samples of each group; default: 50 + LogNormal(4, 2), very uneven"
+    )
+    dim: int = Field(default=60, ge=1, description="numbers of an input")
+    num_classes: int = Field(default=10, ge=2, le=MOST_CLASSES, description="classes")
+    test_ratio: float = Field(default=0.1, gt=0.0, lt=1.0, description="share of each group that is for testing")
+    shape: tuple[int, int, int] | None = Field(
+        default=None, description="channels, height, width, for images in place of vectors"
+    )
+    augment: bool = Field(default=False, description="crop and flip batches of images at random")
+    seed: int = Field(default=0, ge=0, description="of the data alone; the experiment's decides the rest")
 
     def load(self) -> Dataset:
         """The dataset, made anew from `seed`; its groups are 0 to num_groups - 1."""

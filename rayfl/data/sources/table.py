@@ -21,7 +21,7 @@ class Table(Source):
     """
 
     name: ClassVar[str] = "table"
-    path: str = Field(min_length=1, description="a .csv or .parquet file")
+    path: str = Field(min_length=1, examples=["my_table.csv"], description="a .csv or .parquet file")
     test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
     labels: str = Field(default="label", description="the column of labels")
     features: tuple[str, ...] = Field(default=(), description="columns of inputs; default: all others of numbers")

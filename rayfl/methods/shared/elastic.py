@@ -1,5 +1,5 @@
 """Elastic aggregation around any server method: Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023,
-Algorithm 1 and Eq. 5 to 7 (paper 002).
+Algorithm 1 and Eq. 5 to 7.
 
 Before it trains, a client runs over held-out samples at the model that it received: Omega_i <- mu Omega_i +
 (1 - mu) |grad ||F(x)||^2|, batch after batch, from zero. The server multiplies the aggregated delta entry by entry by

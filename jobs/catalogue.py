@@ -1,0 +1,134 @@
+"""The lists of what an experiment can choose, and one page about each: made from docstrings and settings."""
+
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from rich.table import Table
+from rich.text import Text
+
+from jobs.standard_output import print_table
+from rayfl.choices import Choice, Kind, find, known
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import override
+from rayfl.experiment.unknown_keys import CHOSEN, settings_of
+from rayfl.methods.base import Method, ServerHalf
+from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.settings import describe, shown
+
+_MOST_SHOWN = 3
+"""Settings in an example, besides those that must be given."""
+
+
+def print_list(table: str) -> None:
+    """Print what the experiment's `table` can choose: names, what they are, and their settings."""
+    kind = CHOSEN[table]
+    listed = Table(kind.label, *["where"] * (kind is Method), "what it is", "settings")
+    for name, one in sorted(known(kind).items()):
+        if kind is Method:
+            paper, where = one.paper, "server" if issubclass(one, ServerHalf) else "peers"
+            own = [key for key in settings_of(one) if key not in LocalTraining.model_fields]
+            listed.add_row(name, where, Text(paper), ", ".join(own))
+        else:
+            listed.add_row(name, Text(first_sentence(one)), Text("\n".join(_with_default(one))))
+    print_table(listed, 120)
+
+
+def print_one(table: str, name: str) -> None:
+    """Print all about one of them: what it is, its settings, and an example. SettingsError for an unknown name."""
+    kind = CHOSEN[table]
+    found = find(kind, name)
+    print(f"{kind.label} {name}\n")
+    print("\n\n".join(_about(found)) + "\n")
+    fields = settings_of(found)
+    if fields:
+        listed = Table("setting", "default", "allowed", "what it is")
+        for key, field in fields.items():
+            default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+            allowed = _allowed(field)
+            listed.add_row(key, Text(default), Text(allowed), Text(field.description or ""))
+        print_table(listed, 120)
+    given = example(name, found)
+    print(f"\n{toml.dumps({table: given})}")
+    print(f"or on the command line: {' '.join(overrides(table, given))}")
+
+
+# Any: a class of a kind, or what it adopts; a TOML table.
+def example(name: str, found: Any) -> dict[str, Any]:
+    """A table that chooses it: what must be given, and some settings at their defaults."""
+    fields = settings_of(found)
+    required = {key: (field.examples or [None])[0] for key, field in fields.items() if field.is_required()}
+    own = [key for key in fields if key not in LocalTraining.model_fields]
+    defaults = {key: _plain(fields[key].default) for key in [*own, *fields] if not fields[key].is_required()}
+    given = {key: value for key, value in defaults.items() if value is not None}
+    return {"name": name, **required, **dict(list(given.items())[:_MOST_SHOWN])}
+
+
+# Any: a default, and a value that TOML holds.
+def _plain(value: Any) -> Any:
+    """A default as TOML writes it; None where it has none, or needs no example."""
+    if isinstance(value, Choice):
+        return value.name
+    return value if isinstance(value, bool | int | float | str | tuple) and value != () else None
+
+
+# Any: values of TOML.
+def overrides(table: str, given: Mapping[str, Any]) -> list[str]:
+    """The same table as words of a command line, quoted as a shell needs it."""
+    return [f"{table}={given['name']}", *(_override(f"{table}.{key}", given[key]) for key in given if key != "name")]
+
+
+# Any: a value of TOML.
+def _override(key: str, value: Any) -> str:
+    read: dict[str, Any] = {}
+    override(read, f"value={value}")
+    bare = isinstance(value, str) and read["value"] == value
+    return shlex.quote(f"{key}={value if bare else json.dumps(value)}")
+
+
+# Any: see `example`.
+def _about(found: Any) -> list[str]:
+    """Paragraphs about it: of a method what its file says, the paper first, of the others what its class says."""
+    texts = [inspect.getdoc(found) or ""]
+    if isinstance(found, type) and issubclass(found, Method):
+        module = inspect.getmodule(found)
+        own = inspect.cleandoc(module.__doc__ or "") if module is not None else ""
+        texts.insert(0, own or found.paper)
+    return [text for text in texts if text]
+
+
+# Any: see `example`.
+def first_sentence(found: Any) -> str:
+    """The first sentence of its docstring."""
+    text = " ".join((inspect.getdoc(found) or "").split("\n\n")[0].split())
+    # The end of "..." is no end of a sentence.
+    return re.split(r"(?<=[^.\s])\.\s", text)[0].rstrip(".") + "." if text else ""
+
+
+# Any: see `example`.
+def _with_default(found: Any) -> list[str]:
+    return [
+        name if field.is_required() else f"{name} = {_shown(field.get_default(call_default_factory=True))}"
+        for name, field in settings_of(found).items()
+    ]
+
+
+def _allowed(field: FieldInfo) -> str:
+    """The values that a setting takes, in words."""
+    kind = field.annotation
+    if isinstance(kind, type) and issubclass(kind, Kind):
+        return f"a {kind.__name__.lower()}, by its name or as a table"
+    return describe(kind, field.metadata).removesuffix(", or be left out")
+
+
+# Any: a setting's default.
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Choice):
+        return value.name
+    return value if isinstance(value, str) else shown(value) if isinstance(value, bool | tuple) else str(value)

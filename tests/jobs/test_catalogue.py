@@ -1,0 +1,71 @@
+"""The lists of what there is: every setting is explained, and every example is one that an experiment takes."""
+
+import shlex
+from typing import Any
+
+import pytest
+
+from jobs.catalogue import example, first_sentence, overrides
+from rayfl.choices import known, named
+from rayfl.experiment.experiment import Experiment, override
+from rayfl.experiment.unknown_keys import CHOSEN, settings_of
+from rayfl.topology.graphs import Exponential
+from tests.jobs.commands import rayfl, refused
+
+BASE = {
+    "rounds": 1,
+    "data": "digits",
+    "partition": "iid",
+    "clients": {"count": 4},
+    "model": "mlp",
+    "method": {"name": "fedavg"},
+}
+ALL = [
+    (table, name) for table, kind in CHOSEN.items() for name in named(kind) if (table, name) != ("downlink", "feedback")
+]
+
+
+@pytest.mark.parametrize(("table", "name"), ALL, ids=lambda word: word)
+def test_an_example_is_a_table_that_an_experiment_takes(table: str, name: str):
+    given = example(name, known(CHOSEN[table])[name])
+    assert getattr(Experiment(**{**BASE, table: given}), table).name == name
+    typed: dict[str, Any] = {**BASE, table: None}
+    for word in overrides(table, given):
+        (unquoted,) = shlex.split(word)
+        override(typed, unquoted)
+    assert Experiment(**typed) == Experiment(**{**BASE, table: given})
+
+
+@pytest.mark.parametrize(("table", "name"), ALL, ids=lambda word: word)
+def test_every_setting_is_explained(table: str, name: str):
+    fields = settings_of(known(CHOSEN[table])[name])
+    assert [key for key, field in fields.items() if not field.description] == []
+
+
+def test_a_sentence_ends_at_its_full_stop():
+    class Doc:
+        """One, two, ... and n of them. Another sentence."""
+
+    assert first_sentence(Doc) == "One, two, ... and n of them."
+    assert first_sentence(Exponential).startswith("Peer i receives from i + 1, i + 2, i + 4, ... (Ying et al., ")
+    assert first_sentence(lambda: None) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "words"),
+    [
+        ("methods", "fedpse", ["McMahan", "keep_ratio", "peers"]),
+        ("models", "mlp", ["resnet18", "hidden = [200]"]),
+        ("datasets", "digits", ["fashion-mnist", "360 test images"]),
+        ("partitions", "dirichlet-client", ["lambda-ratio", "alpha = 0.3"]),
+        ("compressors", "topk", ["keep_ratio = 0.1", "natural"]),
+        ("topologies", "ring", ["erdos-renyi", "p = 0.5"]),
+    ],
+)
+def test_each_list_has_all_and_one_page_a_name(command: str, name: str, words: list[str]):
+    listed = rayfl(command)
+    assert listed.exit_code == 0, listed.output
+    assert [word for word in [*words, name] if word not in listed.output] == []
+    one = rayfl(command, name)
+    assert one.exit_code == 0 and f'name = "{name}"' in one.output and "on the command line: " in one.output
+    refused(rayfl(command, name[:-1]), f"did you mean {name!r}?")
