@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process
+from rayfl.own_packages import OwnPackages
 
 if TYPE_CHECKING:
     from rayfl.rounds.worker import Worker
@@ -27,7 +28,7 @@ class Joined:
 
 
 @ray.remote
-class ClientActor:
+class ClientActor(OwnPackages):
     """Does jobs on clients, one at a time. `join` makes it ready.
 
     Modules that import torch are imported in the methods, because `prepare_process` must come first.

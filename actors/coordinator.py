@@ -20,6 +20,7 @@ from ray.exceptions import ObjectLostError
 from actors.errors import ClusterError, LostObjects
 from actors.placement import Placement
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process, trim
+from rayfl.own_packages import OwnPackages
 
 if TYPE_CHECKING:
     from rayfl.determinism.platform import Platform
@@ -81,7 +82,7 @@ class _Forwarding(QueueHandler):
 
 # Ray's type stubs know no concurrency groups.
 @ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 4})  # pyright: ignore[reportCallIssue]
-class Coordinator:
+class Coordinator(OwnPackages):
     """Plays one experiment. `run` returns when it is over; the other methods answer meanwhile.
 
     Modules that import torch are imported in the methods, because `prepare_process` must come first.

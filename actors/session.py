@@ -59,14 +59,16 @@ def play_on_ray(
     resumed: bool = False,
     files: KeptFiles | None = None,
     driver: Platform | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Play an experiment on Ray into `directory`. True if all rounds were played, False if a signal ended the run.
 
     `files` (the experiment's table and what it names) and `driver` (what this process is) are written with what the
     actors are. `resumed`: go on where the run in `directory` was cut. `on_start` is called once the actors are ready,
     `on_round` with every round's row and means. What was lost, and how the run goes on, is logged. The first SIGINT or
-    SIGTERM ends the run after the current round, the second one at once; it can be resumed either way. SettingsError if
-    the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
+    SIGTERM ends the run after the current round, the second one at once; it can be resumed either way. `stopping` is
+    asked after every round; where it says so, the run ends as by a first signal. SettingsError if the cluster cannot
+    hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
     """
     resume = f"rayfl resume {directory}"
     with session(experiment.runtime, setup), _resumed_by(resume):
@@ -90,6 +92,8 @@ def play_on_ray(
             nonlocal reached
             reached = row.round
             on_round(row, means)
+            if stopping():
+                stop()
 
         def stop() -> None:
             nonlocal asked

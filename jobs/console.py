@@ -2,10 +2,14 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
 from logging import INFO, Handler, StreamHandler, getLogger
 from pathlib import Path
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.highlighter import NullHighlighter
@@ -17,9 +21,26 @@ from rich.text import Text
 from actors.session import OnRound
 from jobs.standard_output import print_table
 from rayfl.report.summary import Summary
+from rayfl.report.wording import seconds
 from rayfl.rounds.ledger import RoundRow
 
 HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
+
+
+Show = Literal["all", "bar", "nothing"]
+"""all: a live bar in a terminal or a notebook, lines elsewhere; bar: the same without the lines."""
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who follows a run. `on_round` gets every round's row and means; where it raises, the run ends, to be resumed.
+
+    `stopping` is asked after each round: where it says so, the run ends as by a first Ctrl-C.
+    """
+
+    show: Show = "all"
+    on_round: OnRound = lambda row, means: None
+    stopping: Callable[[], bool] = lambda: False
 
 
 class Bar:
@@ -36,16 +57,58 @@ class Bar:
         self.progress.update(self.task, completed=row.round + 1, state=state)
 
 
+class NotebookBar:
+    """The same in a notebook: one element of HTML that changes, and stays when the notebook is saved."""
+
+    # Any: IPython is no dependency; where there is a notebook, there it is.
+    def __init__(self, display: Any, rounds: int, title: str) -> None:
+        self.rounds, self.title, self.began_s = rounds, title, time.monotonic()
+        self.first: int | None = None
+        self.sent: dict[int, int] = {}
+        self.shown = display.display(display.HTML(self.html(0, "starting")), display_id=True)
+        self.html_of = display.HTML
+
+    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        self.sent[row.round] = row.uplink_bits + row.downlink_bits
+        self.first = row.round if self.first is None else self.first
+        done = row.round + 1
+        left_s = (time.monotonic() - self.began_s) / (done - self.first) * (self.rounds - done)
+        left = f"about {seconds(left_s)} left" if done < self.rounds else f"{seconds(time.monotonic() - self.began_s)}"
+        state = f"{done}/{self.rounds}  {headline(means)}  {megabytes(sum(self.sent.values()))}  {left}"
+        self.shown.update(self.html_of(self.html(done, state)))
+
+    def html(self, done: int, state: str) -> str:
+        """The bar with `done` rounds behind it."""
+        return (
+            f'<div>{escape(self.title)} <progress value="{done}" max="{self.rounds}"></progress> '
+            f"<span>{escape(state)}</span></div>"
+        )
+
+
+# Any: IPython's module of that name.
+def notebook_display() -> Any:
+    """`IPython.display` where this process is a notebook's kernel, which has loaded it; None elsewhere."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return sys.modules.get("IPython.display") if type(shell).__name__ == "ZMQInteractiveShell" else None
+
+
 @contextmanager
-def following(rounds: int, title: str) -> Iterator[OnRound]:
-    """Show progress and log: a bar with the log above it, or a line each where there is no terminal.
+def following(rounds: int, title: str, show: Show = "all") -> Iterator[OnRound]:
+    """Show progress and log: a bar with the log above it, or a line each where there is no terminal and no notebook.
 
     Yields the function to call with every round.
     """
     console = Console()
+    if show == "nothing":
+        yield lambda row, means: None
+        return
+    if (display := notebook_display()) is not None:
+        with logging_to(StreamHandler(sys.stdout)):
+            yield NotebookBar(display, rounds, title)
+        return
     if not console.is_terminal:
         with logging_to(StreamHandler(sys.stdout)):
-            yield lambda row, means: print(line(row, means, rounds), flush=True)
+            yield lambda row, means: print(line(row, means, rounds), flush=True) if show == "all" else None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
     above = RichHandler(

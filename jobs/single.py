@@ -1,14 +1,16 @@
 """Run one experiment, or go on with one."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 from actors import session
 from actors.placement import nodes, place
 from jobs import console
+from jobs.console import Audience
 from rayfl.determinism import platform
 from rayfl.experiment.description import write_description
 from rayfl.experiment.experiment import Experiment, read, split_override
@@ -19,6 +21,7 @@ from rayfl.limits.json_files import MOST_BYTES, require_shallow
 from rayfl.limits.regular_files import read_text
 from rayfl.report.summary import summary
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.output_files import REPORT, require_replaceable
@@ -31,7 +34,9 @@ from rayfl.tree import flatten
 _LOG = getLogger("rayfl.jobs")
 
 
-def run(experiment: Experiment, output: Path | None = None, overwrite: bool = False) -> Path:
+def run(
+    experiment: Experiment, output: Path | None = None, overwrite: bool = False, audience: Audience | None = None
+) -> Path:
     """Run an experiment into a run directory and return it.
 
     `output`: the run directory; None: the next free one of the name under `experiment.output.directory`. ValueError,
@@ -44,7 +49,7 @@ def run(experiment: Experiment, output: Path | None = None, overwrite: bool = Fa
     with _placed(experiment, setup), new_run_directory(directory, overwrite):
         with writing(directory, "run it again"):
             write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
-        _play_and_report(experiment, setup, directory, files, here, resumed=False)
+        _play_and_report(experiment, setup, directory, files, here, audience, resumed=False)
     return directory
 
 
@@ -58,7 +63,7 @@ def resume(directory: Path, overrides: Sequence[str] = ()) -> Path:
     return go_on(before, resumable(before, overrides))
 
 
-def go_on(before: Run, experiment: Experiment) -> Path:
+def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
     """Go on with a run as `experiment`, which differs from it in nothing that decides its numbers.
 
     SettingsError, before anything is written, where that is impossible here, or would write to another place.
@@ -75,7 +80,7 @@ def go_on(before: Run, experiment: Experiment) -> Path:
             found = platform.with_kind(before.platform, here) if before.platform else here
             with writing(before.directory, f"go on with: {command}"):
                 write_description(before.directory, files, found)
-        _play_and_report(experiment, setup, before.directory, files, here, resumed=True)
+        _play_and_report(experiment, setup, before.directory, files, here, audience, resumed=True)
     return before.directory
 
 
@@ -144,12 +149,16 @@ def describe_again(before: Run, experiment: Experiment) -> None:
     write_description(before.directory, kept_files(experiment.as_dict()), before.platform or None)
 
 
-def resumable(before: Run, overrides: Sequence[str]) -> Experiment:
-    """The experiment of a run, changed by overrides. SettingsError where these would change what was done so far."""
+# Any: settings from Python.
+def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a run, changed by overrides, and by settings by their dotted keys.
+
+    SettingsError where these would change what was done so far.
+    """
     if of_sweep := [one for one in overrides if split_override(one)[0][0] == "sweep"]:
         raise SettingsError(f"{shown(of_sweep[0])} is no setting of a run; give it to: rayfl sweep")
     _require_whole_toml(before)
-    experiment = read(before.directory / "experiment.toml", overrides)
+    experiment = read(before.directory / "experiment.toml", overrides, settings)
     old, new = determining_settings(before.experiment), determining_settings(kept_files(experiment.as_dict()).table)
     for key in sorted(old.keys() | new.keys()):
         if names_file(key, old.get(key)) and old.get(key) != new.get(key):
@@ -239,11 +248,18 @@ def _play_and_report(
     directory: Path,
     files: KeptFiles,
     here: platform.Platform,
+    audience: Audience | None,
     resumed: bool,
 ) -> None:
-    with console.following(experiment.rounds, experiment.label or experiment.name) as on_round:
+    audience = audience or Audience()
+    with console.following(experiment.rounds, experiment.label or experiment.name, audience.show) as show:
         for what in experiment.in_memory:
-            _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed or swept")
+            _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
+
+        def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
+            show(row, means)
+            audience.on_round(row, means)
+
         if experiment.runtime.executor == "inline":
             with session.stoppable() as stopping, suppress(Stopped):
                 play_run(
@@ -254,10 +270,19 @@ def _play_and_report(
                     save_models=experiment.output.save_models,
                     checkpoints=experiment.checkpoint,
                     resumed=resumed,
-                    stopping=stopping,
+                    stopping=lambda: stopping() or audience.stopping(),
                 )
         else:
-            session.play_on_ray(experiment, setup, directory, on_round, resumed=resumed, files=files, driver=here)
+            session.play_on_ray(
+                experiment,
+                setup,
+                directory,
+                on_round,
+                resumed=resumed,
+                files=files,
+                driver=here,
+                stopping=audience.stopping,
+            )
     if experiment.output.report:
         _report(directory)
 

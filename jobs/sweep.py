@@ -20,6 +20,7 @@ from typing import Literal
 from actors import session
 from actors.errors import ClusterError
 from jobs import console
+from jobs.console import Audience
 from jobs.errors import described, one_line
 from jobs.exit_codes import FAILED, INTERRUPTED
 from jobs.single import describe_again, earlier_run, free_directory, go_on, run
@@ -34,7 +35,7 @@ from rayfl.report.summary import summary
 from rayfl.rounds.calls import ClientError
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.output_files import REPORT, require_replaceable
-from rayfl.run_directory.record import read_run, require_free
+from rayfl.run_directory.record import Run, read_run, require_free
 from rayfl.settings import SettingsError
 
 PAGE = "comparison.html"
@@ -52,40 +53,71 @@ class Outcome:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Swept:
+    """What became of a sweep: its directory, its combinations in their order, the page that compares what finished."""
+
+    directory: Path
+    outcomes: Sequence[Outcome]
+    page: Path | None
+
+    def with_status(self, *statuses: Status) -> list[Outcome]:
+        """The outcomes with one of these."""
+        return [outcome for outcome in self.outcomes if outcome.status in statuses]
+
+
 def sweep(
     combinations: Sequence[Combination], directory: Path | None = None, parallel: int = 1, overwrite: bool = False
 ) -> int:
     """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
 
-    0: all finished; 1: some failed; 130: a signal ended the sweep. SettingsError, before anything is written, where a
+    0: all finished; 1: some failed; 130: a signal ended the sweep. SettingsError as of `run_all`.
+    """
+    swept = run_all(combinations, directory, parallel, overwrite)
+    finished = swept.with_status("finished", "skipped")
+    rows = [
+        (
+            outcome.combination.title,
+            outcome.status,
+            summary(read_run(outcome.directory)) if outcome in finished else None,
+        )
+        for outcome in swept.outcomes
+    ]
+    console.sweep_result(combinations[0].experiment.name, rows, swept.directory, swept.page)
+    failed = swept.with_status("failed")
+    for outcome in failed:
+        print(one_line(f"rayfl: {outcome.combination.title} failed: {outcome.error}"), file=sys.stderr)
+    if len(finished) + len(failed) < len(combinations):
+        print(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
+        return INTERRUPTED
+    return FAILED if failed else 0
+
+
+def run_all(
+    combinations: Sequence[Combination],
+    directory: Path | None = None,
+    parallel: int = 1,
+    overwrite: bool = False,
+    audience: Audience | None = None,
+) -> Swept:
+    """Run all combinations into `directory` (None: the next free one), and compare what finished on a page.
+
+    `audience` follows each run that is not a process of its own. SettingsError, before anything is written, where a
     combination cannot run, or where another experiment lies, finished or not, unless `overwrite` is given.
     """
     if parallel < 1:
         raise SettingsError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
     directory = directory or free_directory(combinations[0].experiment)
-    waiting, outcomes = _validated(combinations, directory, overwrite)
+    waiting, outcomes = _validated(combinations, directory, parallel, overwrite)
     if waiting:
         with _session([one.experiment for one in waiting]) as on_ray:
-            outcomes += _run_all(waiting, directory, min(parallel, len(waiting)), on_ray, overwrite)
+            outcomes += _run_waiting(waiting, directory, min(parallel, len(waiting)), on_ray, overwrite, audience)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     finished = [outcome.directory for outcome in outcomes if outcome.status in ("finished", "skipped")]
     options = combinations[0].experiment.report
     page = _page(finished, directory, options, overwrite) if finished else None
-    rows = [
-        (outcome.combination.title, outcome.status, summary(read_run(path)))
-        if (path := outcome.directory) in finished
-        else (outcome.combination.title, outcome.status, None)
-        for outcome in outcomes
-    ]
-    console.sweep_result(combinations[0].experiment.name, rows, directory, page)
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    for outcome in failed:
-        print(one_line(f"rayfl: {outcome.combination.title} failed: {outcome.error}"), file=sys.stderr)
-    if len(finished) + len(failed) < len(combinations):
-        print(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {directory}")
-        return INTERRUPTED
-    return FAILED if failed else 0
+    return Swept(directory, outcomes, page)
 
 
 def _page(finished: Sequence[Path], directory: Path, options: ReportOptions, overwrite: bool) -> Path:
@@ -96,7 +128,7 @@ def _page(finished: Sequence[Path], directory: Path, options: ReportOptions, ove
 
 
 def _validated(
-    combinations: Sequence[Combination], directory: Path, overwrite: bool
+    combinations: Sequence[Combination], directory: Path, parallel: int, overwrite: bool
 ) -> tuple[list[Combination], list[Outcome]]:
     """The combinations to run, and the outcomes of those that finished before."""
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
@@ -113,6 +145,7 @@ def _validated(
             found = None if overwrite else earlier_run(place, one.experiment)
             if found is None:
                 require_free(place, overwrite)
+            _require_names(one.experiment, found, parallel)
         except ValueError as error:
             raise SettingsError(f"{one.title}: {error}") from None
         if found is not None and found.finished:
@@ -120,6 +153,21 @@ def _validated(
         else:
             waiting.append(one)
     return waiting, skipped
+
+
+def _require_names(experiment: Experiment, found: Run | None, parallel: int) -> None:
+    """SettingsError where something from Python that has no name would have to be known by it."""
+    for what in experiment.in_memory:
+        if parallel > 1:
+            raise SettingsError(
+                f"{what} was given from Python and cannot be imported, so no other process can run it: put it into a "
+                "file or a module, or run one at a time"
+            )
+        if found is not None:
+            raise SettingsError(
+                f"{what} was given from Python and cannot be imported, so nobody can tell whether the run in "
+                f"{found.directory} is of the same: name another directory, or overwrite it"
+            )
 
 
 @contextmanager
@@ -133,12 +181,17 @@ def _session(experiments: Sequence[Experiment]) -> Iterator[bool]:
         yield bool(runtimes)
 
 
-def _run_all(
-    waiting: Sequence[Combination], directory: Path, parallel: int, on_ray: bool, overwrite: bool
+def _run_waiting(
+    waiting: Sequence[Combination],
+    directory: Path,
+    parallel: int,
+    on_ray: bool,
+    overwrite: bool,
+    audience: Audience | None,
 ) -> list[Outcome]:
     experiments = {one.directory: _sharing(one, parallel) for one in waiting}
     if parallel == 1:
-        return list(_one_by_one(waiting, directory, overwrite))
+        return list(_one_by_one(waiting, directory, overwrite, audience or Audience()))
     address = session.address() if on_ray else None
     return _Processes(directory, experiments, address, overwrite).run(waiting, parallel)
 
@@ -153,26 +206,29 @@ def _sharing(one: Combination, parallel: int) -> Experiment:
         raise SettingsError(f"{one.title}: {error}") from None
 
 
-def _one_by_one(waiting: Sequence[Combination], directory: Path, overwrite: bool) -> Iterator[Outcome]:
+def _one_by_one(
+    waiting: Sequence[Combination], directory: Path, overwrite: bool, audience: Audience
+) -> Iterator[Outcome]:
     """Run one combination after another. A signal ends the one under way, and no later one is begun."""
     with session.stoppable() as stopping:
         for number, one in enumerate(waiting):
-            print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
-            outcome = _attempt(one, directory / one.directory, overwrite)
+            if audience.show == "all":
+                print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
+            outcome = _attempt(one, directory / one.directory, overwrite, audience)
             yield outcome
             # A signal may come too late to keep the run from its last round.
             if outcome.status == "stopped" or stopping():
                 return
 
 
-def _attempt(one: Combination, directory: Path, overwrite: bool) -> Outcome:
+def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audience) -> Outcome:
     """Run one combination, or go on with its unfinished run. An error becomes its outcome and stops no other run."""
     try:
         before = None if overwrite else earlier_run(directory, one.experiment)
         if before is not None:
-            go_on(before, one.experiment)
+            go_on(before, one.experiment, audience)
         else:
-            run(one.experiment, directory, overwrite=overwrite)
+            run(one.experiment, directory, overwrite, audience)
     except (ClientError, ClusterError, OSError) as error:
         return Outcome(one, directory, "failed", str(error))
     except Exception as error:  # noqa: BLE001 (a mistake of ours in one run must not cost the others)
@@ -258,9 +314,9 @@ class _Processes:
         before = None if self.overwrite else earlier_run(directory, experiment)
         if before is not None:
             describe_again(before, experiment)
-            return [sys.executable, "-m", "jobs.cli", "resume", str(directory)]
+            return [sys.executable, "-m", "rayfl", "resume", str(directory)]
         file.write_text(toml.dumps(absolute(experiment.as_dict())), encoding="utf-8")
-        command = [sys.executable, "-m", "jobs.run", str(file), "--output", str(directory)]
+        command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory)]
         return command + ["--overwrite"] * self.overwrite
 
     def _environment(self) -> dict[str, str]:

@@ -1,3 +1,49 @@
-"""rayfl: federated-learning experiments as pure functions; `actors` runs them on Ray, `jobs` starts them."""
+"""rayfl: federated-learning experiments as pure functions; `actors` runs them on Ray, `jobs` starts them.
+
+From Python: `rayfl.run`, `rayfl.stream`, `rayfl.resume`, `rayfl.sweep`, `rayfl.load`, `rayfl.Experiment`. Each is
+imported when it is first asked for: importing rayfl alone imports nothing of torch, Ray or the layers above.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jobs.from_python import resume, run, stream, sweep
+    from rayfl.experiment.experiment import Experiment
+    from rayfl.report.results import load
+
+__all__ = ["Experiment", "__version__", "load", "resume", "run", "stream", "sweep"]
+
+_PLACES = {
+    "Experiment": "rayfl.experiment.experiment",
+    "load": "rayfl.report.results",
+    "resume": "jobs.from_python",
+    "run": "jobs.from_python",
+    "stream": "jobs.from_python",
+    "sweep": "jobs.from_python",
+}
+"""Where what a program asks rayfl for is defined."""
+
+
+# Any: a function or a class.
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'rayfl' has no attribute {name!r}")
+    from importlib import import_module
+
+    from rayfl.determinism.process import prepare_process, warn_if_late
+
+    warn_if_late()
+    prepare_process()
+    if _PLACES[name].startswith("jobs."):
+        from rayfl.own_packages import claim
+
+        claim("jobs")
+    found = getattr(import_module(_PLACES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,6 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import click
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -96,9 +95,15 @@ def test_every_import_of_the_tests_is_declared_in_the_test_extra() -> None:
     assert undeclared(("tests",), [*DEPENDENCIES, *EXTRAS["test"]]) == set()
 
 
-def test_the_command_is_a_click_command() -> None:
+def test_the_command_is_rayfls_own_whatever_else_is_called_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jobs import cli
+
+    called = []
+    monkeypatch.setattr(cli, "main", lambda **options: called.append(options))
     module, _, attribute = PROJECT["scripts"]["rayfl"].partition(":")
-    assert isinstance(getattr(importlib.import_module(module), attribute), click.Command)
+    assert module.partition(".")[0] == "rayfl"
+    getattr(importlib.import_module(module), attribute)()
+    assert called == [{"prog_name": "rayfl"}]
 
 
 def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
@@ -124,4 +129,4 @@ def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
     }
     assert {name for name in packed if ".dist-info/" not in name} == present
     assert f"rayfl-{rayfl.__version__}.dist-info/licenses/LICENSE" in packed
-    assert "rayfl = jobs.cli:main" in scripts
+    assert "rayfl = rayfl.__main__:main" in scripts

@@ -8,6 +8,8 @@ they are used for the first time.
 import ctypes
 import os
 import platform
+import sys
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -80,6 +82,18 @@ def prepare_process(instruction_set: InstructionSet = "native") -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TOP_PAD, 64 << 20)
+
+
+def warn_if_late() -> None:
+    """Warn where numpy is loaded already and may use instructions above AVX2, which no other process of rayfl uses."""
+    prepared = all(os.environ.get(name) == value for name, value in _NUMPY_AT_AVX2.items())
+    above = any(one.startswith("avx512") for one in processor()[1])
+    if "numpy" in sys.modules and above and not prepared:
+        warnings.warn(
+            "numpy was imported before rayfl was used, so the bits of this process may not be those of `rayfl run`: "
+            "begin with `from rayfl import run, load`, or what is needed of it",
+            stacklevel=3,
+        )
 
 
 def hide_gpus() -> None:

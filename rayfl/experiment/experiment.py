@@ -232,13 +232,16 @@ class Experiment(Settings):
         return self.model_dump(mode="json")
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings).
+# Any: settings from Python.
+def read(path: Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings), and
+    with settings by their dotted keys.
 
     A `[sweep]` table is left out: this is the experiment that the sweep varies (`sweep.read_sweep` reads all).
     """
     table = read_table(path, overrides)
     table.pop("sweep", None)
+    put_all(table, settings or {})
     return Experiment(**table)
 
 
@@ -312,15 +315,31 @@ def split_override(text: str) -> tuple[list[str], str]:
     return path, value
 
 
+# Any: a TOML table, and settings from Python.
+def put_all(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Put settings into a table, by their dotted keys. SettingsError where a key leads through what is no table."""
+    for key, value in settings.items():
+        put(table, key.split("."), copied(value), key)
+
+
+# Any: a table, or a value of one.
+def copied(value: Any) -> Any:
+    """Tables and lists that may be changed; what is in them, such as an object from Python, is the same."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list) else value
+
+
 # Any: a TOML table, and a value of it.
 def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> None:
-    """Set a value inside nested tables, making those that are missing; a bare name on the way becomes a table.
+    """Set a value inside nested tables, making those that are missing; a bare name or class on the way becomes a
+    table.
 
     SettingsError, which quotes `said`, where the path leads through anything else.
     """
     for part in path[:-1]:
         inner = table.setdefault(part, {})
-        if isinstance(inner, str):
+        if isinstance(inner, str) or callable(inner):
             inner = table[part] = {"name": inner}
         if not isinstance(inner, dict):
             raise SettingsError(f"{said!r} is not an override: {part} is {shown(inner)}, which has no keys")

@@ -9,7 +9,6 @@ Combinations come in the order of the table, the last key changing fastest. An i
 which is what legends and directories then call it.
 """
 
-import copy
 import hashlib
 import itertools
 import math
@@ -21,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from rayfl import plugins
-from rayfl.experiment.experiment import Experiment, override, put, read_table, split_override
+from rayfl.choices import Choice
+from rayfl.experiment.experiment import Experiment, copied, override, put, read_table, split_override
+from rayfl.methods.base import Method
 from rayfl.settings import SettingsError, shown
 
 _LONGEST_NAME = 120
@@ -55,19 +56,32 @@ def read_tables(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], d
 
     Overrides of `sweep.KEY` change the sweep; one of a swept key takes that key out of the sweep.
     """
-    of_sweep = [one for one in overrides if split_override(one)[0][0] == "sweep"]
-    table = read_table(file, [one for one in overrides if one not in of_sweep])
+    return take_lists(read_table(file, [one for one in overrides if not is_of_sweep(one)]), overrides)
+
+
+# Any: a table of settings.
+def take_lists(
+    table: dict[str, Any], overrides: Sequence[str], given: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
+    """What `read_tables` returns, for a table that has the other overrides already; `given`: dotted keys that were
+    overridden otherwise."""
+    of_sweep = [one for one in overrides if is_of_sweep(one)]
     if "sweep" not in table and not of_sweep:
         return table, None
-    lists = _flat(table.pop("sweep"), ()) if "sweep" in table else {}
-    given = {".".join(split_override(one)[0]) for one in overrides}
-    lists = {key: values for key, values in lists.items() if key not in given}
+    lists = swept_lists(table.pop("sweep")) if "sweep" in table else {}
+    overridden = {".".join(split_override(one)[0]) for one in overrides} | set(given)
+    lists = {key: values for key, values in lists.items() if key not in overridden}
     for one in of_sweep:
         # By themselves, since keys of the sweep may begin alike: method and method.lr.
         alone: dict[str, Any] = {}
         override(alone, one)
-        lists |= _flat(alone["sweep"], ())
+        lists |= swept_lists(alone["sweep"])
     return table, lists
+
+
+def is_of_sweep(text: str) -> bool:
+    """Whether an override is one of the `[sweep]` table."""
+    return split_override(text)[0][0] == "sweep"
 
 
 def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:
@@ -76,8 +90,15 @@ def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] |
     SettingsError for a `[sweep]` table that is none, and for a combination that is no experiment, which is named.
     """
     table, lists = read_tables(file, overrides)
-    if lists is None:
-        return None
+    return None if lists is None else combine(table, lists, overrides)
+
+
+# Any: tables of a file, or from Python.
+def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Sequence[str] = ()) -> list[Combination]:
+    """All combinations of swept lists by dotted key, validated; overrides inside what is swept are put in again.
+
+    SettingsError for a combination that is no experiment, which is named, and where there are too many.
+    """
     _require_few(lists)
     inside = [one for one in overrides if _is_inside(".".join(split_override(one)[0]), lists)]
     found = [_combination(table, items, inside) for items in itertools.product(*_items(lists))]
@@ -98,11 +119,14 @@ def _require_few(lists: Mapping[str, Sequence[object]]) -> None:
 
 
 # Any: tables and values of a file.
-def _flat(value: Any, path: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Lists by their dotted keys, however the keys were nested. SettingsError for anything but filled lists."""
+def swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """The lists of a `[sweep]` table by their dotted keys, however these were nested.
+
+    SettingsError for anything but filled lists.
+    """
     key = ".".join(("sweep", *path))
     if isinstance(value, Mapping):
-        return {name: found for part in value for name, found in _flat(value[part], (*path, part)).items()}
+        return {name: found for part in value for name, found in swept_lists(value[part], (*path, part)).items()}
     if not path or not isinstance(value, list) or not value:
         wanted = "a list of at least one value" if path else 'a table of lists, such as {"seed" = [0, 1, 2]}'
         raise SettingsError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
@@ -115,7 +139,7 @@ def _is_inside(key: str, lists: Mapping[str, object]) -> bool:
 
 def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
     """The items of every key. A name or a table is called by itself where only one key has such, else key=value."""
-    named = [key for key, values in lists.items() if any(isinstance(value, str | Mapping) for value in values)]
+    named = [key for key, values in lists.items() if any(_has_name(value) for value in values)]
     last = [key.rpartition(".")[2] for key in lists]
     found = []
     for key, values in lists.items():
@@ -127,7 +151,7 @@ def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
 
 def _item(key: str, value: Any, prefix: str) -> _Item:
     if not isinstance(value, Mapping):
-        return _Item(key, value, f"{prefix if prefix or not isinstance(value, str) else ''}{described(value)}")
+        return _Item(key, value, f"{prefix}{described(value)}")
     value = dict(value)
     label = value.pop("label", None)
     if label is not None and (not isinstance(label, str) or not label.strip()):
@@ -135,9 +159,19 @@ def _item(key: str, value: Any, prefix: str) -> _Item:
     return _Item(key, value, label or f"{prefix}{described(value)}")
 
 
-# Any: a TOML value.
+# Any: a TOML value, or an object from Python.
+def _has_name(value: Any) -> bool:
+    """Whether a value says by itself which setting it is of: a name, a table, a class, an object that settings make."""
+    return isinstance(value, str | Mapping | Choice | Method) or callable(value)
+
+
+# Any: a TOML value, or an object from Python.
 def described(value: Any) -> str:
-    """A value in few words: 0.1, "fp16", topk(keep_ratio=0.1), feedback(topk(keep_ratio=0.1))."""
+    """A value in few words: 0.1, "fp16", topk(keep_ratio=0.1), feedback(topk(keep_ratio=0.1)), MyNet."""
+    if isinstance(value, Choice):
+        return described({key: inner for key, inner in value.to_table().items() if inner is not None})
+    if isinstance(value, Method) or callable(value):
+        return getattr(value, "__name__", type(value).__name__)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -160,12 +194,12 @@ def _is_named(value: Any) -> bool:
 
 
 def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Sequence[str]) -> Combination:
-    own: dict[str, Any] = copy.deepcopy(dict(table))
+    own: dict[str, Any] = copied(table)
     title = ", ".join(item.words for item in items) or own["name"]
     label = ", ".join(item.words for item in items if item.key != _SEED)
     try:
         for item in items:
-            put(own, item.key.split("."), copy.deepcopy(item.value), item.key)
+            put(own, item.key.split("."), copied(item.value), item.key)
         for one in inside:
             override(own, one)
         if label and all(item.key != "label" for item in items):

@@ -23,8 +23,8 @@ from typing import Self
 
 import pyarrow as pa
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rayfl.limits import json_files
@@ -359,13 +359,15 @@ def save_model(directory: Path, name: str, tree: Mapping[str, Tensor]) -> Path:
     return path
 
 
-def load_model(directory: Path, name: str) -> dict[str, Tensor]:
-    """The tree that `save_model` wrote under `name`. SettingsError if there is none."""
+def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, Tensor]:
+    """The tree that `save_model` wrote under `name`; of that only what begins with `prefix`. SettingsError if there is
+    none."""
     path = directory / "models" / f"{name}.safetensors"
     if not path.is_file():
         raise SettingsError(f"{path} does not exist: the run has saved no model of that name")
     try:
         require_regular(path)
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise SettingsError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None

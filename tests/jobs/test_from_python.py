@@ -70,7 +70,7 @@ def test_what_cannot_be_imported_runs_and_says_so(tmp_path: Path, caplog: pytest
     data = Arrays(GENERATOR.integers(0, 256, (40, 8, 8), dtype=np.uint8), np.arange(40) % 2)
     run(experiment(model=Local, data=data, output={"report": True}), tmp_path / "run")
     first, second = [record.message for record in caplog.records if "cannot be resumed" in record.message]
-    words = "was given from Python and cannot be imported: this run cannot be resumed or swept"
+    words = "was given from Python and cannot be imported: this run cannot be resumed"
     assert first == f"data of 40 arrays {words}" and second.endswith(f"Local {words}")
     assert read_run(tmp_path / "run").finished
     with pytest.raises(SettingsError, match=r"data of 40 arrays was given from Python and cannot be imported, so only"):

@@ -1,0 +1,274 @@
+"""rayfl from Python, as `rayfl.run` and so on: what the commands do, without their printed tables and exit codes.
+
+An experiment is given as a path of its TOML file, as an `Experiment`, or by keyword arguments alone, which are the
+tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`, classes and objects where a file
+has a name. Beside a path or an `Experiment` they take the place of its settings, as do overrides ("method.lr=0.1", as
+on the command line); `**{"method.lr": 0.1}` is the same override with a value of Python's.
+
+A mistake raises `rayfl.settings.SettingsError`, a ValueError, with one sentence; an error in a client's code
+`rayfl.rounds.calls.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
+`rayfl.run_directory.atomic_files.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and at a
+second time at once; it can be resumed.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from logging import getLogger
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from jobs import single
+from jobs.console import Audience, Show
+from jobs.sweep import run_all
+from rayfl.experiment.experiment import Experiment, override, put_all, read_table
+from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
+from rayfl.plugins import is_in_memory
+from rayfl.report.results import RunResults, SweepResults, load
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.record import read_run
+from rayfl.settings import SettingsError, shown
+
+Given = str | Path | Experiment | None
+"""A file, an experiment, or nothing but settings."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round as it ends. A run that went back to its last checkpoint reports some rounds again, with the same values.
+
+    round: from 0 on; planned: rounds of the whole run; metrics: the round's own values by name, such as
+    "own/accuracy", a mean over clients; {} in a round without evaluation. Bits are of all clients, `simulated_s` is the
+    round's duration on the simulated clock and `wall_s` the real one.
+    """
+
+    round: int
+    planned: int
+    metrics: Mapping[str, float]
+    selected: int
+    delivered: int
+    uplink_bits: int
+    downlink_bits: int
+    simulated_s: float
+    wall_s: float
+
+
+class SweepFailed(RuntimeError):
+    """Some runs of a sweep failed. `errors`: the sentence of each by its title; `directory`: where the others lie."""
+
+    def __init__(self, message: str, errors: Mapping[str, str], directory: Path) -> None:
+        super().__init__(message, errors, directory)
+        self.errors, self.directory = errors, directory
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+# Any: settings as in an experiment file, and objects from Python.
+def run(
+    experiment: Given = None,
+    *overrides: str,
+    directory: str | Path | None = None,
+    overwrite: bool = False,
+    on_round: Callable[[Round], object] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> RunResults:
+    """Run an experiment and return its results; they are unfinished where it was interrupted.
+
+    directory: the run directory, by default the next free one of the experiment's name in its `output.directory`;
+    `overwrite` replaces the run in it. on_round: called with every round as it ends; where it raises, the run ends with
+    that exception, and can be resumed. progress: a bar in a terminal or a notebook, and a line a round elsewhere.
+    Errors: see the module; SettingsError before anything is written.
+    """
+    chosen = _experiment(experiment, overrides, settings)
+    audience = _audience(chosen.rounds, "all" if progress else "nothing", on_round)
+    return RunResults(read_run(single.run(chosen, _path(directory), overwrite, audience)), chosen)
+
+
+# Any: settings.
+def resume(
+    directory: str | Path,
+    *overrides: str,
+    on_round: Callable[[Round], object] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> RunResults:
+    """Go on with the run in `directory` where it was cut, or with more `rounds`: the same bits as without the cut.
+
+    Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
+    SettingsError for anything else, and where this machine computes other bits, unless `runtime.mixed` is set.
+    """
+    before = read_run(Path(directory))
+    chosen = single.resumable(before, overrides, settings)
+    single.go_on(before, chosen, _audience(chosen.rounds, "all" if progress else "nothing", on_round))
+    return RunResults(read_run(before.directory), chosen)
+
+
+# Any: settings as in an experiment file, and objects from Python.
+def sweep(
+    experiment: Given = None,
+    *overrides: str,
+    directory: str | Path | None = None,
+    parallel: int = 1,
+    overwrite: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> SweepResults:
+    """Run all combinations of a sweep and return their results; where it was interrupted, of those that were begun.
+
+    The setting `sweep` is the file's `[sweep]` table: `sweep={"seed": [1, 2], "method.lr": [0.01, 0.1]}`; of a file's,
+    another setting of a swept key takes that key out. What finished in `directory` before is not run again. parallel:
+    runs at once, each a process of its own. SweepFailed, at the end, where a run failed; otherwise as `run`.
+    """
+    swept = run_all(
+        _combinations(experiment, overrides, settings),
+        _path(directory),
+        parallel,
+        overwrite,
+        Audience("all" if progress else "nothing"),
+    )
+    if failed := swept.with_status("failed"):
+        errors = {outcome.combination.title: outcome.error for outcome in failed}
+        title, error = next(iter(errors.items()))
+        raise SweepFailed(
+            f"{len(failed)} of {len(swept.outcomes)} runs failed, the first with: {title}: {error}; what finished is "
+            f"in {swept.directory}",
+            errors,
+            swept.directory,
+        )
+    found = load(swept.directory)
+    assert isinstance(found, SweepResults), "a sweep's directory holds runs"
+    return found
+
+
+# Any: settings as in an experiment file, and objects from Python.
+def stream(
+    experiment: Given = None,
+    *overrides: str,
+    directory: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> "Stream":
+    """A run whose rounds a loop takes as they end: `for round in rayfl.stream(...)`. Arguments as of `run`.
+
+    progress: a bar in a terminal or a notebook, and nothing elsewhere, where the loop may print. The run begins with
+    the loop, goes on while the loop's body works, and ends after its round where the loop is left early; then it can be
+    resumed. Its errors are raised by the loop, mistakes in the settings at once.
+    """
+    chosen = _experiment(experiment, overrides, settings)
+
+    def play(audience: Audience) -> Path:
+        return single.run(chosen, _path(directory), overwrite, audience)
+
+    return Stream(chosen, play, "bar" if progress else "nothing")
+
+
+class Stream:
+    """A run as an iterable of its rounds, once. `results` are there when the loop is over."""
+
+    def __init__(self, experiment: Experiment, play: Callable[[Audience], Path], show: Show) -> None:
+        self.experiment = experiment
+        self._play = play
+        self._show: Show = show
+        self._begun = False
+        self._directory: Path | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def results(self) -> RunResults:
+        """The run's results. SettingsError before the loop is over, and where the run failed."""
+        if self._directory is None:
+            raise SettingsError("this stream has no results: loop over its rounds first")
+        return RunResults(read_run(self._directory), self.experiment)
+
+    def __iter__(self) -> Iterator[Round]:
+        if self._begun:
+            raise SettingsError("the rounds of a stream come once: call rayfl.stream again for another run")
+        self._begun = True
+        rounds: SimpleQueue[Round | None] = SimpleQueue()
+        left = threading.Event()
+        audience = _audience(self.experiment.rounds, self._show, rounds.put, left.is_set)
+        # Not a daemon: a program that ends meanwhile waits for the round under way, which a checkpoint follows.
+        # In this context, by which a notebook knows the cell that a bar belongs to.
+        thread = threading.Thread(target=copy_context().run, args=(self._run, audience, rounds), name="rayfl.stream")
+        thread.start()
+        try:
+            while (found := rounds.get()) is not None:
+                yield found
+        finally:
+            left.set()
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, audience: Audience, rounds: "SimpleQueue[Round | None]") -> None:
+        try:
+            self._directory = self._play(audience)
+        except BaseException as error:  # noqa: BLE001 (it is raised in the loop's thread)
+            self._error = error
+            if audience.stopping():
+                getLogger("rayfl").warning("the run that the loop left has failed: %s", error)
+        finally:
+            rounds.put(None)
+
+
+def _audience(
+    planned: int,
+    show: Show,
+    on_round: Callable[[Round], object] | None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Audience:
+    def told(row: RoundRow, means: Mapping[str, float]) -> None:
+        if on_round is not None:
+            on_round(Round(**row._asdict(), planned=planned, metrics=dict(means)))
+
+    return Audience(show, told, stopping)
+
+
+def _path(directory: str | Path | None) -> Path | None:
+    return None if directory is None else Path(directory)
+
+
+def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
+    """The one experiment that the arguments describe. SettingsError where they describe a sweep, or none."""
+    if isinstance(given, Experiment) and not overrides and not settings:
+        return given
+    table, lists = take_lists(_table(given, overrides, settings), overrides)
+    if lists is not None:
+        raise SettingsError("this is a sweep, of several experiments: give it to rayfl.sweep")
+    return Experiment(**table)
+
+
+def _combinations(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> list[Combination]:
+    """The combinations of a sweep. SettingsError where the arguments describe none."""
+    # A swept list that the call itself gives stays, whatever else it says of the same setting.
+    given_alone = [] if "sweep" in settings else list(settings)
+    table, lists = take_lists(_table(given, overrides, settings), overrides, given_alone)
+    if lists is None:
+        raise SettingsError('nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run')
+    return combine({"name": "experiment", **table}, lists, overrides)
+
+
+# Any: a table of settings.
+def _table(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings as a table; what the overrides say of `sweep` is left out."""
+    if isinstance(given, str | Path):
+        table = read_table(Path(given))
+    elif isinstance(given, Experiment):
+        # What has no name stays the object.
+        plain = given.as_dict()
+        unnamed = {key for key, one in plain.items() if isinstance(one, dict) and is_in_memory(one.get("name"))}
+        table = {key: getattr(given, key) if key in unnamed else value for key, value in plain.items()}
+    elif given is None:
+        table = {}
+    else:
+        raise SettingsError(f"{shown(given)} is no experiment: give the path of a file, an Experiment, or keywords")
+    for one in overrides:
+        if not is_of_sweep(one):
+            override(table, one)
+    put_all(table, settings)
+    return table

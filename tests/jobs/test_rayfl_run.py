@@ -1,0 +1,303 @@
+"""`rayfl.run`, `stream`, `resume`, `sweep`, `load`: the command's bits, as Python objects; mistakes as exceptions."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import rayfl
+from jobs import console
+from jobs.from_python import SweepFailed
+from rayfl.methods.fedavg import FedAvg
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.record import load_model
+from rayfl.settings import SettingsError
+from tests.actors.toys import assert_same_run
+from tests.jobs.commands import rayfl as command
+
+# Any: pandas has types of its own for every cell.
+API: Any = rayfl
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "data": "digits",
+    "partition": {"name": "dirichlet-client", "alpha": 0.5},
+    "clients": {"count": 4, "per_round": 2},
+    "model": "logistic",
+    "method": {"name": "ditto", "lr": 0.1},
+    "runtime": {"executor": "inline"},
+    "output": {"report": False},
+}
+FILE = """
+rounds = 3
+data = "digits"
+partition = {name = "dirichlet-client", alpha = 0.5}
+clients = {count = 4, per_round = 2}
+model = "logistic"
+method = {name = "ditto", lr = 0.1}
+output = {report = false}
+"""
+
+
+class Failing(FedAvg):
+    """A method that fails at a learning rate above 1."""
+
+    paper = "None"
+
+    def begin(self, state: Any, received: Any, ctx: Any) -> Any:
+        if self.hyper.lr > 1:
+            raise RuntimeError("too fast")
+        return super().begin(state, received, ctx)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of Ditto: 3 rounds, 2 of 4 clients in each."""
+    return API.run(directory=tmp_path_factory.mktemp("played") / "run", progress=False, **SETTINGS)
+
+
+def test_keywords_a_file_overrides_an_experiment_and_a_stream_are_one_run(played: Any, tmp_path: Path):
+    (tmp_path / "x.toml").write_text(FILE, encoding="utf-8")
+    assert command("run", tmp_path / "x.toml", "--inline", "--output", tmp_path / "command").exit_code == 0
+    rounds: list[Any] = []
+    # Settings of each kind, which give what the file has.
+    given = {"method.lr": 0.1, "clients": {"count": 4, "per_round": 2}}
+    API.run(
+        tmp_path / "x.toml",
+        "runtime.executor=inline",
+        "method.lr=0.3",
+        directory=tmp_path / "file",
+        on_round=rounds.append,
+        progress=False,
+        **given,
+    )
+    changed = API.Experiment(**{**SETTINGS, "rounds": 2})
+    stream = API.stream(changed, directory=str(tmp_path / "stream"), progress=False, rounds=3)
+    assert list(stream) == [pytest.approx(one) for one in stream_without_time(rounds, stream.results)]
+    for other in ("command", "file", "stream"):
+        assert_same_bits(played.directory, tmp_path / other, tmp_path)
+
+
+def stream_without_time(rounds: list[Any], results: Any) -> list[Any]:
+    """The rounds with the real times of another run."""
+    times = results.rounds["wall_s"].tolist()
+    return [type(one)(**{**vars(one), "wall_s": time}) for one, time in zip(rounds, times, strict=True)]
+
+
+def assert_same_bits(a: Path, b: Path, folder: Path) -> None:
+    """Two finished runs are the same; compared are copies, which `assert_same_run` may change."""
+    for name, directory in (("a", a), ("b", b)):
+        shutil.copytree(directory, folder / "compared" / name)
+    assert_same_run(folder / "compared" / "a", folder / "compared" / "b")
+    shutil.rmtree(folder / "compared")
+
+
+def test_a_loop_that_is_left_early_leaves_a_run_that_can_go_on(tmp_path: Path):
+    stream = API.stream(directory=tmp_path / "run", progress=False, **{**SETTINGS, "rounds": 40})
+    for one in stream:
+        assert one.round == 0 and one.planned == 40 and 0 < one.metrics["own/accuracy"] < 1
+        break
+    found = stream.results
+    assert not found.finished and 1 <= len(found.rounds) < 40
+    assert (found.directory / "checkpoints" / f"{len(found.rounds):08}").is_dir()
+    with pytest.raises(SettingsError, match=r"^the rounds of a stream come once"):
+        next(iter(stream))
+    assert "rayfl.resume" in stream.results._repr_html_()
+
+
+def test_a_callback_that_raises_ends_the_run_and_it_is_resumed(played: Any, tmp_path: Path):
+    def stop(one: Any) -> None:
+        if one.round == 1:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        API.run(directory=tmp_path / "run", on_round=stop, progress=False, **{**SETTINGS, "checkpoint": {"every": 1}})
+    assert not API.load(tmp_path / "run").finished
+    resumed = API.resume(tmp_path / "run", progress=False)
+    assert resumed.finished
+    assert_same_bits(played.directory, tmp_path / "run", tmp_path)
+    with pytest.raises(SettingsError, match=r"^a resumed run keeps its method.lr=0.1; start a new run"):
+        API.resume(tmp_path / "run", **{"method.lr": 0.2})
+    assert len(API.resume(tmp_path / "run", "rounds=5", progress=False).rounds) == 5
+
+
+def test_tables_are_data_frames_of_what_was_recorded(played: Any):
+    for name in ("rounds", "clients", "metrics"):
+        frame, table = getattr(played, name), getattr(played.arrow, name)
+        assert list(frame.columns) == table.column_names and len(frame) == table.num_rows > 0
+    assert played.metrics.client.isna().any() and played.metrics.client.dropna().between(0, 3).all()
+    own = played.frame["own/accuracy"]
+    assert own.iloc[-1] == played.summary["final"]["own/accuracy"]
+    bits = played.rounds.uplink_bits.sum() + played.rounds.downlink_bits.sum()
+    assert played.frame.total_megabytes.iloc[-1] == pytest.approx(bits / 8e6)
+    assert played.frame.total_simulated_s.tolist() == pytest.approx(played.rounds.simulated_s.cumsum().tolist())
+    again = API.load(str(played.directory))
+    assert type(again).__name__ == "RunResults"
+    pd.testing.assert_frame_equal(again.frame, played.frame)
+    assert again.finished and repr(again) == f"<run of 3 rounds in {played.directory}>"
+    shown = again._repr_html_()
+    assert str(played.directory) in shown and "own/accuracy" in shown and "rayfl.resume" not in shown
+
+
+def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
+    results = API.load(played.directory)
+    assert type(results).__name__ == "RunResults" and results.model_names == ["global", "personal"]
+    before = torch.get_rng_state()
+    model = results.model()
+    assert torch.equal(torch.get_rng_state(), before) and not model.training
+    dataset = API.Experiment(**SETTINGS).data.load()
+    with torch.no_grad():
+        right = model(dataset.prepare(dataset.test.inputs)).argmax(1).numpy() == dataset.test.labels
+    assert right.mean() == pytest.approx(results.summary["final"]["pooled/accuracy"])
+    client = int(results.clients.client.iloc[0])
+    personal = results.personal_model(client).state_dict()
+    written = load_model(results.directory, "personal")
+    assert personal and all(torch.equal(tensor, written[f"{client}/{name}"]) for name, tensor in personal.items())
+    with pytest.raises(
+        SettingsError, match=r"^client 9 has no model of its own in .*: those that have one are [\d, to]+$"
+    ):
+        results.personal_model(9)
+
+
+def test_a_model_of_a_class_without_a_name_is_built_where_the_class_is(tmp_path: Path):
+    class Local(torch.nn.Sequential):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
+
+    given = {**SETTINGS, "rounds": 1, "model": Local, "method": FedAvg(lr=0.1)}
+    results = API.run(directory=tmp_path / "run", progress=False, **given)
+    assert isinstance(results.model(), Local)
+    again = API.load(results.directory)
+    assert type(again).__name__ == "RunResults"
+    with pytest.raises(SettingsError, match=r"Local was given from Python and cannot be imported"):
+        again.model()
+    with pytest.raises(SettingsError, match=r"personal.safetensors does not exist"):
+        again.personal_model(0)
+
+
+def test_a_plot_shows_the_values(played: Any):
+    axes = played.plot("own/accuracy", against="total_megabytes")
+    (line,) = axes.get_lines()
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), played.frame["own/accuracy"])
+    np.testing.assert_allclose(np.asarray(line.get_xdata()), played.frame["total_megabytes"])
+    assert axes.get_ylabel() == "Own test data, after the exchange"
+    with pytest.raises(SettingsError, match=r"^no metric 'own/acuracy' was recorded: did you mean 'own/accuracy'\?$"):
+        played.plot("own/acuracy")
+    with pytest.raises(SettingsError, match=r"^against='bytes' is not allowed; it must be one of round, total_"):
+        played.plot("own/accuracy", against="bytes")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
+    given = {**SETTINGS, "rounds": 2, "sweep": {"seed": [1, 2], "method": ["local", FedAvg]}}
+    found = API.sweep(directory=tmp_path / "sweep", progress=False, **given)
+    assert (
+        type(found).__name__ == "SweepResults"
+        and len(found) == 4
+        and (tmp_path / "sweep" / "comparison.html").is_file()
+    )
+    assert found.settings[["seed", "method.name"]].values.tolist() == [
+        [1, "fedavg"],
+        [1, "local"],
+        [2, "fedavg"],
+        [2, "local"],
+    ]
+    assert len(found.frame) == 8 and {"run", "seed", "method.name", "round", "own/accuracy"} <= set(found.frame.columns)
+    of_one = found.frame[(found.frame.seed == 2) & (found.frame["method.name"] == "fedavg")]
+    assert of_one["own/accuracy"].tolist() == found.runs[2].frame["own/accuracy"].tolist()
+    assert found.summary["own/accuracy"].tolist() == [one.summary["final"]["own/accuracy"] for one in found.runs]
+    lines = found.plot("own/accuracy").get_lines()
+    means = found.frame.groupby(["method.name", "round"])["own/accuracy"].mean()
+    np.testing.assert_allclose(
+        np.sort([line.get_ydata() for line in lines], axis=0), np.sort([means["fedavg"], means["local"]], axis=0)
+    )
+    assert "method.name" in found._repr_html_() and repr(found) == f"<sweep of 4 runs in {tmp_path / 'sweep'}>"
+    # What has finished is not run again, and an override of a swept key takes it out of the sweep.
+    again = API.sweep(directory=tmp_path / "sweep", progress=False, **given)
+    assert again.frame.wall_s.tolist() == found.frame.wall_s.tolist()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_of_a_sweep_that_fails_is_an_exception_at_its_end(tmp_path: Path):
+    given = {**SETTINGS, "rounds": 1, "method": Failing, "sweep": {"method.lr": [2.0, 0.1]}}
+    with pytest.raises(
+        SweepFailed, match=r"^1 of 2 runs failed, the first with: lr=2.0: .*too fast; what finished is in "
+    ) as raised:
+        API.sweep(directory=tmp_path / "sweep", progress=False, **given)
+    assert list(raised.value.errors) == ["lr=2.0"] and raised.value.directory == tmp_path / "sweep"
+    assert API.load(tmp_path / "sweep" / "lr=0.1").finished
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_of_what_has_no_name_is_run_once_and_in_this_process(tmp_path: Path):
+    class Local(FedAvg):
+        paper = "None"
+
+    given = {**SETTINGS, "rounds": 1, "method": Local, "sweep": {"seed": [1]}, "directory": tmp_path / "sweep"}
+    with pytest.raises(
+        SettingsError, match=r"Local was given from Python .*: put it into a file or a module, or run one"
+    ):
+        API.sweep(parallel=2, **given)
+    assert not (tmp_path / "sweep").exists()
+    with pytest.raises(
+        SettingsError, match=r"nobody can tell whether the run in .*seed=1 is of the same: name another"
+    ):
+        for _ in range(2):
+            API.sweep(progress=False, **given)
+    assert API.load(tmp_path / "sweep" / "seed=1").finished
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "settings", "sentence"),
+    [
+        ("run", (), {"rouns": 3}, "unknown key 'rouns': did you mean 'rounds'?"),
+        ("run", (), {"method": {"name": "fedavgg"}}, "unknown method 'fedavgg': did you mean 'fedavg'?"),
+        ("run", (4,), {}, "4 is no experiment: give the path of a file, an Experiment, or keywords"),
+        ("run", ("absent.toml",), {}, "there is no file absent.toml; give the path of an experiment's TOML file"),
+        ("run", (), {"sweep": {"seed": [1]}}, "this is a sweep, of several experiments: give it to rayfl.sweep"),
+        ("stream", (), {"rounds": 0}, None),
+        ("sweep", (), {}, 'nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run'),
+        ("sweep", (), {"sweep": {"seed": 3}}, None),
+        (
+            "load",
+            ("absent",),
+            None,
+            "absent is no run directory (it has no experiment.json): name the directory that a",
+        ),
+    ],
+)
+def test_a_mistake_is_an_exception_with_one_sentence(
+    call: str, arguments: tuple, settings: dict | None, sentence: str | None, tmp_path: Path, monkeypatch: Any
+):
+    monkeypatch.chdir(tmp_path)
+    base = {} if arguments or settings is None else SETTINGS
+    with pytest.raises(SettingsError) as raised:
+        getattr(API, call)(*arguments, **{**base, **(settings or {})})
+    assert str(raised.value).startswith(sentence or "") and "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch):
+    shown: list[str] = []
+
+    class Shown:
+        def update(self, html: str) -> None:
+            shown.append(html)
+
+    def display(html: str, display_id: bool) -> Shown:
+        shown.append(html)
+        return Shown()
+
+    fake = SimpleNamespace(display=display, HTML=str)
+    monkeypatch.setattr(console, "notebook_display", lambda: fake)
+    with console.following(2, "a <run>", "bar") as on_round:
+        for number in range(2):
+            on_round(RoundRow(number, 4, 4, 8_000_000, 0, 0.0, 0.1), {"own/accuracy": 0.5})
+    first, middle, last = shown
+    assert "a &lt;run&gt;" in first and '<progress value="0" max="2">' in first
+    assert '<progress value="1" max="2">' in middle and "own/accuracy 0.5000" in middle and "left" in middle
+    assert '<progress value="2" max="2">' in last and "2.000 MB" in last and "left" not in last

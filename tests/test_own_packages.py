@@ -1,0 +1,68 @@
+"""A project's own folders `jobs/` and `actors/` do not stand in the way of rayfl's packages of these names."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from ray import cloudpickle
+
+from actors.client import ClientActor
+from actors.coordinator import Coordinator
+from rayfl.own_packages import claim
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder in which `import jobs` and `import actors` find packages that are not ours."""
+    for name in ("jobs", "actors"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the project has one of that name')\n")
+    return tmp_path
+
+
+def python(project: Path, *arguments: str) -> str:
+    """What a Python prints that looks into the project first, and into rayfl's folder then."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(ROOT)))}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=project, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_and_a_program_find_our_packages(project: Path):
+    program = "import rayfl, runpy, sys\nprint(rayfl.run.__module__, sys.modules['actors'].__file__, flush=True)\n"
+    program += "sys.argv = ['rayfl', '--version']\nrunpy.run_module('rayfl', run_name='__main__')"
+    first, second = python(project, "-c", program).splitlines()
+    assert first == f"jobs.from_python {ROOT / 'actors' / '__init__.py'}" and second.startswith("rayfl, version ")
+
+
+def test_a_worker_of_rays_finds_our_actors(project: Path):
+    # Ray hands a worker the class pickled by value, and puts the driver's directory before all others there.
+    for number, actor in enumerate((ClientActor, Coordinator)):
+        pickled = cloudpickle.dumps(actor.__ray_metadata__.modified_class)  # type: ignore[attr-defined]
+        (project / str(number)).write_bytes(pickled)
+    program = """
+import sys
+from ray import cloudpickle
+for name in "01":
+    print(cloudpickle.loads(open(name, "rb").read()).__name__, sys.modules["actors"].__file__)
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("actors", "rayfl")]:
+        del sys.modules[module]
+"""
+    ours = str(ROOT / "actors" / "__init__.py")
+    assert python(project, "-c", program).split() == ["ClientActor", ours, "Coordinator", ours]
+
+
+def test_another_package_of_the_name_that_was_imported_is_named(monkeypatch: pytest.MonkeyPatch):
+    claim("jobs")
+    other = ModuleType("jobs")
+    other.__path__ = ["/elsewhere/jobs"]
+    monkeypatch.setitem(sys.modules, "jobs", other)
+    with pytest.raises(ImportError, match=r"another one of that name, from /elsewhere/jobs: rename that one, or run "):
+        claim("jobs")
