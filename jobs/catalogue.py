@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from pydantic.fields import FieldInfo
 from rich.table import Table
 from rich.text import Text
 
-from jobs.standard_output import print_table
+from jobs.standard_output import first_sentence, print_table
 from rayfl.choices import Choice, Kind, find, known
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import override
@@ -34,7 +33,7 @@ def print_list(table: str) -> None:
             own = [key for key in settings_of(one) if key not in LocalTraining.model_fields]
             listed.add_row(name, where, Text(paper), ", ".join(own))
         else:
-            listed.add_row(name, Text(first_sentence(one)), Text("\n".join(_with_default(one))))
+            listed.add_row(name, Text(_what_it_is(one)), Text("\n".join(_with_default(one))))
     print_table(listed, 120)
 
 
@@ -102,11 +101,9 @@ def _about(found: Any) -> list[str]:
 
 
 # Any: see `example`.
-def first_sentence(found: Any) -> str:
+def _what_it_is(found: Any) -> str:
     """The first sentence of its docstring."""
-    text = " ".join((inspect.getdoc(found) or "").split("\n\n")[0].split())
-    # The end of "..." is no end of a sentence.
-    return re.split(r"(?<=[^.\s])\.\s", text)[0].rstrip(".") + "." if text else ""
+    return first_sentence((inspect.getdoc(found) or "").split("\n\n")[0])
 
 
 # Any: see `example`.

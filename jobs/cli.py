@@ -1,6 +1,8 @@
 """The command `rayfl`: run, sweep, report, what there is to choose from, and measurements."""
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,32 @@ from jobs.standard_output import discard_output, outliving_its_reader, print_tab
 from rayfl import __version__
 
 EXISTING = click.Path(path_type=Path)
+
+
+class _Absolute(click.Path):
+    """A path that is printed, and written down, as an absolute one."""
+
+    # Any: click's own signature.
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path from the current directory."""
+        return Path(os.fsdecode(super().convert(value, param, ctx))).absolute()
+
+
+class _ExperimentFile(click.Path):
+    """The path of an experiment's file, or the name of one that comes with rayfl."""
+
+    # Any: click's own signature.
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path of the file."""
+        with sentences():
+            from jobs.shipped import experiment_file
+
+            return experiment_file(Path(os.fsdecode(super().convert(value, param, ctx))))
+        raise AssertionError("the sentence has ended the command")
+
+
+ABSOLUTE = _Absolute(path_type=Path)
+EXPERIMENT = _ExperimentFile(path_type=Path)
 
 
 @contextmanager
@@ -80,11 +108,11 @@ def main() -> None:
 
 
 @main.command(cls=WithSettings)
-@click.argument("file", type=EXISTING)
+@click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", type=int, help="Number of client actors; changes the time and nothing else.")
-@click.option("--output", type=EXISTING, help="Run directory; by default the next free runs/NAME.")
+@click.option("--output", type=ABSOLUTE, help="Run directory; by default the next free runs/NAME.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Go on with the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
@@ -98,7 +126,8 @@ def run(
     resumed: bool,
     inline: bool,
 ) -> None:
-    """Run the experiment in FILE; KEY=VALUE replaces single settings, as in method.lr=0.1.
+    """Run the experiment in FILE, or one of `rayfl examples` by its name; KEY=VALUE replaces single settings, as in
+    method.lr=0.1.
 
     A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume the same
     command begins the run in --output, goes on with it, or says that it is finished: schedulers may repeat it.
@@ -127,7 +156,7 @@ def run(
 
 
 @main.command(cls=WithSettings)
-@click.argument("directory", type=EXISTING)
+@click.argument("directory", type=ABSOLUTE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds in all, to go on with a run that is finished.")
 @click.option("--actors", type=int, help="Number of client actors; changes the time and nothing else.")
@@ -154,9 +183,9 @@ def _settings(rounds: int | None, actors: int | None, inline: bool) -> list[str]
 
 
 @main.command(cls=WithSettings)
-@click.argument("file", type=EXISTING)
+@click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--dir", "directory", type=EXISTING, help="Sweep directory; what finished there is not run again.")
+@click.option("--dir", "directory", type=ABSOLUTE, help="Sweep directory; what finished there is not run again.")
 @click.option("--parallel", type=int, default=1, metavar="N", help="Runs at once; they share the machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", type=int, help="Number of client actors of each run.")
@@ -203,8 +232,8 @@ def _report_options(
 
 
 @main.command()
-@click.argument("directories", nargs=-1, required=True, type=EXISTING)
-@click.option("--output", type=EXISTING, help="The page; by default report.html in the one run directory, or here.")
+@click.argument("directories", nargs=-1, required=True, type=ABSOLUTE)
+@click.option("--output", type=ABSOLUTE, help="The page; by default report.html in the one run directory, or here.")
 @click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
 @click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
@@ -234,7 +263,7 @@ def report(
             print(json.dumps([summary(read_run(directory)) for directory in found], indent=2))
             return
         name = "report.html" if len(found) == 1 else "comparison.html"
-        default = directories[0] / name if len(directories) == 1 else Path(name)
+        default = directories[0] / name if len(directories) == 1 else Path(name).absolute()
         given = _report_options(target, best_over, last, metric)
         require(found, agreed_options([], given))
         options = agreed_options([read_run(directory).experiment for directory in found], given)
@@ -242,9 +271,9 @@ def report(
 
 
 @main.command(cls=WithSettings)
-@click.argument("file", type=EXISTING)
+@click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--picture", type=EXISTING, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")
+@click.option("--picture", type=ABSOLUTE, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")
 @click.option("--overwrite", is_flag=True, help="Replace the picture's file also where it is no picture of rayfl's.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
     """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
@@ -258,7 +287,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)
-        path = picture or Path(f"{experiment.name}-data.png")
+        path = picture or Path(f"{experiment.name}-data.png").absolute()
         if path.suffix not in (".png", ".svg"):
             raise ValueError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")
         require_replaceable(path, PARTITION_PICTURE, overwrite)
@@ -267,6 +296,27 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         print_table(drawing.table(dataset, partition), 140)
         write_output(path, drawing.picture(dataset, partition, path.suffix[1:]), PARTITION_PICTURE, overwrite)
         print(f"picture: {path}")
+
+
+@main.command()
+def examples() -> None:
+    """List the experiments that come with rayfl: `rayfl run NAME` runs one from anywhere."""
+    with sentences():
+        from jobs.shipped import FOLDER, table
+
+        print_table(table(), 120)
+        print(f"rayfl run NAME runs one; their files lie in {FOLDER}")
+
+
+@main.command()
+@click.argument("file", type=ABSOLUTE, default="experiment.toml")
+def init(file: Path) -> None:
+    """Write a commented experiment file to begin with, by default experiment.toml; nothing is ever replaced."""
+    with sentences():
+        from jobs.shipped import write_template
+
+        write_template(file)
+        print(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
 
 
 def _catalogue(command: str, table: str, extra: str = "") -> None:

@@ -45,7 +45,7 @@ def run(
     """
     setup = prepare(experiment)
     files = kept_files(experiment.as_dict())
-    directory, here = output or free_directory(experiment), _here(experiment)
+    directory, here = (output or free_directory(experiment)).absolute(), _here(experiment)
     with _placed(experiment, setup), new_run_directory(directory, overwrite):
         with writing(directory, "run it again"):
             write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
@@ -59,7 +59,7 @@ def resume(directory: Path, overrides: Sequence[str] = ()) -> Path:
     `overrides` may change what does not change the numbers (runtime, output, checkpoint, report) and raise `rounds`.
     SettingsError for anything else, and where this machine computes other bits, unless runtime.mixed is set.
     """
-    before = read_run(directory)
+    before = read_run(directory.absolute())
     return go_on(before, resumable(before, overrides))
 
 

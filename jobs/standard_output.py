@@ -1,6 +1,7 @@
 """Standard output: tables, and a reader that has left, as `head` does: a list ends there, and a run goes on."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,13 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, in one line; "" of none."""
+    words = " ".join(text.split())
+    # The end of "..." is no end of a sentence.
+    return re.split(r"(?<=[^.\s])\.\s", words)[0].rstrip(".") + "." * bool(words)
 
 
 def print_table(table: Table, width: int = 110) -> None:

@@ -107,7 +107,7 @@ def run_all(
     """
     if parallel < 1:
         raise SettingsError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
-    directory = directory or free_directory(combinations[0].experiment)
+    directory = (directory or free_directory(combinations[0].experiment)).absolute()
     waiting, outcomes = _validated(combinations, directory, parallel, overwrite)
     if waiting:
         with _session([one.experiment for one in waiting]) as on_ray:

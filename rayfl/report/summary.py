@@ -41,7 +41,7 @@ def summary(run: Run) -> Summary:
     accuracies = {name: found for name in metric_names(run) if is_accuracy(name) and (found := series(run, name))}
     return {
         "name": run_name(run),
-        "directory": str(run.directory),
+        "directory": str(run.directory.absolute()),
         "finished": run.finished,
         "rounds": len(run.rounds),
         "final": {name: found.final for name, found in accuracies.items()},

@@ -146,7 +146,7 @@ def test_whatever_of_ray_dies_the_run_ends_in_a_sentence_and_goes_on(tmp_path: P
     command, played = ["run", "failing.toml", "--output", "run"], []
     for kill, name in (("ray::DashboardAgent", "raylet"), ("raylet", "raylet"), ("gcs_server", "gcs_server")):
         errors = ended_by(kill, command, tmp_path)
-        sentence = f"rayfl: the run failed: Ray's {name} has ended; go on with: rayfl resume run"
+        sentence = f"rayfl: the run failed: Ray's {name} has ended; go on with: rayfl resume {tmp_path / 'run'}"
         assert re.sub("^rayfl: going on .*\n|^there is .*\n", "", errors).endswith(sentence + "\n"), errors
         assert HIDDEN not in errors and "Traceback" not in errors
         command = ["resume", "run"]
@@ -168,7 +168,7 @@ def test_a_cluster_that_goes_away_and_a_ray_that_does_not_start_are_sentences(tm
         # Ray waits 60 s by default for a head to come back.
         joined = {"RAY_ADDRESS": address, "RAY_AUTH_TOKEN": token, "RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
         errors = ended_by(head.pid, ["run", "failing.toml", "--output", "run"], tmp_path, **joined)
-    assert f"Ray lost the cluster at {address}; go on with: rayfl resume run\n" in errors, errors
+    assert f"Ray lost the cluster at {address}; go on with: rayfl resume {tmp_path / 'run'}\n" in errors, errors
     assert HIDDEN not in errors and "Traceback" not in errors
     done = subprocess.run(
         [sys.executable, "-m", "jobs.cli", "resume", "run"],
@@ -181,4 +181,4 @@ def test_a_cluster_that_goes_away_and_a_ray_that_does_not_start_are_sentences(tm
     )
     assert done.returncode == 1
     assert done.stderr.startswith("rayfl: the run failed: Ray did not start, nor at a second try (NotADirectoryError")
-    assert done.stderr.endswith("then go on with: rayfl resume run\n") and done.stderr.count("\n") == 1
+    assert done.stderr.endswith(f"then go on with: rayfl resume {tmp_path / 'run'}\n") and done.stderr.count("\n") == 1

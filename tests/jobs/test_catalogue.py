@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from jobs.catalogue import example, first_sentence, overrides
+from jobs.catalogue import example, overrides
+from jobs.standard_output import first_sentence
 from rayfl.choices import known, named
 from rayfl.experiment.experiment import Experiment, override
 from rayfl.experiment.unknown_keys import CHOSEN, settings_of
-from rayfl.topology.graphs import Exponential
 from tests.jobs.commands import rayfl, refused
 
 BASE = {
@@ -43,12 +43,9 @@ def test_every_setting_is_explained(table: str, name: str):
 
 
 def test_a_sentence_ends_at_its_full_stop():
-    class Doc:
-        """One, two, ... and n of them. Another sentence."""
-
-    assert first_sentence(Doc) == "One, two, ... and n of them."
-    assert first_sentence(Exponential).startswith("Peer i receives from i + 1, i + 2, i + 4, ... (Ying et al., ")
-    assert first_sentence(lambda: None) == ""
+    assert first_sentence("One, two, ...\n  and n of them. Another sentence.") == "One, two, ... and n of them."
+    assert first_sentence("Only one, without its full stop") == "Only one, without its full stop."
+    assert first_sentence("") == ""
 
 
 @pytest.mark.parametrize(

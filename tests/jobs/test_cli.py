@@ -42,7 +42,9 @@ def file(tmp_path, monkeypatch) -> Path:
 def test_a_run_ends_in_a_table_records_models_and_a_report(file):
     result = rayfl("run", file, "--inline")
     assert result.exit_code == 0, result.output
-    assert "final pooled/accuracy" in result.output and "runs/small/report.html" in result.output
+    assert "final pooled/accuracy" in result.output
+    for line in ("run directory: {}/runs/small\n", "report:        {}/runs/small/report.html\n"):
+        assert line.format(file.parent) in result.output
     found = read_run(Path("runs/small"))
     assert found.finished and found.rounds["round"].to_pylist() == [0, 1]
     assert {name: tuple(tensor.shape) for name, tensor in load_model(Path("runs/small"), "global").items()} == {
@@ -104,7 +106,7 @@ def test_a_missing_and_a_broken_file(file):
 def test_data_prints_who_holds_what_and_draws_it(file):
     result = rayfl("data", file, "--picture", "who.png")
     assert result.exit_code == 0, result.output
-    assert "picture: who.png" in result.output
+    assert f"picture: {file.parent}/who.png" in result.output
     assert Path("who.png").read_bytes().startswith(b"\x89PNG")
     refused(rayfl("data", file, "--picture", "who.bmp"), ".png")
     Path("mine.svg").write_text("mine")

@@ -65,7 +65,7 @@ def test_every_combination_has_its_run_and_all_are_on_one_page(file, command, pl
         assert run.experiment["seed"] == int(name[-1])
     page = Path("all/comparison.html").read_text()
     assert "4 federated runs side by side" in page and ">top 10 %<" in page.replace("</span>", ">")
-    assert "4/4" in result.output and "sweep directory: all" in result.output
+    assert "4/4" in result.output and f"sweep directory: {Path('all').absolute()}" in result.output
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -156,7 +156,7 @@ def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
     monkeypatch.setattr(sweeping, "run", interrupted)
     result = rayfl("sweep", file, "--inline", "--dir", "all")
     assert result.exit_code == 130 and runs_in("all") == NAMES[:2]
-    assert "stopped with 1 of 4 runs finished; go on with --dir all" in result.output
+    assert f"stopped with 1 of 4 runs finished; go on with --dir {Path('all').absolute()}" in result.output
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -176,7 +176,7 @@ def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monke
     result = rayfl("sweep", file, "--inline", "--dir", "all")
     assert result.exit_code == 130 and runs_in("all") == NAMES[:1]
     assert read_run(Path("all", NAMES[0])).finished
-    assert "stopped with 1 of 4 runs finished; go on with --dir all" in result.output
+    assert f"stopped with 1 of 4 runs finished; go on with --dir {Path('all').absolute()}" in result.output
 
 
 def cut(experiment: Experiment, directory: Path, after: int) -> None:
@@ -286,7 +286,7 @@ def lines_of(result: Result) -> list[str]:
 def test_the_report_of_a_sweeps_directory_is_of_its_runs(file):
     assert rayfl("sweep", file, "--inline", "--dir", "all", "seed=1").exit_code == 0
     Path("all/comparison.html").unlink()
-    assert "report: all/comparison.html" in rayfl("report", "all").output
+    assert f"report: {Path('all').absolute()}/comparison.html" in rayfl("report", "all").output
     numbers = json.loads(rayfl("report", "all", "--json").stdout)
     assert [Path(run["directory"]).name for run in numbers] == ["dense", "top-10"]
 

@@ -1,0 +1,66 @@
+"""The experiments that come with rayfl, found by name from anywhere, and the file that `rayfl init` writes.
+
+Nothing here loads torch: a list of names comes at once.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from jobs.standard_output import first_sentence
+from rayfl.settings import SettingsError, nearest, reason
+
+FOLDER = Path(__file__).parent / "experiments"
+TEMPLATE = Path(__file__).parent / "experiment_template.toml"
+
+
+def names() -> list[str]:
+    """The names of the experiments that come with rayfl."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def experiment_file(given: Path) -> Path:
+    """The file that a command was given, or the one of ours with that name.
+
+    SettingsError for a bare word that is neither.
+    """
+    if given.is_file() or given.suffix or given.name != str(given):
+        return given
+    if given.name in names():
+        return FOLDER / f"{given.name}.toml"
+    here = [path.name for path in Path().glob("*.toml")]
+    raise SettingsError(
+        f"there is no file {given} and no experiment of that name: {nearest(given.name, [*names(), *here])}"
+    )
+
+
+def table() -> Table:
+    """The experiments that come with rayfl: names, their data, and what they show."""
+    listed = Table("name", "data", "what it shows")
+    for name in names():
+        text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+        data = tomllib.loads(text)["data"]
+        listed.add_row(name, data if isinstance(data, str) else data["name"], Text(first_comment_sentence(text)))
+    return listed
+
+
+def first_comment_sentence(text: str) -> str:
+    """The first sentence of the comment with which a file begins; "" where it begins with none."""
+    comment = re.match(r"(#.*\n)*", text)
+    return first_sentence((comment[0] if comment else "").replace("#", " "))
+
+
+def write_template(path: Path) -> None:
+    """Write a commented experiment file to begin with. SettingsError where there is anything already."""
+    if path.suffix != ".toml":
+        raise SettingsError(f"{path} ends in {path.suffix!r}; give a name that ends in .toml")
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(TEMPLATE.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise SettingsError(f"{path} is there already, and is never replaced; give another name") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written ({reason(error)}); give another place") from None
