@@ -27,6 +27,7 @@ demo: $(HAS_RAYFL)
 	@$(BIN)/rayfl run $(EXPERIMENT) $(ARGS)
 
 test: $(HAS_TEST)
+	@$(if $(ARGS),,echo "The whole suite takes about 15 minutes on two cores; pytest shows the percentage done.")
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 hostile: $(HAS_TEST)
@@ -43,8 +44,9 @@ clean:
 
 # install(extras, stamps): the stamps are younger than SOURCES once this has gone through.
 define install
-	@echo "Installing rayfl$(1) into $(VENV); the first time takes a few minutes."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(1)'
+	@if [ -e $(HAS_RAYFL) ]; then echo "Bringing $(VENV) up to rayfl$(1), a minute or two."; else \
+		echo "Installing rayfl$(1) into $(VENV): pip downloads up to 1.8 GB, most of it torch, in 3 to 10 minutes."; fi
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.$(1)'
 	@touch $(2)
 endef
 
