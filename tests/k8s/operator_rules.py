@@ -41,10 +41,21 @@ def _job(spec: Manifest) -> Iterator[str]:
         yield "shutdownAfterJobFinishes excludes deletionStrategy"
     if ("rayClusterSpec" in spec) == ("clusterSelector" in spec):
         yield "exactly one of rayClusterSpec and clusterSelector is needed"
-    if spec.get("submissionMode") == "SidecarMode" and {"submitterPodTemplate", "submitterConfig"} & set(spec):
+    if "clusterSelector" in spec and spec.get("suspend"):
+        yield "suspend excludes clusterSelector"
+    mode = spec.get("submissionMode", "K8sJobMode")
+    if mode == "SidecarMode" and {"submitterPodTemplate", "submitterConfig"} & set(spec):
         yield "SidecarMode has no submitter to configure"
+    if mode == "InteractiveMode" and spec.get("backoffLimit", 0) > 0:
+        yield "InteractiveMode excludes backoffLimit"
+    submitter = spec.get("submitterPodTemplate", {}).get("spec", {"restartPolicy": "Never"})
+    # Kubernetes refuses the Job that the operator makes of it, and a pod without a policy has Always.
+    if submitter.get("restartPolicy", "Always") not in ("Never", "OnFailure"):
+        yield "the submitter's restartPolicy must be Never or OnFailure"
     if spec.get("activeDeadlineSeconds", 1) <= 0 or spec.get("backoffLimit", 0) < 0:
         yield "activeDeadlineSeconds must be positive and backoffLimit at least 0"
+    if spec.get("ttlSecondsAfterFinished", 0) < 0:
+        yield "ttlSecondsAfterFinished must be at least 0"
     if not isinstance(yaml.safe_load(spec.get("runtimeEnvYAML", "{}")), dict):
         yield "runtimeEnvYAML is not a YAML mapping"
     if "rayClusterSpec" in spec:

@@ -1,126 +1,235 @@
-"""The manifests against KubeRay's CRDs, the operator's own rules, the image and each other."""
+"""The manifests, as kustomize prints them, against KubeRay's and Kubernetes' schemas, the operator's rules and Pod
+Security."""
 
 import copy
-import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 
-import rayfl
+from jobs.cli import run
+from rayfl.experiment.experiment import Experiment, read
+from tests.k8s import kuberay_schema
+from tests.k8s.image import WORKDIR, instructions
+from tests.k8s.kuberay_schema import errors
+from tests.k8s.kustomize import build
 from tests.k8s.operator_rules import complaints
+from tests.k8s.pod_security import violations
 from tests.test_packaging import constraints
 
 ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "k8s"
 CRDS = Path(os.environ.get("KUBERAY_CRDS", ROOT.parent / "shared" / "kuberay"))
-IMAGE = f"rayfl:{rayfl.__version__}"
 needs_crds = pytest.mark.skipif(
     not (CRDS / "ray.io_rayclusters.yaml").is_file(),
     reason="KubeRay's CRDs are absent: KUBERAY_CRDS names a folder of ray.io_rayclusters.yaml and ray.io_rayjobs.yaml",
 )
+JOBS = ("overlays/kind", "overlays/cpu", "overlays/gpu")
+CLUSTERS = tuple(f"{job}/cluster" for job in JOBS)
+FOLDERS = (*JOBS, *CLUSTERS, "reader", "setup", "outside")
+KUBERNETES = "1.37"
+"""The version whose schemas are used."""
+UNITS = {"Mi": 2**20, "Gi": 2**30}
 
-# Any: a manifest and a CRD are whatever their YAML holds.
+# Any: a manifest is whatever its YAML holds.
 Node = Any
 
 
-def manifest(name: str) -> Node:
-    (document,) = yaml.safe_load_all((ROOT / "k8s" / f"{name}.yaml").read_text(encoding="utf-8"))
+@cache
+def built(folder: str) -> list[Node]:
+    return build(K8S / folder)
+
+
+def the(folder: str) -> Node:
+    """The one manifest of a folder."""
+    (document,) = built(folder)
     return document
-
-
-def cluster(name: str) -> Node:
-    return cluster_of(manifest(name))
 
 
 def cluster_of(document: Node) -> Node:
     return document["spec"].get("rayClusterSpec", document["spec"])
 
 
-def pods(name: str) -> list[Node]:
-    groups = [cluster(name)["headGroupSpec"], *cluster(name)["workerGroupSpecs"]]
-    return [group["template"]["spec"] for group in groups]
+def ray_pods(document: Node) -> list[Node]:
+    """The specifications of head and workers."""
+    cluster = cluster_of(document)
+    return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
 
 
-@cache
-def crd(kind: str) -> Node:
-    """The v1 schema of a kind, such that a field it does not know is an error."""
-    document = yaml.safe_load((CRDS / f"ray.io_{kind.lower()}s.yaml").read_text(encoding="utf-8"))
-    (version,) = [version for version in document["spec"]["versions"] if version["name"] == "v1"]
-    return strict(version["schema"]["openAPIV3Schema"])
+def pods(document: Node) -> list[Node]:
+    """The specifications of all pods that come of a manifest."""
+    if document["kind"] == "Pod":
+        return [document["spec"]]
+    if document["kind"] == "RayJob":
+        return [*ray_pods(document), document["spec"]["submitterPodTemplate"]["spec"]]
+    return ray_pods(document) if document["kind"] == "RayCluster" else []
 
 
-def strict(schema: Node) -> Node:
-    if isinstance(schema, list):
-        return [strict(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: strict(value) for key, value in schema.items()}
-    open_by_intent = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
-    if schema.get("type") == "object" and "properties" in schema and not open_by_intent:
-        closed["additionalProperties"] = False
-    return closed
+def all_pods() -> Iterator[tuple[str, Node]]:
+    for folder in FOLDERS:
+        for document in built(folder):
+            for pod in pods(document):
+                yield folder, pod
 
 
-def errors(document: Node, schema: Node) -> list[str]:
-    found = Draft202012Validator(schema).iter_errors(document)
-    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
-
-
-def changed(name: str, change: Callable[[Node], object]) -> Node:
-    document = copy.deepcopy(manifest(name))
+def changed(change: Callable[[Node], object], folder: str = "overlays/kind") -> Node:
+    document = copy.deepcopy(the(folder))
     change(document)
     return document
 
 
-@needs_crds
-@pytest.mark.parametrize("name", ["raycluster", "rayjob"])
-def test_manifests_are_valid_under_kuberays_schema(name: str) -> None:
-    document = manifest(name)
+def size(quantity: str) -> int:
+    return int(quantity[:-2]) * UNITS[quantity[-2:]]
+
+
+# Kustomize
+
+
+def kustomize() -> list[str] | None:
+    """The command that builds a folder, of a kustomize that knows components and wildcards; None: none is there."""
+    if path := shutil.which("kustomize"):
+        return [path, "build"]
+    if path := shutil.which("kubectl"):
+        told = subprocess.run([path, "version", "--client"], capture_output=True, text=True, check=False).stdout
+        if (found := re.search(r"Kustomize Version: v(\d+)", told)) and int(found[1]) >= 5:
+            return [path, "kustomize"]
+    return None
+
+
+def users_overlay(folder: Path, overlay: str) -> Path:
+    """The overlay that k8s/README.md tells a user to write, of another of ours."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    settings = yaml.safe_load(text.replace("../k8s", os.path.relpath(K8S, folder)).replace("overlays/cpu", overlay))
+    if overlay.endswith("/cluster"):
+        del settings["patches"]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+@pytest.mark.skipif(kustomize() is None, reason="neither kustomize nor a kubectl with kustomize 5 is there")
+def test_kustomize_prints_what_the_tests_take_for_it(tmp_path: Path) -> None:
+    for folder in (*(K8S / name for name in FOLDERS), users_overlay(tmp_path, "overlays/cpu")):
+        command = [*(kustomize() or []), str(folder)]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        found = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(printed)}
+        assert found == {(one["kind"], one["metadata"]["name"]): one for one in build(folder)}
+
+
+@pytest.mark.parametrize("overlay", ["overlays/cpu", "overlays/gpu/cluster"])
+def test_a_users_overlay_names_image_queue_and_data(overlay: str, tmp_path: Path) -> None:
+    (document,) = build(users_overlay(tmp_path, overlay))
+    if document["kind"] == "RayJob":
+        assert document["metadata"]["name"] == "fedavg"
+        assert cluster_of(document)["workerGroupSpecs"][0]["replicas"] == 8
+        require_command(document["spec"]["entrypoint"])
+    assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "rayfl"
+    for pod in pods(document):
+        assert pod["containers"][0]["image"].startswith("registry.example.org/team/rayfl:0.1.0")
+    claim = {"claimName": "rayfl-data", "readOnly": True}
+    for pod in ray_pods(document):
+        (data,) = [volume for volume in pod["volumes"] if volume["name"] == "data"]
+        assert data == {"name": "data", "persistentVolumeClaim": claim}
+        assert "tmp" in {volume["name"] for volume in pod["volumes"]}
+    assert complaints(document) == []
+
+
+def test_what_the_composer_does_not_know_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("namePrefix: x-\n")
+    with pytest.raises(ValueError, match="namePrefix"):
+        build(tmp_path)
+
+
+def test_an_overlay_has_one_manifest_and_no_claim() -> None:
+    # Deleting a job or a cluster by its folder must not delete results.
+    assert {folder: the(folder)["kind"] for folder in JOBS} == dict.fromkeys(JOBS, "RayJob")
+    assert {folder: the(folder)["kind"] for folder in CLUSTERS} == dict.fromkeys(CLUSTERS, "RayCluster")
+    for job, cluster in zip(JOBS, CLUSTERS, strict=True):
+        assert cluster_of(the(job)) == the(cluster)["spec"]
+
+
+# Schemas
+
+
+@pytest.mark.parametrize("folder", [*JOBS, *CLUSTERS])
+def test_manifests_are_valid_under_kuberays_schema(folder: str) -> None:
+    document = the(folder)
     assert document["apiVersion"] == "ray.io/v1"
-    assert errors(document, crd(document["kind"])) == []
+    assert errors(document["spec"], kuberay_schema.small_schema(document["kind"])) == []
 
 
 @needs_crds
-def test_the_reader_is_a_valid_pod() -> None:
-    # A pod's specification is part of the CRD, as the template of the head group.
-    group = crd("RayCluster")["properties"]["spec"]["properties"]["headGroupSpec"]
-    pod = group["properties"]["template"]["properties"]["spec"]
-    assert errors(manifest("reader")["spec"], pod) == []
+@pytest.mark.parametrize("folder", ["overlays/gpu", "overlays/gpu/cluster"])
+def test_manifests_are_valid_under_the_whole_crds(folder: str) -> None:
+    document = the(folder)
+    assert errors(document, kuberay_schema.whole_schema(CRDS, document["kind"])) == []
 
 
 @needs_crds
+def test_the_small_schema_is_what_the_crds_say() -> None:
+    small = yaml.safe_load(kuberay_schema.SCHEMA.read_text(encoding="utf-8"))
+    assert small == kuberay_schema.reduced_crds(CRDS)
+
+
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        (lambda m: m["spec"].update(entrypiont="x"), "spec"),
-        (lambda m: m["spec"].update(shutdownAfterJobFinishes="yes"), "spec.shutdownAfterJobFinishes"),
-        (lambda m: cluster_of(m)["authOptions"].update(mode="on"), "spec.rayClusterSpec.authOptions.mode"),
+        (lambda m: m["spec"].update(entrypiont="x"), ""),
+        (lambda m: m["spec"].update(shutdownAfterJobFinishes="yes"), "shutdownAfterJobFinishes"),
+        (lambda m: cluster_of(m)["authOptions"].update(mode="on"), "rayClusterSpec.authOptions.mode"),
         (
             lambda m: cluster_of(m)["headGroupSpec"]["rayStartParams"].update({"num-cpus": 0}),
-            "spec.rayClusterSpec.headGroupSpec.rayStartParams.num-cpus",
+            "rayClusterSpec.headGroupSpec.rayStartParams.num-cpus",
         ),
-        (
-            lambda m: cluster_of(m)["headGroupSpec"]["template"]["spec"]["containers"][0].pop("name"),
-            "spec.rayClusterSpec.headGroupSpec.template.spec.containers.0",
-        ),
+        (lambda m: cluster_of(m)["workerGroupSpecs"][0].pop("groupName"), "rayClusterSpec.workerGroupSpecs.0"),
     ],
     ids=["unknown field", "wrong type", "unknown value", "number in rayStartParams", "missing name"],
 )
 def test_the_schema_refuses_mistakes(change: Callable[[Node], object], where: str) -> None:
-    (error,) = errors(changed("rayjob", change), crd("RayJob"))
+    (error,) = errors(changed(change)["spec"], kuberay_schema.small_schema("RayJob"))
     assert error.startswith(f"{where}: ")
 
 
-@pytest.mark.parametrize("name", ["raycluster", "rayjob"])
-def test_the_operator_takes_the_manifests(name: str) -> None:
-    assert complaints(manifest(name)) == []
+def as_pod(specification: Node) -> Node:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": specification}
+
+
+def test_kubernetes_takes_every_pod_and_every_manifest_of_its_own() -> None:
+    own = [one for folder in ("setup", "outside", "reader") for one in built(folder)]
+    assert sorted(one["kind"] for one in own) == ["NetworkPolicy", "NetworkPolicy", "PersistentVolumeClaim", "Pod"]
+    for document in (*own, *(as_pod(pod) for _, pod in all_pods())):
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pod: pod["containers"][0].update(secretContext={}),
+        lambda pod: pod["containers"][0].pop("name"),
+        lambda pod: pod["securityContext"].update(runAsUser="1000"),
+    ],
+)
+def test_kubernetes_schemas_refuse_mistakes(change: Callable[[Node], object]) -> None:
+    pod = copy.deepcopy(the("reader"))
+    change(pod["spec"])
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+# The operator's rules
+
+
+@pytest.mark.parametrize("folder", [*JOBS, *CLUSTERS])
+def test_the_operator_takes_the_manifests(folder: str) -> None:
+    assert complaints(the(folder)) == []
 
 
 def _autoscaled(document: Node) -> None:
@@ -136,87 +245,176 @@ def _autoscaled(document: Node) -> None:
         (lambda m: m["metadata"].update(name="1st"), "name"),
         (lambda m: m["spec"].update(deletionStrategy={}), "shutdownAfterJobFinishes excludes deletionStrategy"),
         (lambda m: m["spec"].update(shutdownAfterJobFinishes=False), "ttlSecondsAfterFinished needs"),
+        (lambda m: m["spec"].update(ttlSecondsAfterFinished=-1), "ttlSecondsAfterFinished must be"),
         (lambda m: m["spec"].update(clusterSelector={"ray.io/cluster": "rayfl"}), "exactly one of"),
-        (lambda m: m["spec"].update(submissionMode="SidecarMode", submitterConfig={}), "SidecarMode"),
+        (lambda m: m["spec"].update(submissionMode="SidecarMode"), "SidecarMode"),
+        (lambda m: m["spec"].update(submissionMode="InteractiveMode"), "InteractiveMode excludes backoffLimit"),
+        (lambda m: m["spec"]["submitterPodTemplate"]["spec"].pop("restartPolicy"), "the submitter's restartPolicy"),
         (lambda m: m["spec"].update(activeDeadlineSeconds=0), "activeDeadlineSeconds"),
         (lambda m: m["spec"].update(runtimeEnvYAML="- pip"), "runtimeEnvYAML"),
         (lambda m: cluster_of(m).update(rayVersion="2.51.9"), "token authentication"),
-        (lambda m: cluster_of(m)["workerGroupSpecs"].append(cluster("rayjob")["workerGroupSpecs"][0]), "groupName"),
-        (lambda m: cluster_of(m)["workerGroupSpecs"][0].update(replicas=3), "group cpu: minReplicas"),
+        (lambda m: cluster_of(m)["workerGroupSpecs"].append(cluster_of(m)["workerGroupSpecs"][0]), "groupName"),
+        (lambda m: cluster_of(m)["workerGroupSpecs"][0].update(replicas=33), "group workers: minReplicas"),
         (lambda m: cluster_of(m)["headGroupSpec"]["rayStartParams"].update({"num-cpus": 0}), "group head"),
         (_autoscaled, "autoscaler v2 needs restartPolicy Never"),
     ],
 )
 def test_the_operators_rules_find_what_breaks_them(change: Callable[[Node], object], complaint: str) -> None:
-    (found,) = complaints(changed("rayjob", change))
+    (found,) = complaints(changed(change))
     assert found.startswith(complaint)
 
 
-@pytest.mark.parametrize("name", ["raycluster", "rayjob"])
-def test_ray_is_the_version_of_the_constraints_that_the_image_installs(name: str) -> None:
-    assert cluster(name)["rayVersion"] == str(constraints()["ray"])
-    assert "-c constraints.txt" in dockerfile()["RUN"][-1]
-    assert "ray" not in dockerfile()["FROM"][0]
+# Every pod
 
 
-@pytest.mark.parametrize("name", ["raycluster", "rayjob"])
-def test_every_pod_runs_the_image_as_its_user_with_its_folder_and_a_token(name: str) -> None:
-    (user,), (folder,) = dockerfile()["USER"], dockerfile()["WORKDIR"]
-    assert cluster(name)["authOptions"] == {"mode": "token"}
-    for pod in pods(name):
-        security = pod["securityContext"]
+def test_every_pod_passes_pod_security_restricted() -> None:
+    found = list(all_pods())
+    # Head, workers and submitter of three jobs, head and workers of three clusters, and the reader.
+    assert len(found) == 3 * 3 + 3 * 2 + 1
+    assert {folder: violations(pod) for folder, pod in found if violations(pod)} == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "violation"),
+    [
+        (lambda pod: pod["securityContext"].pop("seccompProfile"), "ray: seccompProfile"),
+        (lambda pod: pod["securityContext"].pop("runAsNonRoot"), "ray: runAsNonRoot"),
+        (lambda pod: pod["containers"][0]["securityContext"].pop("capabilities"), "ray: capabilities"),
+        (lambda pod: pod["containers"][0]["securityContext"].pop("allowPrivilegeEscalation"), "ray: allowPrivilege"),
+        (lambda pod: pod["volumes"].append({"name": "host", "hostPath": {"path": "/"}}), "volume host: hostPath"),
+        (lambda pod: pod.update(hostNetwork=True), "hostNetwork"),
+        (lambda pod: pod["containers"][0].update(ports=[{"containerPort": 1, "hostPort": 1}]), "ray: hostPort"),
+        (lambda pod: pod.update(initContainers=[{"name": "init"}]), "init: allowPrivilegeEscalation"),
+    ],
+)
+def test_pod_security_finds_what_breaks_it(change: Callable[[Node], object], violation: str) -> None:
+    pod = copy.deepcopy(the("reader")["spec"])
+    change(pod)
+    assert violations(pod)[0].startswith(violation)
+
+
+def test_a_pod_writes_to_its_volumes_alone_and_has_no_account() -> None:
+    (user,) = instructions("USER")
+    for folder, pod in all_pods():
+        assert pod["automountServiceAccountToken"] is False
+        security, (container,) = pod["securityContext"], pod["containers"]
         assert f"{security['runAsUser']}:{security['runAsGroup']}" == user
-        assert security["runAsNonRoot"] and security["fsGroup"] == security["runAsGroup"]
-        (container,) = pod["containers"]
-        assert (container["image"], container["workingDir"]) == (IMAGE, folder)
+        assert security["fsGroup"] == security["runAsGroup"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        # Ray's sessions and what it spills; its object store; the home, with the cache of datasets.
+        assert {"/tmp": "tmp", "/dev/shm": "shm", "/home/rayfl": "cache", f"{WORKDIR}/data": "data"}.items() <= (
+            mounts.items()
+        )
+        assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}, folder
+        assert container["workingDir"] == WORKDIR
         assert {"name": "RAY_AUTH_MODE", "value": "token"} in container["env"]
+        assert pod["imagePullSecrets"] == [{"name": "rayfl-registry"}]
         # Ray reads its capacity from the limits; a request below them would promise what the node may not have.
         assert container["resources"]["requests"] == container["resources"]["limits"]
+        assert {"cpu", "memory", "ephemeral-storage"} <= container["resources"]["requests"].keys()
 
 
-def test_the_gpu_group_has_gpus_and_starts_empty() -> None:
-    group = {group["groupName"]: group for group in cluster("raycluster")["workerGroupSpecs"]}["gpu"]
-    assert (group["replicas"], group["minReplicas"]) == (0, 0)
-    pod = group["template"]["spec"]
-    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu"]
+@pytest.mark.parametrize("folder", JOBS)
+def test_shared_memory_has_the_size_of_rays_object_store(folder: str) -> None:
+    # Ray's default: 30 % of the memory, but at most 95 % of /dev/shm, which here must not be what limits it.
+    for pod in ray_pods(the(folder)):
+        memory = size(pod["containers"][0]["resources"]["limits"]["memory"])
+        (shm,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"]
+        assert shm["medium"] == "Memory"
+        assert 0.3 * memory <= 0.95 * size(shm["sizeLimit"]) <= 0.4 * memory
 
 
-@pytest.mark.parametrize("name", ["raycluster", "rayjob", "reader"])
-def test_runs_are_on_the_claim_where_the_image_has_its_runs_folder(name: str) -> None:
-    pod = manifest("reader")["spec"] if name == "reader" else pods(name)[0]
-    (container,) = pod["containers"]
-    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
-    assert mount["name"] == volume["name"]
-    assert mount["mountPath"] == f"{dockerfile()['WORKDIR'][0]}/runs"
-    assert volume["persistentVolumeClaim"]["claimName"] == manifest("storage")["metadata"]["name"]
-    assert container["image"] == IMAGE
+def test_probes_are_the_operators() -> None:
+    # A probe of ours would take the place of the one that KubeRay makes for its Ray.
+    for _, pod in all_pods():
+        assert not {"livenessProbe", "readinessProbe", "startupProbe"} & pod["containers"][0].keys()
 
 
-def test_the_jobs_entrypoint_is_there() -> None:
-    spec = manifest("rayjob")["spec"]
-    python, option, module, experiment = shlex.split(spec["entrypoint"])
-    assert (python, option) == ("python", "-m")
-    assert importlib.util.find_spec(module) is not None
-    assert (ROOT / experiment).is_file()
+@pytest.mark.parametrize("folder", [*JOBS, *CLUSTERS])
+def test_ray_is_the_version_of_the_constraints_and_asks_for_a_token(folder: str) -> None:
+    cluster = cluster_of(the(folder))
+    assert cluster["rayVersion"] == str(constraints()["ray"])
+    assert cluster["authOptions"] == {"mode": "token"}
+
+
+def test_images_are_the_variant_of_the_overlay() -> None:
+    images = {folder: {pod["containers"][0]["image"] for pod in pods(the(folder))} for folder in (*JOBS, "reader")}
+    cpu, cuda = {"rayfl:0.1.0"}, {"rayfl:0.1.0-cuda"}
+    assert images == {"overlays/kind": cpu, "overlays/cpu": cpu, "overlays/gpu": cuda, "reader": cpu}
+    kind = {pod["containers"][0]["imagePullPolicy"] for pod in pods(the("overlays/kind"))}
+    assert kind == {"Never"}
+
+
+def test_the_gpu_overlays_workers_have_a_gpu_each() -> None:
+    head, workers = ray_pods(the("overlays/gpu"))
+    assert workers["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert [toleration["key"] for toleration in workers["tolerations"]] == ["nvidia.com/gpu"]
+    assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]
+
+
+def test_only_head_and_reader_mount_the_claim_of_the_runs() -> None:
+    (claim,) = [one for one in built("setup") if one["kind"] == "PersistentVolumeClaim"]
+    for folder in (*JOBS, *CLUSTERS, "reader"):
+        writes, *others = pods(the(folder))
+        (volume,) = [volume for volume in writes["volumes"] if "persistentVolumeClaim" in volume]
+        assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        mounts = {mount["name"]: mount for mount in writes["containers"][0]["volumeMounts"]}
+        assert mounts["runs"]["mountPath"] == f"{WORKDIR}/runs"
+        assert mounts["runs"].get("readOnly", False) is (folder == "reader")
+        assert not [volume for pod in others for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
+
+
+def test_the_network_policy_covers_every_pod() -> None:
+    (policy,) = [one["spec"] for one in built("setup") if one["kind"] == "NetworkPolicy"]
+    covered = policy["podSelector"]["matchLabels"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    for folder in (*JOBS, *CLUSTERS):
+        document = the(folder)
+        cluster = cluster_of(document)
+        templates = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+        templates += [document["spec"]["submitterPodTemplate"]] if document["kind"] == "RayJob" else []
+        for template in templates:
+            assert covered.items() <= template["metadata"]["labels"].items()
+    assert covered.items() <= the("reader")["metadata"]["labels"].items()
+    assert the("outside")["spec"]["podSelector"] == policy["podSelector"]
+    # They speak to each other on all ports, and are asked by the operator on the dashboard's.
+    assert {"from": [{"podSelector": policy["podSelector"]}]} in policy["ingress"]
+    assert {"to": [{"podSelector": policy["podSelector"]}]} in policy["egress"]
+    (operator,) = [rule for rule in policy["ingress"] if "kuberay-operator" in str(rule)]
+    head = ray_pods(the("overlays/kind"))[0]["containers"][0]
+    dashboard = {port["name"]: port["containerPort"] for port in head["ports"]}["dashboard"]
+    assert operator["ports"] == [{"protocol": "TCP", "port": dashboard}]
+
+
+# The job
+
+
+@pytest.mark.parametrize("folder", JOBS)
+def test_every_attempt_of_a_job_is_the_same_command_that_goes_on(folder: str) -> None:
+    spec = the(folder)["spec"]
+    assert spec["backoffLimit"] == 3 and "activeDeadlineSeconds" not in spec
     assert spec["shutdownAfterJobFinishes"] is True
+    runtime = require_command(spec["entrypoint"]).runtime
+    assert runtime.device_name == ("cuda" if folder == "overlays/gpu" else "cpu")
 
 
-def dockerfile() -> dict[str, list[str]]:
-    """The instructions of the Dockerfile and their arguments, continued lines joined, in order."""
-    text = re.sub(r"\\\n\s*", "", (ROOT / "k8s" / "Dockerfile").read_text(encoding="utf-8"))
-    instructions: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            word, _, rest = line.partition(" ")
-            instructions.setdefault(word, []).append(rest)
-    return instructions
+def require_command(command: str) -> Experiment:
+    """The experiment of a command that a scheduler may repeat, on the image's files and the claim."""
+    program, name, *arguments = shlex.split(command)
+    assert (program, name) == ("rayfl", "run")
+    given = run.make_context("run", arguments).params
+    assert given["resumed"] is True
+    assert given["output"].parent == Path(WORKDIR) / "runs"
+    return read(ROOT / given["file"].relative_to(WORKDIR), given["overrides"])
 
 
-def test_the_image_holds_the_packages_and_is_named_as_the_manifests_name_it() -> None:
-    copied = [line.split() for line in dockerfile()["COPY"]]
-    for source in ("rayfl", "actors", "jobs"):
-        assert [source, source] in copied
-    assert all((ROOT / source).exists() for *sources, _ in copied for source in sources)
-    for path in ("Dockerfile", "README.md"):
-        assert f"docker build -f k8s/Dockerfile -t {IMAGE} ." in (ROOT / "k8s" / path).read_text(encoding="utf-8")
+# The text
+
+
+def test_the_readme_names_folders_that_are_there() -> None:
+    text = (K8S / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"-k (k8s/[\w/]+)", text))
+    assert {f"k8s/{folder}" for folder in ("setup", "reader", *JOBS)} <= named
+    assert [folder for folder in named if not (ROOT / folder / "kustomization.yaml").is_file()] == []
+    assert "kubectl apply -f k8s" not in text and "kubectl delete -f k8s" not in text
