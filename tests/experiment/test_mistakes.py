@@ -66,7 +66,7 @@ UNION = (
         ({"method": {"name": "fedavg", "epochs": 1, "steps": 2}},
          "method.epochs=1 and steps=2 are both given; give one of them"),
         ({"method": {"name": "fedavg", "optimizer": "adam", "momentum": 0.9}},
-         "method.momentum=0.9 belongs to optimizer='sgd', not 'adam'"),
+         "method.momentum=0.9 belongs to optimizer='sgd' or 'nesterov', not 'adam'"),
         ({"partition": {"name": "lambda-ratio", "ratio": 1.5}},
          "partition.ratio=1.5 is not allowed; it must be a number in [0, 1]"),
         (FEDAVG | {"uplink": {"name": "topk", "keep_ratio": 0.0}}, "uplink.keep_ratio=0.0 is outside (0, 1]"),

@@ -11,7 +11,7 @@ from rayfl.compress.scalar import count_packet
 from rayfl.data.batches import Batch
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Upload
 from rayfl.methods.shared.lr_schedules import LearningRate
-from rayfl.methods.shared.optimizers import SGD, Adam, Optimizer, OptimizerName
+from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
 from rayfl.tree import State, Tree
 
 Weighting = Literal["samples", "uniform"]
@@ -26,17 +26,25 @@ class LocalWork(LearningRate):
     )
     steps: int | None = Field(default=None, ge=1, description="local steps a round, K, instead of epochs")
     batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
-    optimizer: OptimizerName = Field(default="sgd", description="client optimizer, fresh every round: sgd or adam")
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to the gradient")
+    optimizer: OptimizerName = Field(
+        default="sgd", description="client optimizer, fresh every round; nesterov is sgd with Nesterov's momentum"
+    )
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd and nesterov")
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="L2 penalty added to the gradient; adamw: decay of the weights themselves"
+    )
     clip_norm: float | None = Field(default=None, gt=0, description="largest Euclidean norm of a step's gradient")
 
     @model_validator(mode="after")
     def _one_amount_of_work(self) -> "LocalWork":
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs={self.epochs} and steps={self.steps} are both given; give one of them")
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum={self.momentum} belongs to optimizer='sgd', not {self.optimizer!r}")
+        if self.momentum and self.optimizer not in ("sgd", "nesterov"):
+            raise ValueError(
+                f"momentum={self.momentum} belongs to optimizer='sgd' or 'nesterov', not {self.optimizer!r}"
+            )
+        if self.optimizer == "nesterov" and not self.momentum:
+            raise ValueError("momentum=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9")
         return self
 
     def stage(self, round: int, name: str = "train") -> Stage:
@@ -47,9 +55,10 @@ class LocalWork(LearningRate):
 
     def make_optimizer(self) -> Optimizer:
         """The client optimizer."""
-        if self.optimizer == "adam":
-            return Adam(weight_decay=self.weight_decay)
-        return SGD(momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.optimizer in ("adam", "adamw"):
+            return (Adam if self.optimizer == "adam" else AdamW)(weight_decay=self.weight_decay)
+        kind = Nesterov if self.optimizer == "nesterov" else SGD
+        return kind(momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 class LocalTraining(LocalWork):

@@ -1,6 +1,7 @@
 """Optimizers as pure functions: `init` makes the state, `update` gives new parameters and a new state.
 
-They run unchanged under vmap: no data-dependent branches, no in-place writes.
+They run unchanged under vmap: no data-dependent branches, no in-place writes. Torch's own functional forms
+(`torch.optim.adamw.adamw`) read their count of steps by `.item()`, which vmap refuses; tests compare with them.
 """
 
 from abc import abstractmethod
@@ -51,6 +52,18 @@ class SGD(Optimizer):
         return tree.add(params, gradient, -lr), state
 
 
+class Nesterov(SGD):
+    """v <- momentum * v + g, x <- x - lr * (g + momentum * v): torch.optim.SGD with nesterov=True."""
+
+    name: ClassVar[str] = "nesterov"
+    momentum: float = Field(default=0.9, gt=0, lt=1, description="Nesterov's momentum")
+
+    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        gradient = self.penalised(gradient, params)
+        velocity = tree.add(gradient, state["velocity"], self.momentum)
+        return tree.add(params, tree.add(gradient, velocity, self.momentum), -lr), {"velocity": velocity}
+
+
 class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba, 2015; torch.optim.Adam), weight decay added to the gradient."""
 
@@ -77,4 +90,19 @@ class Adam(Optimizer):
         return {name: step(name) for name in params}, {"mean": mean, "square": square, "count": count}
 
 
-OptimizerName = Literal["sgd", "adam"]
+class AdamW(Adam):
+    """Adam whose weight decay is decoupled from the gradient, x <- (1 - lr * weight_decay) x before the step
+    (Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019; torch.optim.AdamW)."""
+
+    name: ClassVar[str] = "adamw"
+
+    def penalised(self, gradient: Tree, params: Tree) -> Tree:
+        """The gradient alone."""
+        return gradient
+
+    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        decayed = tree.scale(params, 1 - lr * self.weight_decay) if self.weight_decay else params
+        return super().update(decayed, gradient, state, lr)
+
+
+OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]

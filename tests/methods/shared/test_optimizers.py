@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rayfl import tree
-from rayfl.methods.shared.optimizers import SGD, Adam, Optimizer
+from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer
 from rayfl.settings import SettingsError
 
 CASES = {
@@ -15,6 +16,12 @@ CASES = {
         SGD(momentum=0.5, weight_decay=0.01),
         lambda params, lr: torch.optim.SGD(params, lr, momentum=0.5, weight_decay=0.01),
     ),
+    "nesterov": (
+        Nesterov(momentum=0.8, weight_decay=0.01),
+        lambda params, lr: torch.optim.SGD(params, lr, momentum=0.8, weight_decay=0.01, nesterov=True),
+    ),
+    "adamw": (AdamW(weight_decay=0.3), lambda params, lr: torch.optim.AdamW(params, lr, weight_decay=0.3)),
+    "adamw without decay": (AdamW(), lambda params, lr: torch.optim.Adam(params, lr)),
     "adam": (Adam(), lambda params, lr: torch.optim.Adam(params, lr)),
     "adam of other betas": (
         Adam(beta1=0.5, beta2=0.9, epsilon=1e-3, weight_decay=0.1),
@@ -96,3 +103,17 @@ def test_stacked_clients_step_as_single_ones(name: str):
 def test_values_out_of_range_are_refused(wrong: dict[str, float]):
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         SGD(**wrong)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [SGD(momentum=0.9), Nesterov(momentum=0.9), Adam(), AdamW()], ids=lambda one: one.name
+)
+def test_a_clients_settings_name_each_optimizer(optimizer: Optimizer):
+    momentum = 0.9 if isinstance(optimizer, SGD) else 0.0
+    made = LocalTraining(optimizer=optimizer.name, momentum=momentum, weight_decay=0.1).make_optimizer()
+    assert made == optimizer.model_copy(update={"weight_decay": 0.1}) and type(made) is type(optimizer)
+
+
+def test_nesterov_without_a_momentum_is_refused():
+    with pytest.raises(SettingsError, match=r"^momentum=0\.0 leaves optimizer='nesterov' nothing to do"):
+        LocalTraining(optimizer="nesterov")
