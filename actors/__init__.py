@@ -1,5 +1,9 @@
 """The runtime on Ray. Each of its processes is prepared for arithmetic before anything here loads numpy or torch."""
 
+import logging
+
 from rayfl.determinism.process import prepare_process
 
 prepare_process()
+# As it is imported in a notebook, Ray recommends a package that rayfl does without.
+logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)

@@ -4,7 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from html import escape
 from logging import INFO, Handler, StreamHandler, getLogger
@@ -63,25 +63,29 @@ class NotebookBar:
     # Any: IPython is no dependency; where there is a notebook, there it is.
     def __init__(self, display: Any, rounds: int, title: str) -> None:
         self.rounds, self.title, self.began_s = rounds, title, time.monotonic()
-        self.first: int | None = None
+        self.done, self.first, self.state = 0, 0, "starting"
         self.sent: dict[int, int] = {}
-        self.shown = display.display(display.HTML(self.html(0, "starting")), display_id=True)
-        self.html_of = display.HTML
+        self.html_type = display.HTML
+        self.shown = display.display(self.html_type(self.html(self.state)), display_id=True)
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        if not self.sent:
+            self.first = row.round
         self.sent[row.round] = row.uplink_bits + row.downlink_bits
-        self.first = row.round if self.first is None else self.first
-        done = row.round + 1
-        left_s = (time.monotonic() - self.began_s) / (done - self.first) * (self.rounds - done)
-        left = f"about {seconds(left_s)} left" if done < self.rounds else f"{seconds(time.monotonic() - self.began_s)}"
-        state = f"{done}/{self.rounds}  {headline(means)}  {megabytes(sum(self.sent.values()))}  {left}"
-        self.shown.update(self.html_of(self.html(done, state)))
+        self.done = row.round + 1
+        self.state = f"{self.done}/{self.rounds}  {headline(means)}  {megabytes(sum(self.sent.values()))}"
+        left_s = (time.monotonic() - self.began_s) / (self.done - self.first) * (self.rounds - self.done)
+        self.shown.update(self.html_type(self.html(f"{self.state}  about {seconds(left_s)} left")))
 
-    def html(self, done: int, state: str) -> str:
-        """The bar with `done` rounds behind it."""
+    def close(self) -> None:
+        """Show how far it came, and for how long it took."""
+        self.shown.update(self.html_type(self.html(f"{self.state}  {seconds(time.monotonic() - self.began_s)}")))
+
+    def html(self, words: str) -> str:
+        """The bar and words beside it."""
         return (
-            f'<div>{escape(self.title)} <progress value="{done}" max="{self.rounds}"></progress> '
-            f"<span>{escape(state)}</span></div>"
+            f'<div>{escape(self.title)} <progress value="{self.done}" max="{self.rounds}"></progress> '
+            f"<span>{escape(words)}</span></div>"
         )
 
 
@@ -103,8 +107,8 @@ def following(rounds: int, title: str, show: Show = "all") -> Iterator[OnRound]:
         yield lambda row, means: None
         return
     if (display := notebook_display()) is not None:
-        with logging_to(StreamHandler(sys.stdout)):
-            yield NotebookBar(display, rounds, title)
+        with logging_to(StreamHandler(sys.stdout)), closing(NotebookBar(display, rounds, title)) as bar:
+            yield bar
         return
     if not console.is_terminal:
         with logging_to(StreamHandler(sys.stdout)):

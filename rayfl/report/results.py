@@ -16,6 +16,7 @@ from torch import nn
 
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
+from rayfl.plugins import is_in_memory
 from rayfl.report import wording
 from rayfl.report.series import Curve, cost, curve, groups, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
@@ -265,6 +266,11 @@ class SweepResults:
 def _state(found: RunResults) -> str:
     done, planned = len(found.arrow.rounds), found.settings.get("rounds")
     return f"run of {done} rounds" if found.finished else f"run of {done} of {planned} rounds"
+
+
+def _in_memory(settings: Mapping[str, object]) -> bool:
+    """Whether something of an experiment was given from Python, so that it cannot be resumed."""
+    return any(isinstance(table, Mapping) and is_in_memory(table.get("name")) for table in settings.values())
 
 
 def _ranges(numbers: Sequence[int]) -> str:

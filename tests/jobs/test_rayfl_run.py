@@ -297,7 +297,7 @@ def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch):
     with console.following(2, "a <run>", "bar") as on_round:
         for number in range(2):
             on_round(RoundRow(number, 4, 4, 8_000_000, 0, 0.0, 0.1), {"own/accuracy": 0.5})
-    first, middle, last = shown
+    first, middle, _, last = shown
     assert "a &lt;run&gt;" in first and '<progress value="0" max="2">' in first
     assert '<progress value="1" max="2">' in middle and "own/accuracy 0.5000" in middle and "left" in middle
     assert '<progress value="2" max="2">' in last and "2.000 MB" in last and "left" not in last

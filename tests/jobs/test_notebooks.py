@@ -1,0 +1,43 @@
+"""The notebooks of jobs/examples run from their first cell to their last, in a kernel of their own."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def played(name: str, folder: Path) -> list[Any]:
+    """The outputs of a notebook's cells, run in `folder`. CellExecutionError where one fails."""
+    notebook = nbformat.read(ROOT / "jobs" / "examples" / f"{name}.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "outputs are made anew, and not kept"
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+
+def bars(outputs: list[Any]) -> list[str]:
+    return [html for one in outputs if "<progress" in (html := one.get("data", {}).get("text/html", ""))]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bars", "num_plots", "words"),
+    [
+        ("compare_methods", 4, 2, "<sweep of 4 runs in runs/compare>"),
+        ("own_model", 1, 1, "more than 95 % in round"),
+    ],
+)
+def test_a_notebook_runs(
+    name: str, num_bars: int, num_plots: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    outputs = played(name, tmp_path)
+    # A bar is one output that changes, and ends without a time that is left.
+    assert len(bars(outputs)) == num_bars and not any(" left" in bar for bar in bars(outputs))
+    assert sum("image/png" in one.get("data", {}) for one in outputs) == num_plots
+    texts = [one.get("text", "") + one.get("data", {}).get("text/plain", "") for one in outputs]
+    assert any(words in text for text in texts)
+    assert not [text for text in texts if "Warning" in text or "ipywidgets" in text or "rounds  " in text]
