@@ -1,9 +1,9 @@
 """rayfl from Python, as `rayfl.run` and so on: what the commands do, without their printed tables and exit codes.
 
-An experiment is given as a path of its TOML file, as an `Experiment`, or by keyword arguments alone, which are the
-tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`, classes and objects where a file
-has a name. Beside a path or an `Experiment` they take the place of its settings, as do overrides ("method.lr=0.1", as
-on the command line); `**{"method.lr": 0.1}` is the same override with a value of Python's.
+An experiment is given as the path of its TOML file or the name of one of ours, as an `Experiment`, or by keyword
+arguments alone, which are the tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`,
+classes and objects where a file has a name. Beside a path or an `Experiment` they take the place of its settings, as do
+overrides ("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a value of Python's.
 
 A mistake raises `rayfl.settings.SettingsError`, a ValueError, with one sentence; an error in a client's code
 `rayfl.rounds.calls.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
@@ -22,6 +22,7 @@ from typing import Any
 
 from jobs import single
 from jobs.console import Audience, Show
+from jobs.shipped import experiment_file
 from jobs.sweep import run_all
 from rayfl.experiment.experiment import Experiment, override, put_all, read_table
 from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
@@ -32,7 +33,7 @@ from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError, shown
 
 Given = str | Path | Experiment | None
-"""A file, an experiment, or nothing but settings."""
+"""A file, the name of one that comes with rayfl, an experiment, or nothing but settings."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def resume(
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
     SettingsError for anything else, and where this machine computes other bits, unless `runtime.mixed` is set.
     """
-    before = read_run(Path(directory))
+    before = read_run(Path(directory).absolute())
     chosen = single.resumable(before, overrides, settings)
     single.go_on(before, chosen, _audience(chosen.rounds, "all" if progress else "nothing", on_round))
     return RunResults(read_run(before.directory), chosen)
@@ -257,7 +258,7 @@ def _combinations(given: Given, overrides: Sequence[str], settings: Mapping[str,
 def _table(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """All settings as a table; what the overrides say of `sweep` is left out."""
     if isinstance(given, str | Path):
-        table = read_table(Path(given))
+        table = read_table(experiment_file(Path(given)))
     elif isinstance(given, Experiment):
         # What has no name stays the object.
         plain = given.as_dict()

@@ -3,10 +3,13 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
+import pytest
 from click.testing import CliRunner
 
+import rayfl
 from jobs.cli import main
 from rayfl.choices import named
 from rayfl.compress.base import Compressor
@@ -14,6 +17,7 @@ from rayfl.data.datasets import Source
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method
 from rayfl.models import Architecture
+from rayfl.report.results import Cost
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,6 +35,17 @@ def test_the_experiment_shown_is_valid():
     (shown,) = blocks("toml")
     experiment = Experiment(**tomllib.loads(shown))
     assert experiment.method.name == "fedpse" and experiment.clients.count == 10
+
+
+def test_the_program_shown_runs_an_experiment(monkeypatch: pytest.MonkeyPatch):
+    (shown,) = [block for block in blocks("python") if "rayfl.run(" in block]
+    given: dict[str, Any] = {}
+    drawn: list[Any] = []
+    results = SimpleNamespace(plot=lambda *arguments, **options: drawn.append((*arguments, options)))
+    monkeypatch.setattr(rayfl, "run", lambda **settings: given.update(settings) or results)
+    exec(shown, {})
+    assert Experiment(**given).clients.per_round == 10
+    assert drawn == [("own/accuracy", {"against": "total_megabytes"})] and "total_megabytes" in get_args(Cost)
 
 
 def test_the_commented_settings_of_the_experiment_are_valid_too():

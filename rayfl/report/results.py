@@ -43,10 +43,11 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     A run may be finished, cut or under way; of the last two the results are what was recorded by now. SettingsError for
     another directory, and for records that are damaged.
     """
-    found = run_directories(Path(directory))
-    if found == [Path(directory)]:
-        return RunResults(read_run(found[0]))
-    return SweepResults(Path(directory), [RunResults(read_run(one)) for one in found])
+    place = Path(directory).absolute()
+    found = run_directories(place)
+    if found == [place]:
+        return RunResults(read_run(place))
+    return SweepResults(place, [RunResults(read_run(one)) for one in found])
 
 
 class RunResults:

@@ -26,7 +26,7 @@ def bars(outputs: list[Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "num_bars", "num_plots", "words"),
     [
-        ("compare_methods", 4, 2, "<sweep of 4 runs in runs/compare>"),
+        ("compare_methods", 4, 2, "<sweep of 4 runs in "),
         ("own_model", 1, 1, "more than 95 % in round"),
     ],
 )

@@ -258,6 +258,7 @@ def test_a_sweep_of_what_has_no_name_is_run_once_and_in_this_process(tmp_path: P
         ("run", (), {"method": {"name": "fedavgg"}}, "unknown method 'fedavgg': did you mean 'fedavg'?"),
         ("run", (4,), {}, "4 is no experiment: give the path of a file, an Experiment, or keywords"),
         ("run", ("absent.toml",), {}, "there is no file absent.toml; give the path of an experiment's TOML file"),
+        ("run", ("demoo",), {}, "there is no file demoo and no experiment of that name: did you mean 'demo'?"),
         ("run", (), {"sweep": {"seed": [1]}}, "this is a sweep, of several experiments: give it to rayfl.sweep"),
         ("stream", (), {"rounds": 0}, None),
         ("sweep", (), {}, 'nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run'),
@@ -266,7 +267,7 @@ def test_a_sweep_of_what_has_no_name_is_run_once_and_in_this_process(tmp_path: P
             "load",
             ("absent",),
             None,
-            "absent is no run directory (it has no experiment.json): name the directory that a",
+            "{here}/absent is no run directory (it has no experiment.json): name the directory that a",
         ),
     ],
 )
@@ -277,7 +278,9 @@ def test_a_mistake_is_an_exception_with_one_sentence(
     base = {} if arguments or settings is None else SETTINGS
     with pytest.raises(SettingsError) as raised:
         getattr(API, call)(*arguments, **{**base, **(settings or {})})
-    assert str(raised.value).startswith(sentence or "") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith((sentence or "").replace("{here}", str(tmp_path))) and "\n" not in str(
+        raised.value
+    )
     assert list(tmp_path.iterdir()) == []
 
 
