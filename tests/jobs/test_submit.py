@@ -12,11 +12,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from jobs.bench.memory import descendants
+from jobs.single import run
+from rayfl.experiment.experiment import read
 from rayfl.run_directory.record import read_run
+from tests.actors.toys import assert_same_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -66,9 +71,9 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[str]:
-    """The dashboard's address of a Ray head that this test started."""
+@contextmanager
+def started_head() -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
+    """The dashboard's address of a Ray head that runs inside, and the process above all of its processes."""
     gcs, dashboard, client, agent, metrics = free_ports(5)
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         options = {
@@ -99,15 +104,23 @@ def head() -> Iterator[str]:
             while not answers(f"{address}/api/version"):
                 assert process.poll() is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.2)
-            yield address
+            yield address, process
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
 
 
-def submit(head: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [str(BIN / "ray"), "job", "submit", "--address", head, "--working-dir", ".", "--"]
-    command += ["python", "-m", "jobs.run", *arguments]
+@pytest.fixture(scope="module")
+def head() -> Iterator[str]:
+    """The dashboard's address of a Ray head that this module started."""
+    with started_head() as (address, _):
+        yield address
+
+
+def submit(head: str, *arguments: str, wait: bool = True) -> "subprocess.CompletedProcess[str]":
+    command = [str(BIN / "ray"), "job", "submit", "--address", head, "--working-dir", "."]
+    command += ["--no-wait"] * (not wait)
+    command += ["--", "python", "-m", "jobs.run", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240)
 
 
@@ -135,3 +148,27 @@ def test_a_submitted_mistake_fails_the_job_with_its_sentence(head, tmp_path):
     assert "rayfl: " in done.stdout and "num_gpus" in done.stdout
     assert "Traceback" not in done.stdout
     assert not directory.exists()
+
+
+@pytest.mark.ray
+def test_the_same_job_goes_on_after_its_head_was_killed(head, tmp_path):
+    file, directory = tmp_path / "submitted.toml", tmp_path / "run"
+    file.write_text(EXPERIMENT.replace("rounds = 2", "rounds = 60\ncheckpoint = { every = 2 }"))
+    command = (str(file), "--output", str(directory), "--resume")
+    with started_head() as (address, process):
+        begun = submit(address, *command, wait=False)
+        assert begun.returncode == 0, begun.stdout + begun.stderr
+        deadline = time.monotonic() + 120
+        while not list(directory.glob("checkpoints/*/manifest.json")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        # The node dies as a whole: Ray's processes, and those of the job.
+        for pid in descendants(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(timeout=60)
+    assert not read_run(directory).finished
+    done = submit(head, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    undisturbed = read(file, ["runtime.executor=inline", "output.report=false"])
+    assert_same_run(directory, run(undisturbed, tmp_path / "undisturbed"))
