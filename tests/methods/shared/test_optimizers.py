@@ -1,5 +1,7 @@
 """Client optimizers agree with torch.optim, and change nothing that they were given."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -110,7 +112,8 @@ def test_values_out_of_range_are_refused(wrong: dict[str, float]):
 )
 def test_a_clients_settings_name_each_optimizer(optimizer: Optimizer):
     momentum = 0.9 if isinstance(optimizer, SGD) else 0.0
-    made = LocalTraining(optimizer=optimizer.name, momentum=momentum, weight_decay=0.1).make_optimizer()
+    settings: dict[str, Any] = {"optimizer": optimizer.name, "momentum": momentum, "weight_decay": 0.1}
+    made = LocalTraining(**settings).make_optimizer()
     assert made == optimizer.model_copy(update={"weight_decay": 0.1}) and type(made) is type(optimizer)
 
 
