@@ -28,8 +28,7 @@ from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, locked, new_run_directory, read_run
 from rayfl.run_directory.run_entries import remove_entries, require_no_links, require_own_entries
-from rayfl.settings import SettingsError, reason, shown
-from rayfl.tree import flatten
+from rayfl.settings import SettingsError, dotted, reason, shown
 
 _LOG = getLogger("rayfl.jobs")
 
@@ -204,8 +203,8 @@ def _require_whole_toml(before: Run) -> None:
     except (OSError, ValueError, RecursionError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is no TOML, or is nested too deep"
         raise SettingsError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
-    known = flatten(table, ".")
-    for key, value in flatten(before.experiment, ".").items():
+    known = dotted(table)
+    for key, value in dotted(before.experiment).items():
         if value is not None and key not in known:
             raise SettingsError(
                 f"{path} lacks {key}, which experiment.json beside it has, so it was cut: write {key} there again, or "

@@ -66,6 +66,15 @@ class UnknownKey(SettingsError):
         return UnknownKey((*tables, *self.key), self.known)
 
 
+# Any: settings of any type.
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings in nested tables by their dotted keys: {"method": {"lr": 0.1}} is {"method.lr": 0.1}."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
 def reason(error: OSError) -> str:
     """The cause of a file's error, in the system's words."""
     return os.strerror(error.errno).lower() if error.errno else str(error)

@@ -4,8 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from rayfl.settings import SettingsError, nearest
-from rayfl.tree import flatten
+from rayfl.settings import SettingsError, dotted, nearest
 
 NOT_DETERMINING = ("seed", "name", "label", "checkpoint", "output", "report")
 """Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
@@ -30,7 +29,7 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     """All that decides a run's numbers but for its seed, as dotted keys."""
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
     only_time = {f"runtime.{key}" for key in _ONLY_TIME}
-    return {key: value for key, value in flatten(kept, ".").items() if key not in only_time}
+    return {key: value for key, value in dotted(kept).items() if key not in only_time}
 
 
 def digest(experiment: Mapping[str, object], *follows_rounds: object) -> str:

@@ -11,7 +11,7 @@ from rayfl.report.scores import percent, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, Group
 from rayfl.report.sortable_table import Column, sortable
 from rayfl.run_directory.record import Run
-from rayfl.tree import flatten
+from rayfl.settings import dotted
 
 _FEW = 4
 """Runs that are compared in a column each; more of them get a row each."""
@@ -111,7 +111,7 @@ def _times_less(ratio: float) -> str:
 
 def described(run: Run) -> dict[str, object]:
     """The experiment and the platform as dotted keys."""
-    return flatten({**run.experiment, "platform": dict(run.platform)}, ".")
+    return dotted({**run.experiment, "platform": dict(run.platform)})
 
 
 def differences(found: Sequence[Group]) -> dict[str, object]:

@@ -19,17 +19,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from rayfl.limits import json_files
 from rayfl.limits.regular_files import require_regular
-from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.atomic_files import (
     Taken,
     lock,
@@ -42,8 +38,13 @@ from rayfl.run_directory.atomic_files import (
 )
 from rayfl.run_directory.run_entries import make_directory, remove_directories, remove_entries, require_own_entries
 from rayfl.run_directory.tables import SCHEMAS, Stream, read_table, table_path, tidy, up_to, write_table
-from rayfl.run_directory.tensorboard_events import EventWriter
 from rayfl.settings import SettingsError, reason
+
+# Nothing here imports torch before there are tensors: a list of runs needs none.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 
 _LET_GO_S = 1.0
 """Seconds for which a taken lock is tried again."""
@@ -102,6 +103,8 @@ class Recorder:
 
     def _open(self, directory: Path, begin: Callable[[], Mapping[str, pa.Table]], resumed: bool = False) -> None:
         """Lock the directory and open the streams; `begin` returns the tables to begin with."""
+        from rayfl.run_directory.tensorboard_events import EventWriter
+
         self._directory = directory
         with self._writing(), ExitStack() as held, ExitStack() as opened:
             held.enter_context(locked(directory))
@@ -143,7 +146,7 @@ class Recorder:
         """Rows of each table so far."""
         return {name: stream.num_rows for name, stream in self._streams.items()}
 
-    def round(self, row: RoundRow, clients: Sequence[ClientRow], metrics: Sequence[MetricRow]) -> None:
+    def round(self, row: "RoundRow", clients: Sequence["ClientRow"], metrics: Sequence["MetricRow"]) -> None:
         """Record one round. A kill afterwards loses nothing of it; a loss of power may, see `sync`."""
         assert row.round > self._last, f"round {row.round} recorded after round {self._last}"
         self._last = row.round
@@ -156,7 +159,7 @@ class Recorder:
             self._streams["rounds"].append(row.round, [row[1:]])
             self._events.scalars(row.round, scalars | self._communication(row))
 
-    def _communication(self, row: RoundRow) -> dict[str, float]:
+    def _communication(self, row: "RoundRow") -> dict[str, float]:
         return {
             "communication/uplink_bits": row.uplink_bits,
             "communication/downlink_bits": row.downlink_bits,
@@ -348,8 +351,11 @@ def _read_json(path: Path) -> Mapping[str, object]:
         raise SettingsError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
 
 
-def save_model(directory: Path, name: str, tree: Mapping[str, Tensor]) -> Path:
+def save_model(directory: Path, name: str, tree: Mapping[str, "Tensor"]) -> Path:
     """Write a tree of tensors to models/<name>.safetensors; returns the path. DiskError where the disk refuses."""
+    import torch
+    from safetensors.torch import save_file
+
     path = directory / "models" / f"{name}.safetensors"
     # Clones, because safetensors refuses tensors that share memory.
     tensors = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tree.items()}
@@ -359,7 +365,7 @@ def save_model(directory: Path, name: str, tree: Mapping[str, Tensor]) -> Path:
     return path
 
 
-def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, Tensor]:
+def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
     """The tree that `save_model` wrote under `name`; of that only what begins with `prefix`. SettingsError if there is
     none."""
     path = directory / "models" / f"{name}.safetensors"
