@@ -271,7 +271,11 @@ def test_every_pod_passes_pod_security_restricted() -> None:
     found = list(all_pods())
     # Head, workers and submitter of three jobs, head and workers of three clusters, and the reader.
     assert len(found) == 3 * 3 + 3 * 2 + 1
-    assert {folder: violations(pod) for folder, pod in found if violations(pod)} == {}
+    for folder, pod in found:
+        # The operator puts a container in front of a worker's, which waits for the head with the worker's own rights.
+        rights = pod["containers"][0]["securityContext"]
+        waiting = {**pod, "initContainers": [{"name": "wait-gcs-ready", "securityContext": rights}]}
+        assert violations(waiting) == [], folder
 
 
 @pytest.mark.parametrize(
