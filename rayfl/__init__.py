@@ -34,9 +34,11 @@ def __getattr__(name: str) -> Any:
 
     from rayfl.determinism.process import prepare_process, warn_if_late
 
-    warn_if_late()
+    computes = _PLACES[name].startswith("jobs.")
+    if computes:
+        warn_if_late()
     prepare_process()
-    if _PLACES[name].startswith("jobs."):
+    if computes:
         from rayfl.own_packages import claim
 
         claim("jobs")

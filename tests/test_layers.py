@@ -77,6 +77,7 @@ def test_importing_all_of_rayfl_brings_neither_ray_nor_a_higher_layer() -> None:
         "assert {'run', 'load', 'stream'} <= set(dir(rayfl))\n"
         "assert not {'numpy', 'torch', 'pandas', 'ray', 'actors', 'jobs'} & set(sys.modules)\n"
         "rayfl.load\n"
+        "assert 'torch' not in sys.modules\n"
         "for name in sys.argv[1:]:\n"
         "    importlib.import_module(name)\n"
         "assert set(sys.argv[1:]) <= set(sys.modules)\n"

@@ -1,6 +1,6 @@
 """A run's directory, or a sweep's, as a Python program reads it: data frames, models, a plot.
 
-Reading runs no code of the experiment's; building a model of somebody's own class does.
+Reading runs no code of the experiment's and loads no torch; building a model does, also of somebody's own class.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import nn
 
-from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
 from rayfl.plugins import is_in_memory
 from rayfl.report import wording
@@ -22,10 +19,14 @@ from rayfl.report.series import Curve, cost, curve, groups, is_accuracy, metric_
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.record import Run, load_model, read_run, run_directories
 from rayfl.settings import SettingsError, nearest, shown
-from rayfl.tree import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import nn
+
+    from rayfl.experiment.experiment import Experiment
+    from rayfl.models import Architecture
+    from rayfl.tree import Tree
 
 Cost = Literal["round", "total_megabytes", "total_uplink_megabytes", "total_simulated_s"]
 """What a curve is drawn against: rounds, or what they had cost by their end."""
@@ -56,7 +57,7 @@ class RunResults:
     arrow: the same as Arrow tables, `arrow.rounds`, `arrow.clients` and `arrow.metrics`.
     """
 
-    def __init__(self, run: Run, experiment: Experiment | None = None) -> None:
+    def __init__(self, run: Run, experiment: "Experiment | None" = None) -> None:
         """`experiment`: the one that was run, where this process has it: its classes need no name to be found by."""
         self.arrow = run
         self._experiment = experiment
@@ -121,7 +122,7 @@ class RunResults:
         """The final models that the run has saved: "global", "personal", both or none."""
         return sorted(path.stem for path in (self.directory / "models").glob("*.safetensors"))
 
-    def model(self) -> nn.Module:
+    def model(self) -> "nn.Module":
         """The final global model with its weights, in evaluation mode, on the CPU.
 
         A class from somebody's own file or module is imported for it, and runs. The data are read, because the network
@@ -132,7 +133,7 @@ class RunResults:
             raise SettingsError(f"{self.directory} has no global model, only personal ones: use personal_model(client)")
         return self._built(load_model(self.directory, "global"), "global")
 
-    def personal_model(self, client: int) -> nn.Module:
+    def personal_model(self, client: int) -> "nn.Module":
         """The final model of one client, as `model` returns the global one. SettingsError where it has none."""
         prefix = f"{client}/"
         found = load_model(self.directory, "personal", prefix)
@@ -145,7 +146,9 @@ class RunResults:
             )
         return self._built(weights, "personal")
 
-    def _built(self, weights: Tree, name: str) -> nn.Module:
+    def _built(self, weights: "Tree", name: str) -> "nn.Module":
+        import torch
+
         architecture, shapes = self._network
         # To build a module draws its first weights, which must not move the program's own random numbers.
         with torch.random.fork_rng(devices=()):
@@ -163,7 +166,10 @@ class RunResults:
         return module.eval()
 
     @cached_property
-    def _network(self):  # noqa: ANN202 (a private pair: the architecture, and the arguments of its `build`)
+    def _network(self) -> "tuple[Architecture, tuple[tuple[int, ...], int]]":
+        """The architecture, and the arguments of its `build`."""
+        from rayfl.experiment.experiment import read
+
         experiment = self._experiment or read(self.directory / "experiment.toml")
         dataset = experiment.data.load()
         return experiment.model, (tuple(dataset.input_shape), dataset.num_classes)

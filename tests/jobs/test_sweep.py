@@ -125,10 +125,10 @@ def test_a_file_without_a_sweep_is_refused_by_sweep(file):
 def test_one_that_fails_does_not_end_the_others(file, monkeypatch, error):
     play = sweeping.run
 
-    def sometimes(experiment, output, overwrite):
+    def sometimes(experiment, *rest):
         if experiment.label == "dense" and experiment.seed == 2:
             raise error
-        return play(experiment, output, overwrite)
+        return play(experiment, *rest)
 
     monkeypatch.setattr(sweeping, "run", sometimes)
     result = rayfl("sweep", file, "--inline", "--dir", "all")
@@ -148,8 +148,8 @@ def test_one_that_fails_does_not_end_the_others(file, monkeypatch, error):
 def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
     play = sweeping.run
 
-    def interrupted(experiment, output, overwrite):
-        play(experiment, output, overwrite)
+    def interrupted(experiment, output, *rest):
+        play(experiment, output, *rest)
         if experiment.seed == 2:
             (output / "records/rounds.parquet").rename(output / "records/rounds.arrows")
 
