@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -15,6 +15,11 @@ from actors.supervisor import supervised
 from jobs.exit_codes import FAILED, INTERRUPTED
 from jobs.standard_output import discard_output, outliving_its_reader, print_table
 from rayfl import __version__
+
+# A list of commands loads nothing that it does not need.
+if TYPE_CHECKING:
+    from rayfl.experiment.report_options import ReportOptions
+    from rayfl.run_directory.record import Run
 
 EXISTING = click.Path(path_type=Path)
 
@@ -252,22 +257,97 @@ def report(
 ) -> None:
     """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs."""
     with sentences():
-        from rayfl.experiment.report_options import agreed_options
-        from rayfl.report.page import report as write
-        from rayfl.report.page import require
         from rayfl.report.summary import summary
-        from rayfl.run_directory.record import read_run, run_directories
 
-        found = [run for directory in directories for run in run_directories(directory)]
+        found = _runs(directories)
         if as_json:
-            print(json.dumps([summary(read_run(directory)) for directory in found], indent=2))
+            print(json.dumps([summary(run) for run in found], indent=2))
             return
+
+        from rayfl.report.page import report as write
+
+        options = _agreed(found, _report_options(target, best_over, last, metric))
+
         name = "report.html" if len(found) == 1 else "comparison.html"
         default = directories[0] / name if len(directories) == 1 else Path(name).absolute()
-        given = _report_options(target, best_over, last, metric)
-        require(found, agreed_options([], given))
-        options = agreed_options([read_run(directory).experiment for directory in found], given)
-        print(f"report: {write(found, output or default, options, overwrite)}")
+        page = write([run.directory for run in found], output or default, options, overwrite)
+        if len(found) > 1:
+            _print_comparison(found, options)
+        print(f"report: {page}")
+
+
+def _runs(directories: Sequence[Path]) -> "list[Run]":
+    """The runs in directories; a sweep's directory stands for all its runs."""
+    from rayfl.run_directory.record import read_run, run_directories
+
+    return [read_run(run) for directory in directories for run in run_directories(directory)]
+
+
+def _agreed(runs: "Sequence[Run]", given: dict[str, object]) -> "ReportOptions":
+    """The options by which runs are compared. SettingsError for one that is given and fits none of them."""
+    from rayfl.experiment.report_options import agreed_options
+    from rayfl.report.comparison import require
+
+    require(runs, agreed_options([], given))
+    return agreed_options([run.experiment for run in runs], given)
+
+
+def _print_comparison(runs: "Sequence[Run]", options: "ReportOptions") -> None:
+    from jobs.run_tables import comparison_tables
+
+    for table in comparison_tables(runs, options):
+        print_table(table, 140)
+
+
+@main.command()
+@click.argument("directories", nargs=-1, required=True, type=ABSOLUTE)
+@click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is shown, as 0.8.")
+@click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
+@click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
+@click.option("--metric", help="The accuracy that decides, as own/accuracy; by default what most runs have.")
+def compare(
+    directories: Sequence[Path],
+    target: float | None,
+    best_over: Sequence[str],
+    last: int | None,
+    metric: str | None,
+) -> None:
+    """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
+    with sentences():
+        found = _runs(directories)
+        _print_comparison(found, _agreed(found, _report_options(target, best_over, last, metric)))
+
+
+@main.command()
+@click.argument("folders", nargs=-1, type=ABSOLUTE)
+def ls(folders: Sequence[Path]) -> None:
+    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, accuracy, age."""
+    with sentences():
+        from jobs.run_tables import list_table
+        from rayfl.report.overview import overviews
+
+        for folder in folders or [Path("runs").absolute()]:
+            if not folder.is_dir():
+                raise ValueError(f"there is no folder {folder}; name the one in which your runs lie")
+            found = overviews(folder)
+            if found:
+                print_table(list_table(folder, found), 120)
+            print(f"{len(found) or 'no'} runs in {folder}")
+
+
+@main.command()
+@click.argument("directory", metavar="RUN", type=ABSOLUTE)
+def show(directory: Path) -> None:
+    """Show all about the run in the directory RUN: its experiment, what computed it, and its results."""
+    with sentences():
+        from jobs.run_tables import description, result_table, standing
+        from rayfl.report.summary import summary
+        from rayfl.run_directory.record import read_run
+
+        run = read_run(directory)
+        print(description(run))
+        print_table(result_table(summary(run)), 100)
+        print(standing(run))
 
 
 @main.command(cls=WithSettings)

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.session import OnRound
+from jobs.run_tables import result_table
 from jobs.standard_output import print_table
 from rayfl.report.summary import Summary
 from rayfl.report.wording import seconds
@@ -169,21 +170,7 @@ def megabytes(bits: float) -> str:
 
 def result(summary: Summary, report: Path | None) -> None:
     """The table that ends a run, and where everything lies."""
-    table = Table(title=f"{summary['name']}: {summary['rounds']} rounds", title_justify="left")
-    table.add_column("result")
-    table.add_column("value", justify="right")
-    for name, value in summary["final"].items():
-        best = summary["best"][name]
-        table.add_row(f"final {name}", f"{100 * value:.2f} %")
-        table.add_row(f"best {name} (round {best['round']})", f"{100 * best['value']:.2f} %")
-    table.add_row("uplink, all clients", f"{summary['uplink_megabytes']:.3f} MB")
-    table.add_row("downlink, all clients", f"{summary['downlink_megabytes']:.3f} MB")
-    table.add_row("uplink a client and round", f"{summary['uplink_kilobytes_per_client_round']:.2f} kB")
-    table.add_row("downlink a client and round", f"{summary['downlink_kilobytes_per_client_round']:.2f} kB")
-    table.add_row("updates delivered", f"{summary['delivered']} of {summary['selected']}")
-    table.add_row("simulated time", f"{summary['simulated_s']:.1f} s")
-    table.add_row("real time", f"{summary['wall_s']:.1f} s")
-    print_table(table, 100)
+    print_table(result_table(summary), 100)
     print(f"run directory: {summary['directory']}")
     if report is not None:
         print(f"report:        {report}")

@@ -14,7 +14,6 @@ from rayfl.report.series import Curve, Group, Spread, curve, is_accuracy, metric
 from rayfl.report.traffic import communication, participation
 from rayfl.report.wording import MEANINGS, title
 
-_PREFERRED = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy")
 _FEW = 4
 """The most lines for which a legend is enough."""
 _CLIENT_BANDS = "Lines are means over clients; half of the clients lie in the dark band, 8 of 10 in the light one."
@@ -40,17 +39,6 @@ _COSTS = (
     ),
 )
 """The axes against which accuracy is drawn: heading, label of the axis, field of `Curve`, caption."""
-
-
-def accuracy_names(groups: Sequence[Group]) -> list[str]:
-    """All accuracies, those of the most groups first, then pooled before own; the first one ranks the runs."""
-    counts: dict[str, int] = {}
-    for group in groups:
-        for name in metric_names(group.runs[0]):
-            if is_accuracy(name) and curve(group, name) is not None:
-                counts[name] = counts.get(name, 0) + 1
-    rank = {name: place for place, name in enumerate(_PREFERRED)}
-    return sorted(counts, key=lambda name: (-counts[name], rank.get(name, len(rank)), name))
 
 
 def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:

@@ -4,21 +4,19 @@ The page loads nothing: plots are inline SVG, there is no script and no outside 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jinja2
 
 from rayfl import plugins
 from rayfl.determinism.platform import kinds_besides
-from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
 from rayfl.report.client_status import fates
-from rayfl.report.figures import accuracy_names, sections
+from rayfl.report.figures import sections
 from rayfl.report.ranking import described, differences, ranking
-from rayfl.report.scores import rank_value, smoothed
+from rayfl.report.scores import accuracy_names, measured, rank_value, smoothed
 from rayfl.report.series import (
     Group,
     groups,
@@ -31,7 +29,7 @@ from rayfl.report.targets import targets
 from rayfl.report.tuning import choose, tuning
 from rayfl.run_directory.output_files import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
-from rayfl.settings import SettingsError, nearest
+from rayfl.settings import SettingsError
 
 _MOST_COLUMNS = 24
 """Of a table that can be sorted, but for the run's name."""
@@ -44,7 +42,7 @@ def report(
 
     SettingsError if a directory is no run, or none is given, or where `output` is another file than a report and
     `overwrite` is not given. A setting or an accuracy in `options` that no run has is
-    left out, and the page says so, since its runs may have failed; `require` refuses it.
+    left out, and the page says so, since its runs may have failed; `comparison.require` refuses it.
     """
     if not directories:
         raise SettingsError("a report needs at least one run directory: name one")
@@ -63,20 +61,11 @@ def report(
     return output
 
 
-def require(directories: Sequence[Path], options: ReportOptions) -> None:
-    """SettingsError if `options` names a setting or an accuracy that no run has."""
-    runs = [read_run(directory) for directory in directories]
-    require_settings([run.experiment for run in runs], options.best_over)
-    known = accuracy_names(groups(runs))
-    if options.metric is not None and options.metric not in known:
-        raise SettingsError(f"no run has recorded the accuracy {options.metric!r}: {nearest(options.metric, known)}")
-
-
 def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
-    found = [_measured(group) for group in found]
+    found = [measured(group) for group in found]
     names = sorted(accuracy_names(found), key=lambda name: name != options.metric)
     lede, choices = _lede(found), []
     if several and names:
@@ -108,11 +97,6 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
 
 def _which(run: Run) -> str:
     return f"{run_label(run)}, seed {run.experiment.get('seed')}"
-
-
-def _measured(group: Group) -> Group:
-    """The group without seeds that have not come to their first evaluation, unless none of them has."""
-    return replace(group, runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)
 
 
 def _lede(found: Sequence[Group]) -> str:

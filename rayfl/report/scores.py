@@ -1,13 +1,15 @@
 """One number a run, and its mean and deviation over the seeds of a group."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rayfl.report import wording
-from rayfl.report.series import Group, series
+from rayfl.report.series import Group, curve, is_accuracy, metric_names, series
 from rayfl.run_directory.record import Run
+
+_PREFERRED = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy")
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,19 @@ def final(group: Group, name: str) -> Score:
 def rank_value(score: Score) -> float:
     """The mean, for sorting by the largest first; a group without a value comes last."""
     return score.mean if score.count else -np.inf
+
+
+def accuracy_names(groups: Sequence[Group]) -> list[str]:
+    """All accuracies, those of the most groups first, then pooled before own; the first one ranks the runs."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        for name in metric_names(group.runs[0]):
+            if is_accuracy(name) and curve(group, name) is not None:
+                counts[name] = counts.get(name, 0) + 1
+    rank = {name: place for place, name in enumerate(_PREFERRED)}
+    return sorted(counts, key=lambda name: (-counts[name], rank.get(name, len(rank)), name))
+
+
+def measured(group: Group) -> Group:
+    """The group without seeds that have not come to their first evaluation, unless none of them has."""
+    return replace(group, runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)

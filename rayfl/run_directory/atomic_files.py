@@ -78,6 +78,18 @@ def lock(path: Path) -> IO[bytes]:
     return file
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file, which is not touched; False where that cannot be known."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, sync it and rename it to `path`.
 

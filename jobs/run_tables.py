@@ -1,0 +1,104 @@
+"""Tables about runs on disk: a list, one run, several side by side. Nothing here loads torch or Ray."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from rayfl.experiment import toml
+from rayfl.experiment.report_options import ReportOptions
+from rayfl.report import wording
+from rayfl.report.comparison import TextTable, comparison
+from rayfl.report.overview import Overview, state_of
+from rayfl.report.summary import Summary
+from rayfl.run_directory.record import Run
+from rayfl.settings import dotted
+
+_MOST_DIFFERENCES = 12
+"""Settings in which runs differ that a terminal shows."""
+_MOST_RUNS = 6
+"""Runs whose settings fit into a terminal side by side."""
+
+
+def list_table(folder: Path, found: Sequence[Overview]) -> Table:
+    """The runs in a folder, a row each."""
+    listed = Table("run", "state")
+    for head in ("rounds", "accuracy", "age"):
+        listed.add_column(head, justify="right", no_wrap=True)
+    for one in found:
+        name = str(one.directory.relative_to(folder)) if one.directory != folder else one.directory.name
+        rounds = f"{one.rounds}/{'?' if one.planned is None else one.planned}"
+        accuracy = f"{one.accuracy[0]} {wording.percent(one.accuracy[1])}" if one.accuracy else ""
+        listed.add_row(Text(name), one.state, rounds, accuracy, age(one.age_s))
+    return listed
+
+
+def age(seconds: float) -> str:
+    """Time since something in its largest unit: 45 s, 12 min, 3 h, 2 days."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def result_table(numbers: Summary) -> Table:
+    """The numbers of one run."""
+    table = Table(title=f"{numbers['name']}: {numbers['rounds']} rounds", title_justify="left")
+    table.add_column("result")
+    table.add_column("value", justify="right")
+    for name, value in numbers["final"].items():
+        best = numbers["best"][name]
+        table.add_row(f"final {name}", f"{100 * value:.2f} %")
+        table.add_row(f"best {name} (round {best['round']})", f"{100 * best['value']:.2f} %")
+    table.add_row("uplink, all clients", f"{numbers['uplink_megabytes']:.3f} MB")
+    table.add_row("downlink, all clients", f"{numbers['downlink_megabytes']:.3f} MB")
+    table.add_row("uplink a client and round", f"{numbers['uplink_kilobytes_per_client_round']:.2f} kB")
+    table.add_row("downlink a client and round", f"{numbers['downlink_kilobytes_per_client_round']:.2f} kB")
+    table.add_row("updates delivered", f"{numbers['delivered']} of {numbers['selected']}")
+    table.add_row("simulated time", f"{numbers['simulated_s']:.1f} s")
+    table.add_row("real time", f"{numbers['wall_s']:.1f} s")
+    return table
+
+
+def description(run: Run) -> str:
+    """The experiment of a run as its file would say it, and what computed it."""
+    known = {key: value for key, value in dotted(run.platform).items() if not key.startswith("variables.")}
+    platform = "\n".join(f"# {key}: {value}" for key, value in known.items() if value not in (None, ""))
+    return f"{toml.dumps(run.experiment)}\n# Computed with\n{platform or '# nothing yet'}"
+
+
+def standing(run: Run) -> str:
+    """Where a run stands, where it lies, and the command that goes on with it or draws its page."""
+    state, planned, page = state_of(run), run.experiment.get("rounds"), run.directory / "report.html"
+    lines = [f"{state}: {len(run.rounds)} of {planned} rounds", f"run directory: {run.directory.absolute()}"]
+    if state == "stopped":
+        lines.append(f"go on with:    rayfl resume {run.directory.absolute()}")
+    elif page.exists():
+        lines.append(f"report:        {page.absolute()}")
+    elif state == "finished":
+        lines.append(f"draw its page: rayfl report {run.directory.absolute()}")
+    return "\n".join(lines)
+
+
+def comparison_tables(runs: Sequence[Run], options: ReportOptions) -> list[Table]:
+    """Runs side by side, and the settings in which they differ as far as there is room."""
+    found = comparison(runs, options)
+    by = f" by {found.metric}" if found.metric else ""
+    tables = [_rich(found.results, f"{len(runs)} runs{by}, best first")]
+    differences = found.differences
+    if differences.rows and len(differences.heads) <= _MOST_RUNS + 1:
+        shown = TextTable(differences.heads, differences.rows[:_MOST_DIFFERENCES])
+        more = len(differences.rows) - len(shown.rows)
+        tables.append(_rich(shown, "what differs" + (f" ({more} more settings do)" if more else "")))
+    return tables
+
+
+def _rich(given: TextTable, title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for place, head in enumerate(given.heads):
+        table.add_column(Text(head), justify="right" if place else "left", overflow="fold")
+    for row in given.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

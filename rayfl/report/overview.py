@@ -1,0 +1,79 @@
+"""What became of the runs in a folder, read without changing anything there."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rayfl.report.scores import accuracy_names
+from rayfl.report.series import groups, series
+from rayfl.run_directory.atomic_files import is_locked
+from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.tables import SCHEMAS, table_path
+from rayfl.settings import SettingsError
+
+State = Literal["finished", "running", "stopped", "damaged"]
+_DEPTH = 3
+"""Folders inside each other in which runs are looked for: runs/SWEEP/RUN."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run in a line. `planned`: its rounds in all; `accuracy`: the name and last value of the one that decides;
+    `age_s`: seconds since it last recorded anything."""
+
+    directory: Path
+    state: State
+    rounds: int
+    planned: int | None
+    accuracy: tuple[str, float] | None
+    age_s: float
+
+
+def overviews(folder: Path) -> list[Overview]:
+    """All runs in a folder and in the folders below, the latest first."""
+    return sorted((overview(directory) for directory in _runs(folder, _DEPTH)), key=lambda one: one.age_s)
+
+
+def _runs(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / "experiment.json").is_file():
+        yield folder
+    elif depth and folder.is_dir():
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir() and not entry.is_symlink():
+                yield from _runs(entry, depth - 1)
+
+
+def overview(directory: Path) -> Overview:
+    """The run in `directory` in a line; a run that cannot be read is damaged."""
+    age = max(0.0, time.time() - _last_change(directory))
+    try:
+        run = read_run(directory)
+    except SettingsError:
+        return Overview(directory, "damaged", 0, None, None, age)
+    planned, names = run.experiment.get("rounds"), accuracy_names(groups([run]))
+    found = series(run, names[0]) if names else None
+    accuracy = (names[0], found.final) if found is not None else None
+    return Overview(
+        directory, state_of(run), len(run.rounds), planned if isinstance(planned, int) else None, accuracy, age
+    )
+
+
+def state_of(run: Run) -> State:
+    """Whether a run is over, goes on in a process of this machine, or was cut."""
+    if is_locked(run.directory / "lock"):
+        return "running"
+    return "finished" if run.finished else "stopped"
+
+
+def _last_change(directory: Path) -> float:
+    """When the records of a run, or else its description, last changed; seconds since 1970."""
+    tables = [table_path(directory, name, suffix) for name in SCHEMAS for suffix in ("arrows", "parquet")]
+    times = []
+    for path in (directory / "experiment.json", *tables):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)

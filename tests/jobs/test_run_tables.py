@@ -1,0 +1,105 @@
+"""`rayfl ls`, `show` and `compare`: runs on disk as tables, read without torch and without changing anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.run_tables import age
+from rayfl.rounds.ledger import MetricRow, RoundRow
+from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, locked
+from tests.jobs.commands import rayfl, refused
+
+
+def recorded(name: str, accuracy: float, *, seed: int = 1, lr: float = 0.1, cut: bool = False) -> Path:
+    """Two of two rounds, or of three where the run is cut: 8 Mbit up and 16 down a round."""
+    directory = Path(name)
+    experiment = {"name": "same", "seed": seed, "rounds": 3 if cut else 2, "method": {"name": "fedavg", "lr": lr}}
+    describe_run(create_run_directory(directory), experiment, {"torch": "2.13", "variables": {"A": "b"}}, "")
+    recorder = Recorder(directory)
+    for round in range(2):
+        row = RoundRow(round, 1, 1, 8_000_000, 16_000_000, 1.0, 1.0)
+        recorder.round(row, [], [MetricRow(None, "pooled/accuracy", accuracy + 0.1 * round)])
+    recorder.stop() if cut else recorder.close()
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def cells(output: str) -> list[list[str]]:
+    """The rows of the tables that were printed, without their frames; wrapped cells are not joined."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if line[:1] == "│"]
+
+
+def test_ls_shows_what_became_of_each_run(here):
+    recorded("runs/done", 0.5)
+    recorded("runs/sweep/cut", 0.3, cut=True)
+    recorded("runs/sweep/busy", 0.2, cut=True)
+    recorded("runs/broken", 0.2)
+    Path("runs/broken/experiment.json").write_text("{")
+    Path("runs/notes.txt").write_text("mine")
+    before = sorted(path for path in here.rglob("*"))
+    with locked(Path("runs/sweep/busy")):
+        result = rayfl("ls")
+    assert result.exit_code == 0, result.output
+    assert f"4 runs in {here}/runs\n" in result.output
+    assert sorted(row[:4] for row in cells(result.output)) == [
+        ["broken", "damaged", "0/?", ""],
+        ["done", "finished", "2/2", "pooled/accuracy 60.0 %"],
+        ["sweep/busy", "running", "2/3", "pooled/accuracy 30.0 %"],
+        ["sweep/cut", "stopped", "2/3", "pooled/accuracy 40.0 %"],
+    ]
+    assert sorted(path for path in here.rglob("*")) == before
+    assert [row[0] for row in cells(rayfl("ls", "runs/sweep/cut").output)] == ["cut"]
+    refused(rayfl("ls", "nowhere"), f"there is no folder {here}/nowhere")
+
+
+def test_ages_are_in_their_largest_unit():
+    assert [age(seconds) for seconds in (0, 119, 120, 7199, 7200, 2 * 86400 - 1, 3 * 86400)] == [
+        "0 s", "119 s", "2 min", "120 min", "2 h", "48 h", "3 days",
+    ]  # fmt: skip
+
+
+def test_show_says_settings_results_and_how_to_go_on(here):
+    recorded("run", 0.5)
+    shown = rayfl("show", "run")
+    assert shown.exit_code == 0
+    for words in ("[method]", "lr = 0.1", "# torch: 2.13", "60.00 %", "2.000 MB", "finished: 2 of 2 rounds"):
+        assert words in shown.output
+    assert "variables" not in shown.output and f"draw its page: rayfl report {here}/run\n" in shown.output
+    recorded("cut", 0.5, cut=True)
+    assert (
+        f"stopped: 2 of 3 rounds\nrun directory: {here}/cut\ngo on with:    rayfl resume {here}/cut\n"
+        in rayfl("show", "cut").output
+    )
+    refused(rayfl("show", "nowhere"), "is no run directory")
+
+
+def test_compare_ranks_takes_seeds_together_and_shows_what_differs():
+    recorded("a", 0.5)
+    recorded("b", 0.6, seed=2)
+    recorded("c", 0.7, lr=0.3)
+    result = rayfl("compare", "a", "b", "c", "--last", 1, "--target", 0.65)
+    assert result.exit_code == 0, result.output
+    best, second, differing = cells(result.output)
+    assert best == ["same (lr=0.3)", "1", "2", "80.0 % (1)", "1 (1)", "3.00 (1)", "2.00 MB", "4.00 MB", "2.0 s"]
+    assert second[:4] == ["same (lr=0.1)", "1, 2", "2", "65.0 \u00b1 7.1 % (2)"]
+    assert differing == ["method.lr", "0.3", "0.1"]
+    assert "3 runs by pooled/accuracy, best first" in result.output
+    refused(rayfl("compare", "a", "b", "--metric", "own/accuracy"), "did you mean 'pooled/accuracy'?")
+    (only,) = cells(rayfl("compare", "a", "c", "--best-over", "method.lr").output)
+    assert only[0].startswith("same") and only[2] == "75.0 %"
+
+
+def test_nothing_of_torch_or_ray_is_loaded_for_a_table():
+    code = (
+        "import sys, jobs.cli, jobs.shipped, jobs.run_tables, rayfl.report.overview; "
+        "sys.exit(len({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
