@@ -107,7 +107,7 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
     "fedopt yogi": ("fedopt", {"server_optimizer": "yogi", "weighting": "uniform"}),
     "fedsgd of minibatches": ("fedsgd", {"batch_size": 2, "weighting": "uniform"}),
     "fedscr cut both ways": ("fedscr", {"keep_ratio": 0.4, "downlink": "structured"}),
-    "fedpse whose absent catch up": ("fedpse", {"absent": "catch_up", "keep_ratio": 0.5}),
+    "fedpse whose absent fall behind": ("fedpse", {"absent": "nothing", "keep_ratio": 0.5}),
     "mixture_admm in closed form": ("mixture_admm", {"x_step": "closed_form", "damping": 0.2, "cg_iterations": 12}),
     "dpsgd masked": ("dpsgd", {"density": 0.5, "momentum": 0.5}),
     "ind_weipru soft": ("ind_weipru", {"lr": 0.1, "hard": False}),

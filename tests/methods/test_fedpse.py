@@ -10,7 +10,7 @@ from torch import nn
 from tests.methods.fedpse_paper import close, compare, flat
 from tests.methods.reference import SIZES, TinyCNN, images, initial, played, setup_of, trained_by_torch, vectors
 
-BASE = {"lr": 0.3, "batch_size": 0, "steps": 3, "keep_ratio": 0.4}
+BASE = {"lr": 0.3, "batch_size": 0, "steps": 3, "keep_ratio": 0.4, "absent": "nothing"}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from rayfl import tree
 from rayfl.rounds.setup import Setup
+from rayfl.testing.comparison import assert_same_bits, leaves, rows
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from tests.contracts.seams.closed_form import flat
@@ -16,7 +17,7 @@ ABSENCES = ({"per_round": 2}, {"dropout_before_download": 0.3, "dropout_after_tr
 
 
 def fedpse(clients: dict[str, Any], **hyper: Any) -> Setup:
-    return made("fedpse", {"lr": 0.1, "batch_size": 2, "absent": "catch_up", **hyper}, rounds=8, clients=clients)
+    return made("fedpse", {"lr": 0.1, "batch_size": 2, **hyper}, rounds=8, clients=clients)
 
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
@@ -64,9 +65,17 @@ def test_who_comes_back_gets_the_sum_of_what_it_missed(clients: dict[str, Any]):
     assert caught_up > 2
 
 
-def test_by_default_nothing_comes_down_for_what_was_missed():
-    here, log = watched(made("fedpse", {"lr": 0.1, "batch_size": 2}, rounds=4, clients={"per_round": 2}))
+def test_on_request_nothing_comes_down_for_what_was_missed():
+    here, log = watched(fedpse({"per_round": 2}, absent="nothing"))
     play(here)
-    assert here.method.hyper.model_dump()["absent"] == "nothing"
     assert {name for row in log.down.values() for message in row for name in message} == {"update"}
     assert not here.server_half.overrides("personal_message")
+
+
+@pytest.mark.parametrize("keep_ratio", [0.3, 1.0])
+def test_where_all_deliver_nobody_has_anything_to_catch_up_with(keep_ratio: float):
+    ways = [fedpse({}, keep_ratio=keep_ratio, absent=absent) for absent in ("catch_up", "nothing")]
+    (records, run_states), (others, other_states) = (play(here) for here in ways)
+    assert rows(records) == rows(others)
+    for client, state in run_states[-1].states.items():
+        assert_same_bits(leaves("state", state), leaves("state", other_states[-1].states[client]))

@@ -32,7 +32,7 @@ def aggregated(method: FedPSE, updates: list[list[float]], weights: list[float])
 
 def server_after(updates: list[list[float]], weights: list[float] | None = None, **hyper: Any) -> dict[str, Tree]:
     """The server's state after one round of these updates."""
-    setup = setup_of("fedpse", hyper)
+    setup = setup_of("fedpse", {"absent": "nothing", **hyper})
     assert isinstance(setup.method, FedPSE)
     context = setup.context(0, setup.plan(0), NOBODY, "server")
     before = {"update": {"w": torch.zeros(len(updates[0]))}}
@@ -79,7 +79,7 @@ def test_every_entry_has_its_own_weights():
 
 
 def test_nothing_delivered_is_a_zero_update():
-    setup = setup_of("fedpse", {})
+    setup = setup_of("fedpse", {"absent": "nothing"})
     method = setup.method
     assert isinstance(method, FedPSE)
     before = {"update": {"w": torch.ones(3)}}
@@ -179,7 +179,7 @@ def test_draws_are_uniform():
 def test_a_reply_rounds_for_every_tensor_or_for_the_whole_model(scope: Literal["tensor", "model"]):
     # Both tensors [2]: the server chose the first entry, the client sent the second, so d = 0.5 and the quotas are 1
     # and 1. Tensor by tensor floor(0.5 + 0.5) = 1 comes from the client each time; over the model floor(1 + 0.5) = 1.
-    setup = setup_of("fedpse", {"scope": scope, "keep_ratio": 0.5})
+    setup = setup_of("fedpse", {"scope": scope, "keep_ratio": 0.5, "absent": "nothing"})
     method = setup.method
     assert isinstance(method, FedPSE)
     dense = {"a": torch.tensor([3.0, 1.0]), "b": torch.tensor([3.0, 1.0])}
@@ -199,7 +199,7 @@ def test_a_reply_rounds_for_every_tensor_or_for_the_whole_model(scope: Literal["
 
 def test_values_that_go_down_are_those_of_the_dense_average():
     # The client's own entry is not in G_hat; it gets G there, not 0 and not its own value.
-    setup = setup_of("fedpse", {"keep_ratio": 0.5})
+    setup = setup_of("fedpse", {"keep_ratio": 0.5, "absent": "nothing"})
     method = setup.method
     assert isinstance(method, FedPSE)
     server = {"update": {"w": torch.tensor([3.0, 1.0])}, "support": {"w": torch.tensor([True, False])}}
