@@ -27,7 +27,7 @@ from jobs.sweep import run_all
 from rayfl.experiment.experiment import Experiment, override, put_all, read_table
 from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
 from rayfl.plugins import is_in_memory
-from rayfl.report.results import RunResults, SweepResults, load
+from rayfl.report.results import RunResults, SweepResults
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError, shown
@@ -140,9 +140,10 @@ def sweep(
             errors,
             swept.directory,
         )
-    found = load(swept.directory)
-    assert isinstance(found, SweepResults), "a sweep's directory holds runs"
-    return found
+    # A run that was stopped as it began may have left nothing.
+    begun = [one for one in swept.outcomes if (one.directory / "experiment.json").is_file()]
+    runs = [RunResults(read_run(one.directory), one.combination.experiment) for one in begun]
+    return SweepResults(swept.directory, runs)
 
 
 # Any: settings as in an experiment file, and objects from Python.
@@ -223,11 +224,11 @@ def _audience(
     on_round: Callable[[Round], object] | None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Audience:
-    def told(row: RoundRow, means: Mapping[str, float]) -> None:
+    def report_round(row: RoundRow, means: Mapping[str, float]) -> None:
         if on_round is not None:
             on_round(Round(**row._asdict(), planned=planned, metrics=dict(means)))
 
-    return Audience(show, told, stopping)
+    return Audience(show, report_round, stopping)
 
 
 def _path(directory: str | Path | None) -> Path | None:

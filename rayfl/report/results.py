@@ -210,7 +210,7 @@ class RunResults:
 
 
 class SweepResults:
-    """The runs of a sweep, in the order of their directories' names."""
+    """The runs of a sweep, in its order; those that were loaded, in the order of their directories' names."""
 
     def __init__(self, directory: Path, runs: Sequence[RunResults]) -> None:
         self.directory, self.runs = directory, list(runs)
@@ -232,7 +232,7 @@ class SweepResults:
         for one, (_, row) in zip(self.runs, self.settings.iterrows(), strict=True):
             own = pd.DataFrame({key: [value] * len(one.frame) for key, value in row.items()}, index=one.frame.index)
             parts.append(pd.concat([own, one.frame], axis=1))
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat(parts, ignore_index=True) if parts else self.settings
 
     @cached_property
     def summary(self) -> pd.DataFrame:

@@ -15,6 +15,7 @@ import pytest
 import ray
 from ray._private.internal_api import memory_summary
 
+import rayfl
 from actors import session
 from actors.placement import Placement
 from rayfl.experiment.experiment import Runtime
@@ -58,6 +59,15 @@ def test_what_the_coordinator_logs_is_logged_by_the_driver_once(
     chosen = experiment(rounds=1, runtime={"actors": 1})
     assert session.play_on_ray(chosen, prepare(chosen), write_experiment(tmp_path), ignore, resumed=True)
     assert logged(caplog) == ["there is no checkpoint: starting from round 0"]
+
+
+def test_a_loop_over_the_rounds_that_is_left_early_ends_the_run(tmp_path: Path) -> None:
+    table: dict[str, Any] = experiment(rounds=500, runtime={"actors": 1}).as_dict() | {"output": {"report": False}}
+    stream = rayfl.stream(directory=tmp_path / "run", progress=False, **table)
+    for one in stream:
+        assert one.round == 0 and one.planned == 500
+        break
+    assert not stream.results.finished and 1 <= len(stream.results.rounds) < 500
 
 
 def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path) -> None:

@@ -195,20 +195,12 @@ def test_a_plot_shows_the_values(played: Any):
 def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
     given = {**SETTINGS, "rounds": 2, "sweep": {"seed": [1, 2], "method": ["local", FedAvg]}}
     found = API.sweep(directory=tmp_path / "sweep", progress=False, **given)
-    assert (
-        type(found).__name__ == "SweepResults"
-        and len(found) == 4
-        and (tmp_path / "sweep" / "comparison.html").is_file()
-    )
-    assert found.settings[["seed", "method.name"]].values.tolist() == [
-        [1, "fedavg"],
-        [1, "local"],
-        [2, "fedavg"],
-        [2, "local"],
-    ]
+    assert len(found) == 4 and (tmp_path / "sweep" / "comparison.html").is_file()
+    varied = found.settings[["seed", "method.name"]].values.tolist()
+    assert varied == [[1, "local"], [1, "fedavg"], [2, "local"], [2, "fedavg"]]
     assert len(found.frame) == 8 and {"run", "seed", "method.name", "round", "own/accuracy"} <= set(found.frame.columns)
     of_one = found.frame[(found.frame.seed == 2) & (found.frame["method.name"] == "fedavg")]
-    assert of_one["own/accuracy"].tolist() == found.runs[2].frame["own/accuracy"].tolist()
+    assert of_one["own/accuracy"].tolist() == found.runs[3].frame["own/accuracy"].tolist()
     assert found.summary["own/accuracy"].tolist() == [one.summary["final"]["own/accuracy"] for one in found.runs]
     lines = found.plot("own/accuracy").get_lines()
     means = found.frame.groupby(["method.name", "round"])["own/accuracy"].mean()
@@ -216,9 +208,22 @@ def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
         np.sort([line.get_ydata() for line in lines], axis=0), np.sort([means["fedavg"], means["local"]], axis=0)
     )
     assert "method.name" in found._repr_html_() and repr(found) == f"<sweep of 4 runs in {tmp_path / 'sweep'}>"
-    # What has finished is not run again, and an override of a swept key takes it out of the sweep.
+    # What has finished is not run again.
     again = API.sweep(directory=tmp_path / "sweep", progress=False, **given)
     assert again.frame.wall_s.tolist() == found.frame.wall_s.tolist()
+    loaded = API.load(tmp_path / "sweep")
+    assert type(loaded).__name__ == "SweepResults" and sorted(loaded.frame.wall_s) == sorted(found.frame.wall_s)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_files_sweep_loses_the_keys_that_the_call_sets(tmp_path: Path):
+    (tmp_path / "x.toml").write_text(FILE + "[sweep]\nseed = [1, 2]\nmethod.lr = [0.1, 0.2]\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"^this is a sweep, of several experiments: give it to rayfl.sweep$"):
+        API.run(tmp_path / "x.toml")
+    changes = {"directory": tmp_path / "sweep", "progress": False, "rounds": 1, "runtime": {"executor": "inline"}}
+    found = API.sweep(tmp_path / "x.toml", "sweep.clients.count=[3, 4]", "seed=7", **changes, **{"method.lr": 0.3})
+    assert found.settings[["seed", "clients.count"]].values.tolist() == [[7, 3], [7, 4]]
+    assert [one.settings["method"]["lr"] for one in found.runs] == [0.3, 0.3]
 
 
 @pytest.mark.usefixtures("undrawn")
