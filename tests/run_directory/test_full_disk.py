@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 from click.testing import CliRunner, Result
 
 from jobs.cli import main
 from jobs.single import run
-from rayfl.run_directory import checkpoint, record
+from rayfl.run_directory import checkpoint
 from rayfl.run_directory.atomic_files import DiskError, write_text
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.tables import Stream
@@ -86,7 +87,7 @@ def test_a_file_system_that_fills_up_anywhere_costs_no_bit(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
-    [(Stream, "append", 7), (Stream, "sync", 4), (EventWriter, "scalars", 2), (record, "save_file", 0)],
+    [(Stream, "append", 7), (Stream, "sync", 4), (EventWriter, "scalars", 2), (safetensors.torch, "save_file", 0)],
 )
 @pytest.mark.parametrize(("number", "cure"), [(errno.EIO, "check the disk"), (errno.EROFS, "make it writable")])
 def test_what_is_refused_ends_the_run_with_a_sentence_and_is_made_good(
