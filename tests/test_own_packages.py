@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 from ray import cloudpickle
 
+import rayfl
 from actors.client import ClientActor
 from actors.coordinator import Coordinator
 from rayfl.own_packages import claim
@@ -25,38 +26,31 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(project: Path, *arguments: str) -> str:
-    """What a Python prints that looks into the project first, and into rayfl's folder then."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(ROOT)))}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=project, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_command_and_a_program_find_our_packages(project: Path):
-    program = "import rayfl, runpy, sys\nprint(rayfl.run.__module__, sys.modules['actors'].__file__, flush=True)\n"
-    program += "sys.argv = ['rayfl', '--version']\nrunpy.run_module('rayfl', run_name='__main__')"
-    first, second = python(project, "-c", program).splitlines()
-    assert first == f"jobs.from_python {ROOT / 'actors' / '__init__.py'}" and second.startswith("rayfl, version ")
-
-
-def test_a_worker_of_rays_finds_our_actors(project: Path):
+def test_rays_workers_programs_and_the_command_find_our_packages(project: Path):
     # Ray hands a worker the class pickled by value, and puts the driver's directory before all others there.
     for number, actor in enumerate((ClientActor, Coordinator)):
         pickled = cloudpickle.dumps(actor.__ray_metadata__.modified_class)  # type: ignore[attr-defined]
         (project / str(number)).write_bytes(pickled)
     program = """
-import sys
+import runpy, sys
 from ray import cloudpickle
+
 for name in "01":
     print(cloudpickle.loads(open(name, "rb").read()).__name__, sys.modules["actors"].__file__)
     for module in [name for name in sys.modules if name.partition(".")[0] in ("actors", "rayfl")]:
         del sys.modules[module]
+import rayfl
+print(rayfl.run.__module__, sys.modules["actors"].__file__, flush=True)
+sys.argv = ["rayfl", "--version"]
+runpy.run_module("rayfl", run_name="__main__")
 """
-    ours = str(ROOT / "actors" / "__init__.py")
-    assert python(project, "-c", program).split() == ["ClientActor", ours, "Coordinator", ours]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(ROOT)))}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ours = ROOT / "actors" / "__init__.py"
+    expected = [f"{name} {ours}" for name in ("ClientActor", "Coordinator", "jobs.from_python")]
+    assert done.stdout.splitlines() == [*expected, f"rayfl, version {rayfl.__version__}"]
 
 
 def test_another_package_of_the_name_that_was_imported_is_named(monkeypatch: pytest.MonkeyPatch):
