@@ -1,109 +1,23 @@
 """The command `rayfl`: run, sweep, report, what there is to choose from, and measurements."""
 
 import json
-import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
-from actors.supervisor import supervised
-from jobs.exit_codes import FAILED, INTERRUPTED
-from jobs.standard_output import discard_output, outliving_its_reader, print_table
+from jobs.command_line import ABSOLUTE, EXISTING, EXPERIMENT, Supervised, WithSettings, sentences
+from jobs.exit_codes import INTERRUPTED
+from jobs.standard_output import outliving_its_reader, print_table
 from rayfl import __version__
 
 # A list of commands loads nothing that it does not need.
 if TYPE_CHECKING:
     from rayfl.experiment.report_options import ReportOptions
     from rayfl.run_directory.record import Run
-
-EXISTING = click.Path(path_type=Path)
-
-
-class _Absolute(click.Path):
-    """A path that is printed, and written down, as an absolute one."""
-
-    # Any: click's own signature.
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path from the current directory."""
-        return Path(os.fsdecode(super().convert(value, param, ctx))).absolute()
-
-
-class _ExperimentFile(click.Path):
-    """The path of an experiment's file, or the name of one that comes with rayfl."""
-
-    # Any: click's own signature.
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path of the file."""
-        with sentences():
-            from jobs.shipped import experiment_file
-
-            return experiment_file(Path(os.fsdecode(super().convert(value, param, ctx))))
-        raise AssertionError("the sentence has ended the command")
-
-
-ABSOLUTE = _Absolute(path_type=Path)
-EXPERIMENT = _ExperimentFile(path_type=Path)
-
-
-@contextmanager
-def sentences() -> Iterator[None]:
-    """Every exception ends in one sentence: a user's mistake with exit code 2, a failure of anything else with 1.
-
-    Where nobody reads the output any more, as under `| head`, the command ends without a word.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_output()
-        sys.exit(FAILED)
-    except (click.ClickException, click.Abort, click.exceptions.Exit):
-        raise
-    # One handler for all commands: nothing but a sentence reaches the user.
-    except Exception as error:  # noqa: BLE001
-        from jobs.errors import described
-
-        sentence, code = described(error)
-        print(f"rayfl: {sentence}", file=sys.stderr)
-        sys.exit(code)
-
-
-class WithSettings(click.Command):
-    """A command that takes settings as KEY=VALUE, and names the setting where it is given one as an option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            with sentences():
-                from rayfl.experiment.experiment import Experiment
-                from rayfl.experiment.unknown_keys import places
-                from rayfl.settings import SettingsError
-
-                option = error.option_name
-                key = next(iter(places(option.lstrip("-"), Experiment)), None)
-                if key is None:
-                    raise
-                at = next(place for place, word in enumerate(given) if word.partition("=")[0] == option)
-                value = given[at].partition("=")[2] or " ".join(given[at + 1 : at + 2]) or "VALUE"
-                raise SettingsError(
-                    f"there is no option {option}; settings are written KEY=VALUE: {key}={value}"
-                ) from None
-            raise AssertionError("the sentence has ended the command") from None
-
-
-class Supervised(click.Group):
-    """Commands which, called by a shell, run in a child process: actors/supervisor.py."""
-
-    # Any: click's own signature.
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        supervised(lambda: self.main(*args, **kwargs), FAILED)
 
 
 @click.group(cls=Supervised, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,16 @@ def first_sentence(text: str) -> str:
 def print_table(table: Table, width: int = 110) -> None:
     """Print a table as wide as the terminal, or as `width` letters where the output is a file."""
     Console(width=None if sys.stdout.isatty() else width).print(table)
+
+
+def reader_has_left() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False
 
 
 def discard_output() -> None:

@@ -208,10 +208,11 @@ def test_an_interrupted_run_ends_after_its_round_and_keeps_its_records(file):
         (["--keep-ratio", "0.2"], "method.keep_ratio=0.2"),
         (["--num_clients"], "clients.count=VALUE"),
         (["--seed", "3"], "seed=3"),
+        (["-p0.5"], "method.p=VALUE"),
     ],
 )
 def test_a_setting_given_as_an_option_is_shown_as_a_setting(file, option, setting):
-    refused(rayfl("run", file, *option), f"there is no option {option[0].partition('=')[0]}; ", f": {setting}\n")
+    refused(rayfl("run", file, *option), "there is no option -", f": {setting}\n")
 
 
 def test_an_option_that_is_no_setting_either_is_refused(file):
@@ -244,3 +245,12 @@ def test_what_outlives_its_reader_prints_on_to_nowhere(monkeypatch):
             for _ in range(3):
                 print("round", flush=True)
         assert sys.stdout is nobody
+
+
+def test_a_broken_pipe_that_is_not_standard_output_is_told(monkeypatch):
+    def fail() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("jobs.shipped.table", fail)
+    result = rayfl("examples")
+    assert result.exit_code in (1, 2) and "broken pipe" in result.stderr
