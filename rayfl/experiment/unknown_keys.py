@@ -125,9 +125,9 @@ def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: A
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     names = [repr(one) for one in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
-    table, have = error.key[0], "has" if len(others) == 1 else "have"
+    table, do = error.key[0], "does" if len(others) == 1 else "do"
     return SettingsError(
-        f"': {kind.label} {name!r} has no such setting, and {listed(names, 'and')} {have}; remove it, or give "
+        f"': {kind.label} {name!r} does not take it, but {listed(names, 'and')} {do}; remove it, or give "
         f"{table}={name}, which replaces the whole table, in place of {table}.name={name}",
         error.key,
         error.lead,

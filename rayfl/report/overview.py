@@ -49,7 +49,7 @@ def overview(directory: Path) -> Overview:
     """The run in `directory` in a line; a run that cannot be read is damaged."""
     age = max(0.0, time.time() - _last_change(directory))
     try:
-        run = read_run(directory)
+        run = read_run(directory, leave_out=("clients",))
     except SettingsError:
         return Overview(directory, "damaged", 0, None, None, age)
     planned, names = run.experiment.get("rounds"), accuracy_names(groups([run]))

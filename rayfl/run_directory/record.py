@@ -14,7 +14,7 @@ Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams 
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,13 +320,19 @@ def read_platform(directory: Path) -> Mapping[str, object]:
     return _read_json(path) if path.exists() or (directory / "records").exists() else {}
 
 
-def read_run(directory: Path) -> Run:
-    """Read a run that is finished, running or was cut (then what is readable). SettingsError if it is no run."""
+def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
+    """Read a run that is finished, running or was cut (then what is readable). SettingsError if it is no run.
+
+    `leave_out`: tables that are not read, and empty; that of the clients can be long.
+    """
     if not (directory / "experiment.json").is_file():
         raise SettingsError(
             f"{directory} is no run directory (it has no experiment.json): name the directory that a run made"
         )
-    tables = {name: read_table(directory, name) for name in SCHEMAS}
+    tables = {
+        name: schema.empty_table() if name in leave_out else read_table(directory, name)
+        for name, schema in SCHEMAS.items()
+    }
     return Run(
         directory=directory,
         experiment=_read_json(directory / "experiment.json"),

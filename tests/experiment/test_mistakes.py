@@ -32,9 +32,9 @@ UNION = (
         ({"runtime": {"seed": 3}}, "unknown key 'runtime.seed': did you mean 'seed'"),
         ({"learning_rat": 0.1}, "unknown key 'learning_rat': known are: "),
         ({"method": {"name": "fedavg", "keep_ratio": 0.1, "lr": 0.1}},
-         "unknown key 'method.keep_ratio': method 'fedavg' has no such setting, and 'fedpse', 'fedscr' and 'fedstc'"),
+         "unknown key 'method.keep_ratio': method 'fedavg' does not take it, but 'fedpse', 'fedscr' and 'fedstc' do"),
         ({"partition": {"name": "iid", "ratio": 0.1}},
-         "unknown key 'partition.ratio': partition 'iid' has no such setting, and 'lambda-ratio' has; remove it, or "
+         "unknown key 'partition.ratio': partition 'iid' does not take it, but 'lambda-ratio' does; remove it, or "
          "give partition=iid, which replaces the whole table, in place of partition.name=iid"),
         ({"method": "fedspe"}, "unknown method 'fedspe': did you mean 'fedpse'?"),
         ({"data": "digit"}, "unknown dataset 'digit': did you mean 'digits'?"),
