@@ -12,6 +12,7 @@ import numpy as np
 
 from rayfl.compress.base import Codec, Message
 from rayfl.compress.dense import DenseCodec
+from rayfl.compress.known_support import KnownSupportCodec
 from rayfl.compress.sparse import SparseCodec
 
 BYTES_A_VALUE = 4
@@ -29,6 +30,11 @@ def _values(codec: Codec, parts: Mapping[str, np.ndarray]) -> int:
 
 @_values.register
 def _(codec: DenseCodec, parts: Mapping[str, np.ndarray]) -> int:
+    return sum(part.size for part in parts.values())
+
+
+@_values.register
+def _(codec: KnownSupportCodec, parts: Mapping[str, np.ndarray]) -> int:
     return sum(part.size for part in parts.values())
 
 

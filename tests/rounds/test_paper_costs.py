@@ -47,6 +47,12 @@ def test_a_sparse_uplink_and_fedpse_count_the_numbers_alone():
     assert record.means["comm/mean_megabytes"] == pytest.approx(4 * kept / 1e6, rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["subfedavg", "lotteryfl"])
+def test_entries_of_a_mask_that_the_server_knows_are_numbers_too(name: str):
+    _, record = first_round(name, epochs=1)
+    assert record.means["comm/busiest_megabytes"] == pytest.approx(6 * 4 * PARAMETERS / 1e6)
+
+
 @pytest.mark.parametrize(
     ("name", "hyper", "gradients"),
     [
