@@ -17,6 +17,9 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
+# Ray gives its workers the least priority but four, and the other test processes would keep actors from starting.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray spells it)
+
 ON_RAY = "rayfl/on_ray"
 """Where pytest's cache holds the names of the tests on Ray: the processes collect tests, and another one deals them."""
 

@@ -14,9 +14,12 @@ from actors.errors import ClusterError
 from jobs.single import run
 from jobs.standard_output import outliving_its_reader
 from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.sweep import read_sweep
 from rayfl.rounds.calls import ClientError
+from rayfl.rounds.setup import check_retention
 from rayfl.run_directory.record import load_model, read_run
 from rayfl.settings import SettingsError
+from tests.contracts.seams.quadratic import Quadratic
 from tests.jobs.commands import rayfl, refused
 
 EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "jobs" / "experiments").glob("*.toml"))
@@ -181,6 +184,13 @@ def test_python_runs_an_experiment_too(tmp_path):
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_every_shipped_experiment_is_valid_and_named_for_its_file(path):
     assert read(path).name == path.stem
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_combination_of_a_shipped_sweep_uses_its_retention_ratios(path):
+    for combination in read_sweep(path) or []:
+        found = combination.experiment
+        check_retention(found.method.make(Quadratic(), found.rounds), found.uplink, found.clients)
 
 
 @pytest.mark.ray
