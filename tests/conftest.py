@@ -1,6 +1,6 @@
 """Every test process does its numbers like every other process of rayfl; tests on Ray share one local cluster.
 
-Under pytest-xdist (`-n 2 --dist loadfile`) one process takes all tests on Ray, before any other test, and every other
+Under pytest-xdist (`-n 3 --dist loadfile`) one process takes all tests on Ray, before any other test, and every other
 file goes to one process, so that what the tests of a file share is made once.
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTEST = "-m pytest -n 2 --dist loadfile"
+PYTEST = "-m pytest -n 3 --dist loadfile"
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 # A stand-in for Python: `-c` is the question whether it is good enough, `-m venv` copies itself into the new .venv,
