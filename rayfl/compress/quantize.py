@@ -22,8 +22,8 @@ from rayfl.tree import Tree
 
 Norm = Literal["1", "2", "inf"]
 Coding = Literal["fixed", "elias"]
-Levels = Annotated[int, Field(ge=1, le=2 ** (bits.MAX_WIDTH - 1) - 1)]
-Bucket = Annotated[int, Field(ge=0)]
+Levels = Annotated[int, Field(ge=1, le=2 ** (bits.MAX_WIDTH - 1) - 1, description="levels s between 0 and the norm")]
+Bucket = Annotated[int, Field(ge=0, description="entries that share a norm; 0: the whole tensor")]
 
 FIXED_POINT_BITS = 31
 """Bits of the fixed-point x; the fraction takes those that the levels leave. Its truncation is below N 2^-30."""
@@ -123,8 +123,8 @@ class Quantize(Quantizer):
 
     name: ClassVar[str] = "quantize"
     norm: Norm = Field(default="2", description="norm p of a bucket")
-    levels: Levels = Field(default=7, description="levels s between 0 and the norm")
-    bucket: Bucket = Field(default=512, description="entries that share a norm; 0: the whole tensor")
+    levels: Levels = 7
+    bucket: Bucket = 512
     coding: Coding = Field(
         default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
     )
@@ -153,8 +153,8 @@ class QSGD(Quantizer):
     """
 
     name: ClassVar[str] = "qsgd"
-    levels: Levels = Field(default=7, description="levels s between 0 and the norm")
-    bucket: Bucket = Field(default=512, description="entries that share a norm; 0: the whole tensor")
+    levels: Levels = 7
+    bucket: Bucket = 512
     coding: Coding = Field(
         default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
     )

@@ -71,12 +71,12 @@ class RandK(Sparsifier):
     """
 
     name: ClassVar[str] = "randk"
-    keep_ratio: KeepRatio = Field(default=0.1, description="share of the entries that is sent, k / n, in (0, 1]")
+    keep_ratio: KeepRatio = 0.1
     scale: bool = Field(default=True, description="multiply what is kept by n / k, which is unbiased")
     positions: Literal["seed", "coded"] = Field(
         default="seed", description="seed: both ends draw the same positions; coded: the positions are sent"
     )
-    scope: Scope = Field(default="tensor", description="tensor: k of each tensor; model: k of the whole model")
+    scope: Scope = "tensor"
 
     def keeping(self, ratio: float) -> "RandK":
         return self.model_copy(update={"keep_ratio": ratio})

@@ -29,7 +29,9 @@ from rayfl.compress.values import (
 )
 from rayfl.tree import Tree
 
-Scope = Literal["tensor", "model"]
+Scope = Annotated[
+    Literal["tensor", "model"], Field(description="tensor: k of each tensor; model: k of the whole model")
+]
 
 SAMPLE_SIZE = 1 << 16
 CHUNK = 1 << 16
@@ -46,7 +48,11 @@ def ratio_in_range(ratio: float) -> float:
     return ratio
 
 
-KeepRatio = Annotated[float, AfterValidator(ratio_in_range)]
+KeepRatio = Annotated[
+    float,
+    AfterValidator(ratio_in_range),
+    Field(description="share of the entries that is sent, k / n, in (0, 1]"),
+]
 
 
 class Draw(Protocol):
@@ -243,8 +249,8 @@ class TopK(Sparsifier):
     """
 
     name: ClassVar[str] = "topk"
-    keep_ratio: KeepRatio = Field(default=0.1, description="share of the entries that is sent, k / n, in (0, 1]")
-    scope: Scope = Field(default="tensor", description="tensor: k of each tensor; model: k of the whole model")
+    keep_ratio: KeepRatio = 0.1
+    scope: Scope = "tensor"
 
     def keeping(self, ratio: float) -> "TopK":
         return self.model_copy(update={"keep_ratio": ratio})

@@ -72,7 +72,7 @@ class Ternary(Compressor):
 
     name: ClassVar[str] = "stc"
     keep_ratio: float = Field(default=0.1, description="share of the entries that is sent, k / n, in (0, 1]")
-    scope: Scope = Field(default="tensor", description="tensor: k of each tensor; model: k of the whole model")
+    scope: Scope = "tensor"
 
     @field_validator("keep_ratio")
     @classmethod

@@ -20,7 +20,7 @@ class QSGDHyper(GradientStep):
     """Hyper-parameters of QSGD."""
 
     levels: Levels = Field(default=7, description="levels beside zero, s; 7: four bits an entry with its sign")
-    bucket: Bucket = Field(default=512, description="entries that share a norm; 0: the whole tensor")
+    bucket: Bucket = 512
     coding: Coding = Field(default="fixed", description="fixed: as many bits for each entry; elias: few for zeros")
 
 

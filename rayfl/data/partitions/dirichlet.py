@@ -24,9 +24,7 @@ class DirichletClient(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-client"
-    alpha: float = Field(
-        default=0.3, gt=0.0, le=1e12, description="concentration of the labels: small is skewed, large is even"
-    )
+    alpha: Concentration = 0.3
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
@@ -72,9 +70,7 @@ class DirichletSizes(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-sizes"
-    alpha: float = Field(
-        default=100.0, gt=0.0, le=1e12, description="concentration of the labels: small is skewed, large is even"
-    )
+    alpha: Concentration = 100.0
     sigma: float = Field(default=0.0, ge=0.0, le=10.0, description="spread of the sizes, log-normal; 0: all equal")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
@@ -98,9 +94,7 @@ class DirichletClass(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-class"
-    alpha: float = Field(
-        default=0.5, gt=0.0, le=1e12, description="concentration of the labels: small is skewed, large is even"
-    )
+    alpha: Concentration = 0.5
     min_samples: int = Field(default=10, ge=1, description="least train samples of a client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:

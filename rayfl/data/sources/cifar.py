@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.fetch import download
+from rayfl.data.sources.fetch import CACHE, Cache, Root, download
 from rayfl.data.torchvision import torchvision
 from rayfl.limits.regular_files import expanded
 from rayfl.settings import SettingsError
@@ -20,12 +20,8 @@ from rayfl.settings import SettingsError
 class _CIFAR(Source):
     """The published files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
 
-    root: Path | None = Field(
-        default=None, strict=False, description="folder of the files; default: downloaded to cache"
-    )
-    cache: Path = Field(
-        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
-    )
+    root: Root = None
+    cache: Cache = CACHE
     augment: bool = Field(default=True, description="crop and flip train batches at random")
 
     kind: ClassVar[str]

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.fetch import download
+from rayfl.data.sources.fetch import CACHE, Cache, Root, download
 from rayfl.data.sources.idx import find_idx
 from rayfl.data.sources.mnist import read_samples
 from rayfl.data.sources.moments import moments
@@ -39,12 +39,8 @@ class EMNIST(Source):
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = Field(
         default="balanced", description="which of EMNIST's splits"
     )
-    root: Path | None = Field(
-        default=None, strict=False, description="folder of the files; default: downloaded to cache"
-    )
-    cache: Path = Field(
-        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
-    )
+    root: Root = None
+    cache: Cache = CACHE
 
     def load(self) -> Dataset:
         """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""

@@ -4,7 +4,7 @@ import zlib
 from http.client import HTTPException
 from pathlib import Path
 from tarfile import TarError
-from typing import ClassVar
+from typing import Annotated, ClassVar
 from zipfile import BadZipFile
 
 from pydantic import Field
@@ -14,14 +14,16 @@ from rayfl.data.torchvision import torchvision
 from rayfl.limits.regular_files import expanded
 from rayfl.settings import SettingsError
 
+Root = Annotated[Path | None, Field(strict=False, description="folder of the files; default: downloaded to cache")]
+Cache = Annotated[Path, Field(strict=False, description="folder of downloads and of decoded arrays")]
+CACHE = Path("~/.cache/rayfl")
+
 
 class Fetched(Source):
     """A dataset whose files the user fetches: they lie in `root`, or in `cache`/NAME where no root is given."""
 
     root: Path | None = Field(default=None, strict=False, description="folder of the files; default: CACHE/NAME")
-    cache: Path = Field(
-        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
-    )
+    cache: Cache = CACHE
 
     advice: ClassVar[str]
     """Advice on the files to fetch, as the middle of a sentence: "fetch ... and unpack it"."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rayfl.data.check import whole_labels
 from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.fetch import download
+from rayfl.data.sources.fetch import CACHE, Cache, Root, download
 from rayfl.data.sources.idx import find_idx, read_idx
 from rayfl.limits.regular_files import expanded
 from rayfl.settings import SettingsError
@@ -25,12 +25,8 @@ STEMS = {
 class _FourFiles(Source):
     """Four IDX files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
 
-    root: Path | None = Field(
-        default=None, strict=False, description="folder of the files; default: downloaded to cache"
-    )
-    cache: Path = Field(
-        default=Path("~/.cache/rayfl"), strict=False, description="folder of downloads and of decoded arrays"
-    )
+    root: Root = None
+    cache: Cache = CACHE
     padding: int = Field(default=0, ge=0, le=98, description="black pixels around an image; 2 makes it 32x32")
 
     mean: ClassVar[float]
