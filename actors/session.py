@@ -71,7 +71,7 @@ def play_on_ray(
     hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
     """
     resume = f"rayfl resume {directory}"
-    with session(experiment.runtime, setup), _resumed_by(resume):
+    with session(experiment.runtime, setup):
         if _address(experiment.runtime) and heap.overflows(setup):
             log.warning(heap.ADVICE)
         placement = place(experiment.runtime, nodes())
@@ -119,16 +119,6 @@ def play_on_ray(
                         raise ClusterError(decision.sentence) from error
                     log.warning(decision.sentence)
                     spec = replace(spec, resumed=True)
-
-
-@contextmanager
-def _resumed_by(command: str) -> Iterator[None]:
-    """Where this process is ended inside, `command` goes on."""
-    supervisor.report(resume=command)
-    try:
-        yield
-    finally:
-        supervisor.report(resume=None)
 
 
 def _coordinator(runtime: Runtime) -> Actor:

@@ -7,7 +7,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from actors import session
+from actors import session, supervisor
 from actors.placement import nodes, place
 from jobs import console
 from jobs.console import Audience
@@ -48,6 +48,7 @@ def run(
     with _placed(experiment, setup), new_run_directory(directory, overwrite):
         with writing(directory, "run it again"):
             write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
+        supervisor.report(resume=f"rayfl resume {directory}")
         _play_and_report(experiment, setup, directory, files, here, audience, resumed=False)
     return directory
 
@@ -74,6 +75,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     setup = prepare(experiment)
     here = check_platform(before, experiment)
     command = f"rayfl resume {before.directory}"
+    supervisor.report(resume=command)
     with _placed(experiment, setup, command):
         if experiment.runtime.executor == "inline":
             found = platform.with_kind(before.platform, here) if before.platform else here

@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Literal
 
-from actors import session
+from actors import session, supervisor
 from actors.errors import ClusterError
 from jobs import console
 from jobs.console import Audience
@@ -233,6 +233,9 @@ def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audie
         return Outcome(one, directory, "failed", str(error))
     except Exception as error:  # noqa: BLE001 (a mistake of ours in one run must not cost the others)
         return Outcome(one, directory, "failed", described(error)[0])
+    finally:
+        # The sweep goes on by the command that began it.
+        supervisor.report(resume=None)
     return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.faults import Nodes
+from actors.losses import TRIES
 from jobs.bench.victims import ACTOR, COORDINATOR, DRIVER, GCS, RAYLET, Victim, pick, processes
 from jobs.console import ROUND_LINE
 from rayfl.run_directory import checkpoint
@@ -144,7 +145,7 @@ class Run:
     def _finished_by_a_driver(self, left: list[str]) -> bool:
         """The life of one driver: strikes up to one that ends it, or to the end of the run, which True stands for."""
         life_s, driver, done = self.calm.left_s(self.directory), Driver(*self._arguments()), list[str]()
-        waiting = [(self.chance.uniform(0, life_s), strike) for strike in of_one_life(left)]
+        waiting, before = [(self.chance.uniform(0, life_s), strike) for strike in of_one_life(left)], self.story.kills
         try:
             while waiting and not (done and done[-1] in ENDINGS):
                 moment, strike = waiting.pop(waiting.index(min(waiting)))
@@ -166,7 +167,8 @@ class Run:
             driver.end()
         self.story.rounds += driver.rounds
         self.unstruck += not done
-        self.story.lost = self.story.lost or fault(driver, self.directory, done, self.unstruck)
+        kills = self.story.kills - before
+        self.story.lost = self.story.lost or fault(driver, self.directory, done, kills, self.unstruck)
         return driver.process.returncode == 0
 
     def _arguments(self) -> list[str]:
@@ -257,11 +259,12 @@ def of_one_life(left: Sequence[str]) -> list[str]:
     return [strike for strike in left if strike not in ENDINGS] + endings[:1]
 
 
-def fault(driver: Driver, directory: Path, done: Sequence[str], unstruck: int) -> str:
+def fault(driver: Driver, directory: Path, done: Sequence[str], kills: int, unstruck: int) -> str:
     """Why a driver ended as none may end after the strikes `done`; "" for one that ended the run or can be resumed.
 
-    `unstruck`: how many drivers of the run ended before any strike. That happens to some where the machine is too busy
-    to start a Ray, and may happen twice.
+    `kills`: processes that they struck; after as many in a row a run gives up by design (`actors.losses.TRIES`), and
+    many may fall into one start. `unstruck`: how many drivers of the run ended before any strike. That happens to some
+    where the machine is too busy to start a Ray, and may happen twice.
     """
     code, errors = driver.process.returncode, driver.errors.strip()
     ended = f"after {', '.join(done) or 'no strike'} its driver ended with code {code}"
@@ -271,7 +274,7 @@ def fault(driver: Driver, directory: Path, done: Sequence[str], unstruck: int) -
     last = done[-1] if done else ""
     if code == -signal.SIGKILL and last == "driver":
         return ""
-    by_nature = last in ENDINGS or (not done and unstruck <= 2)
+    by_nature = last in ENDINGS or kills >= TRIES["coordinator"] or (not done and unstruck <= 2)
     if code == 1 and by_nature and re.fullmatch(r"rayfl: .+", errors):
         resumable = (directory / "experiment.json").exists()
         return "" if f"rayfl resume {directory}" in errors or not resumable else f"{ended}, without a way on: {errors}"

@@ -76,6 +76,8 @@ def test_a_driver_sees_one_ending() -> None:
         (2, "rayfl: a mistake", ["full disk"], True),
         (0, "", ["actor"], True),
         (1, "rayfl: the run failed: Ray did not start; go on with: rayfl resume {run}", [], False),
+        (1, "rayfl: the coordinator died 10 times; go on with: rayfl resume {run}", ["actor"] * 10, False),
+        (1, "rayfl: the coordinator died 10 times", ["actor"] * 10, True),
     ],
 )
 def test_a_run_that_ends_otherwise_is_lost(code: int, errors: str, done: list[str], lost: bool, tmp_path: Path) -> None:
@@ -86,8 +88,8 @@ def test_a_run_that_ends_otherwise_is_lost(code: int, errors: str, done: list[st
     driver: Any = SimpleNamespace(
         process=SimpleNamespace(returncode=code), errors=errors.format(run=tmp_path), output=""
     )
-    assert bool(attack.fault(driver, tmp_path, done, unstruck=2)) == lost
-    assert done or attack.fault(driver, tmp_path, done, unstruck=3)
+    assert bool(attack.fault(driver, tmp_path, done, len(done), unstruck=2)) == lost
+    assert done or attack.fault(driver, tmp_path, done, 0, unstruck=3)
 
 
 @pytest.mark.parametrize(
