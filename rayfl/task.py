@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rayfl.data.batches import Batch
 from rayfl.models import flops
+from rayfl.models.base import MemoryFormat, laid_out
 from rayfl.tree import Tree
 
 Objective = Callable[[Tree, Batch], Tensor]
@@ -102,12 +103,19 @@ class Task(ABC):
 class Classification(Task):
     """Softmax classification by a network: cross-entropy loss, accuracy. The module is a skeleton without storage.
 
-    `input_shape`, the shape of one example, lets it count its operations.
+    `input_shape`, the shape of one example, lets it count its operations. The network gets images laid out in
+    `memory_format`.
     """
 
-    def __init__(self, build: Callable[[], nn.Module], input_shape: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        input_shape: tuple[int, ...] | None = None,
+        memory_format: MemoryFormat = "contiguous",
+    ) -> None:
         self.build = build
         self.input_shape = input_shape
+        self.memory_format: MemoryFormat = memory_format
         self._skeleton()
         refuse_batch_statistics(self.module)
         self.stochastic = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in self.module.modules())
@@ -121,13 +129,14 @@ class Classification(Task):
         return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
+        inputs = laid_out(batch.inputs, self.memory_format)
         if self.recurrent:
             # nn.RNNBase keeps a list of its weights beside its parameters, which functional_call knows to renew.
-            return torch.func.functional_call(self.module, params, (batch.inputs,))
+            return torch.func.functional_call(self.module, params, (inputs,))
         for owner, name, parameter in self.slots:
             owner._parameters[name] = params[parameter]  # pyright: ignore[reportArgumentType]
         try:
-            return self.module(batch.inputs)
+            return self.module(inputs)
         finally:
             # Parameters left in the module would keep this call's graph alive.
             for owner, name, _ in self.slots:
@@ -221,4 +230,5 @@ def _inner(a: Tree, b: Tree) -> Tensor:
 
 
 def _named(like: Tree, values: "tuple[Tensor, ...]") -> Tree:
-    return dict(zip(like, values, strict=True))
+    """By name, and contiguous: a checkpoint keeps no strides, and sums over a tensor add in the order of its memory."""
+    return {name: value.contiguous() for name, value in zip(like, values, strict=True)}

@@ -16,7 +16,9 @@ from jobs.bench.workloads import WORKLOADS
 from rayfl.determinism.process import prepare_process
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.models.base import laid_out
 from rayfl.rounds.setup import Setup
+from rayfl.task import Classification
 
 
 class Bare:
@@ -29,9 +31,11 @@ class Bare:
         assert isinstance(hyper, LocalTraining)
         self.hyper = hyper
         data = self.setup.dataset
-        self.inputs = data.prepare(data.train.inputs)
+        task = self.setup.method.task
+        assert isinstance(task, Classification)
+        self.inputs = laid_out(data.prepare(data.train.inputs), task.memory_format)
         self.labels = torch.from_numpy(data.train.labels)
-        self.net = self.setup.method.task.build()  # type: ignore[attr-defined]
+        self.net = task.build()
         self.parameters = list(self.net.parameters())
 
     def train(self, client: int, model: list[Tensor]) -> int:

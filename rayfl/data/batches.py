@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.datasets import Dataset, Samples, channels_last
+from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition
 
 NORMALISED_BYTES = 64 << 20
@@ -155,8 +155,7 @@ class ClientData:
         labels = _to_torch(samples.labels[indices], device)
         for positions in plan:
             chosen = _to_torch(positions, device)
-            taken = inputs.index_select(0, chosen)
-            yield Batch(channels_last(taken) if taken.dim() == 4 else taken, labels.index_select(0, chosen))
+            yield Batch(inputs.index_select(0, chosen), labels.index_select(0, chosen))
 
     def _one_by_one(
         self,

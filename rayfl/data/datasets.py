@@ -83,15 +83,12 @@ class Dataset:
         return self.normalise(torch.tensor(inputs))
 
     def normalise(self, inputs: Tensor) -> Tensor:
-        """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only typed for others.
-
-        Images lie channels last, which makes convolutions and pooling on a CPU a quarter faster.
-        """
+        """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only typed for others."""
         if self.kind != "image":
             return inputs.to(torch.int64 if self.kind == "text" else torch.float32, copy=True)
         scale = [1.0 / (self.white * std) for std in self.std]
         shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
-        pixels = channels_last(inputs.to(torch.float32))
+        pixels = inputs.to(torch.float32, copy=True)
         if len(scale) == 1:
             return pixels.mul_(scale[0]).add_(shift[0])
         per_channel = (len(scale), 1, 1)
@@ -108,16 +105,6 @@ class Source(Choice, ABC):
     @abstractmethod
     def load(self) -> Dataset:
         """The dataset. SettingsError with one sentence where its files are missing or cannot be fetched."""
-
-
-def channels_last(images: Tensor) -> Tensor:
-    """[batch, channels, height, width] with the channels next to each other in memory.
-
-    With one channel nothing moves, but torch chooses its kernels by the strides, so they are spelled out by two views.
-    """
-    batch, channels, height, width = images.shape
-    rows = images.permute(0, 2, 3, 1).reshape(batch, height * width * channels)
-    return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 def crop_and_flip(images: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -84,7 +84,8 @@ def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
     # The module has no storage here, and torch counts its entries in 64 bits.
     try:
-        task = Classification(model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
+        build = model.builder(dataset.input_shape, dataset.num_classes)
+        task = Classification(build, dataset.input_shape, model.memory_format)
     except (RuntimeError, OverflowError, TypeError):
         if not options:
             raise

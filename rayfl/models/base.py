@@ -4,10 +4,10 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from rayfl.choices import Choice, reference
 from rayfl.settings import SettingsError, UnknownKey
@@ -16,6 +16,8 @@ Width = Annotated[int, Field(ge=1)]
 """Number of units or channels of a layer."""
 Rate = Annotated[float, Field(ge=0, lt=1)]
 """Share of the inputs that dropout sets to 0."""
+MemoryFormat = Literal["contiguous", "channels_last"]
+"""How images [batch, channels, height, width] lie in memory; see `laid_out`."""
 
 
 class Architecture(Choice):
@@ -23,6 +25,9 @@ class Architecture(Choice):
 
     label: ClassVar[str] = "model"
     package: ClassVar[str] = "rayfl.models"
+    memory_format: ClassVar[MemoryFormat] = "contiguous"
+    """How the images lie that the network gets. Each architecture states what was faster for it on a CPU, since a
+    choice by timing would let two runs have other bits."""
 
     start: str | None = Field(
         default=None, min_length=1, description="safetensors file of the weights to start from, instead of random ones"
@@ -93,6 +98,15 @@ class FromFactory(Architecture):
         start = {} if self.start is None else {"start": self.start}
         return {"name": reference(self.factory), **self.options, **start}
 
+    @property
+    def memory_format(self) -> MemoryFormat:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the factory says in an attribute of that name; contiguous without one. ValueError for another word."""
+        found = getattr(self.factory, "memory_format", "contiguous")
+        if found not in get_args(MemoryFormat):
+            words = " or ".join(get_args(MemoryFormat))
+            raise ValueError(f"model {self.name!r} has memory_format={found!r}; it must be {words}")
+        return cast(MemoryFormat, found)
+
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         word = self.factory.__qualname__
         given = {"input_shape": input_shape, "num_classes": num_classes}
@@ -107,6 +121,18 @@ class FromFactory(Architecture):
         if not isinstance(made, nn.Module):
             raise ValueError(f"model {word!r} makes a {type(made).__name__}; it must return a torch.nn.Module")
         return made
+
+
+def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
+    """[batch, channels, height, width] in a memory format; other inputs as they are.
+
+    With one channel nothing moves, but torch chooses its kernels by the strides, so they are spelled out by two views.
+    """
+    if images.dim() != 4 or memory_format == "contiguous":
+        return images
+    batch, channels, height, width = images.shape
+    rows = images.permute(0, 2, 3, 1).reshape(batch, height * width * channels)
+    return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter]:

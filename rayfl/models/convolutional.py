@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 from torch import nn
 
-from rayfl.models.base import Architecture, Rate, Width
+from rayfl.models.base import Architecture, MemoryFormat, Rate, Width
 
 VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 """Channels of the convolutions before each pooling (Simonyan and Zisserman, ICLR 2015, column A)."""
@@ -20,6 +20,7 @@ class ConvNet2(Architecture):
     """
 
     name: ClassVar[str] = "convnet2"
+    memory_format: ClassVar[MemoryFormat] = "channels_last"
     channels: tuple[Width, Width] = Field(default=(6, 16), description="output channels of the two convolutions")
     hidden: tuple[Width, ...] = Field(default=(120, 84), description="widths of the fully connected layers")
 
@@ -44,6 +45,7 @@ class EMNISTCNN(Architecture):
     """
 
     name: ClassVar[str] = "emnist-cnn"
+    memory_format: ClassVar[MemoryFormat] = "channels_last"
     dropout: tuple[Rate, Rate] = Field(default=(0.25, 0.5), description="dropout after the pooling, and before the end")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
