@@ -23,9 +23,10 @@ from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process
 from rayfl.own_packages import OwnPackages
 
 if TYPE_CHECKING:
+    from actors.metrics import RunMetrics
+    from actors.pool import RayExecutor
     from rayfl.determinism.platform import Platform
     from rayfl.experiment.input_files import KeptFiles
-    from rayfl.rounds.executor import Executor
     from rayfl.rounds.ledger import RoundRecord, RoundRow
     from rayfl.rounds.setup import Setup
     from rayfl.run_directory.checkpoint import Checkpoints
@@ -109,14 +110,20 @@ class Coordinator(OwnPackages):
         """
         try:
             from actors.kinds import Kinds
+            from actors.metrics import RunMetrics
             from actors.pool import RayExecutor
             from rayfl.run_directory.play_run import Stopped
             from rayfl.run_directory.record import read_platform
 
             kinds = Kinds(read_platform(spec.directory), spec.placement.mixed, spec.resume)
             times = count()
+            metrics = RunMetrics(spec.directory.name)
             executor = RayExecutor(
-                setup[0], spec.placement, kinds, lambda platform: _describe(spec, platform, first=next(times) == 0)
+                setup[0],
+                spec.placement,
+                kinds,
+                lambda platform: _describe(spec, platform, first=next(times) == 0),
+                metrics.loss,
             )
             try:
                 value = ray.get(setup[0])
@@ -124,7 +131,7 @@ class Coordinator(OwnPackages):
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory
                 self._report(started=True)
-                self._play_despite_losses(value, executor, spec)
+                self._play_despite_losses(value, executor, spec, metrics)
             except Stopped:
                 return False
             finally:
@@ -133,27 +140,36 @@ class Coordinator(OwnPackages):
             self._report(over=True)
         return True
 
-    def _play_despite_losses(self, setup: "Setup", executor: "Executor", spec: RunSpec) -> None:
+    def _play_despite_losses(
+        self, setup: "Setup", executor: "RayExecutor", spec: RunSpec, metrics: "RunMetrics"
+    ) -> None:
         """Play, and again from the last checkpoint where objects were lost with a node."""
         from actors.losses import Loss, Setbacks, decide
         from rayfl.run_directory.play_run import play_run
 
         resumed, setbacks = spec.resumed, Setbacks()
+
+        def on_round(record: "RoundRecord") -> None:
+            self._record(record)
+            metrics.round(record, len(executor.pids))
+
         while True:
             try:
                 play_run(
                     setup,
                     executor,
                     spec.directory,
-                    self._record,
+                    on_round,
                     save_models=spec.save_models,
                     checkpoints=spec.checkpoints,
                     resumed=resumed,
                     stopping=lambda: self._stopping,
+                    on_checkpoint=metrics.checkpoint,
                 )
                 return
             except (LostObjects, ObjectLostError) as error:
                 resumed = True
+                metrics.loss("objects")
                 times = setbacks.add(self._rounds[-1][0].round if self._rounds else -1)
                 decision = decide(Loss("objects", times, str(error)))
                 if not decision.again:

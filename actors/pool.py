@@ -106,14 +106,16 @@ class RayExecutor:
         placement: Placement,
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
+        on_loss: Callable[[Cause], None] = lambda cause: None,
     ) -> None:
         """Start the actors. ClusterError if none is ready in time; SettingsError for what they cannot do.
 
-        `kinds` decides which machines work; `on_platform` is called with their description, whenever it is another.
+        `kinds` decides which machines work; `on_platform` is called with their description, whenever it is another;
+        `on_loss` with why an actor was lost.
         """
         self.placement, self.num_workers = placement, placement.num_actors
         self._kinds = kinds or Kinds({}, placement.mixed)
-        self._on_platform = on_platform
+        self._on_platform, self._on_loss = on_platform, on_loss
         self._odd_nodes: set[str] = set()
         self._joined: dict[Actor, Joined] = {}
         self.pids: dict[Actor, int] = {}
@@ -216,6 +218,7 @@ class RayExecutor:
         The old actor is killed, even if it still works: the call is sent again, and its memory must be freed.
         """
         pid = self.pids.pop(call.actor, None)
+        self._on_loss(cause)
         ray.kill(call.actor)
         self._start()
         self._drop_dead()
@@ -237,6 +240,7 @@ class RayExecutor:
             except RayError:
                 self._idle.remove(calls[ref])
                 self.pids.pop(calls[ref], None)
+                self._on_loss("death")
                 self._start()
 
     def _start(self) -> None:
@@ -279,6 +283,7 @@ class RayExecutor:
             if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
                 raise cause from None
             self._false_starts += 1
+            self._on_loss("start")
             decision = decide(Loss("start", self._false_starts, " ".join(str(error).split())))
             if not decision.again:
                 raise ClusterError(decision.sentence) from error

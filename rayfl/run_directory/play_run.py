@@ -1,6 +1,7 @@
 """Play an experiment from its first round, or from its last checkpoint, to its end in a run directory."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,11 +33,13 @@ def play_run(
     checkpoints: Checkpoints | None = None,
     resumed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
+    on_checkpoint: Callable[[float], None] = lambda seconds: None,
 ) -> RunState:
     """Run all rounds, record each, save checkpoints and the final models. The records are readable whenever it is cut.
 
     `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
     dropped. `stopping` is asked after each round; where it says so, a checkpoint is saved and `Stopped` raised.
+    `on_checkpoint` is called with the seconds that each checkpoint took.
     Checkpoints that are damaged or could not be written, and where a resumed run goes on, are logged.
     DiskError where the records or the models cannot be written; without a checkpoint the run goes on.
     """
@@ -53,8 +56,10 @@ def play_run(
             last = run_state.round >= setup.rounds
             stop = not last and stopping()
             if checkpoints.due(run_state.round, last or stop):
+                begun = time.perf_counter()
                 recorder.sync()
                 _save(directory, run_state, executor, recorder.num_rows, setup.identity)
+                on_checkpoint(time.perf_counter() - begun)
             on_round(record)
             if stop:
                 raise Stopped

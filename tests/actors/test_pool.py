@@ -85,7 +85,8 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path, caplog: p
     undisturbed = with_method(Fatal, killed=reached)
     records, run_state = played(undisturbed, InlineExecutor(undisturbed))
     setup = with_method(Fatal, killed=tmp_path / "killed")
-    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0))
+    causes: list[str] = []
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), on_loss=causes.append)
     try:
         before = set(executor.pids.values())
         others, other = played(setup, executor)
@@ -93,6 +94,7 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path, caplog: p
         assert len(before & set(executor.pids.values())) == 1
     finally:
         executor.close()
+    assert causes == ["death"], "which is what Prometheus finds in rayfl_losses"
     (sentence,) = logged(caplog)
     pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(.*\); its call is sent again, try 2 of 10"
     assert re.fullmatch(pattern, sentence)
