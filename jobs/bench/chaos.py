@@ -37,14 +37,16 @@ from rayfl.run_directory.record import read_run
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold")
 ON_NODES, STOPPED = "node", "stopped"
 IN_TURN = ("gcs", "raylet", "full disk")
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "actors and coordinator": ("actor",) * 8 + ("actors",) * 3 + ("coordinator",) * 3,
-    ON_NODES: ("node",) * 2,
-    "driver, Ray, full disk": ("actor", "driver", "actors", "in turn", "actor"),
-    STOPPED: ("stopped actor", "stopped coordinator"),
+ALWAYS: Mapping[str, tuple[str, ...]] = {
+    "actors and coordinator": ("actor",) * 10 + ("actors",) * 4 + ("coordinator",) * 4
 }
-"""The strikes of each kind on one method's run, where 25 kills a method are asked for. What stands "in turn" is the
-next of `IN_TURN` with every method and every seed, since each costs a new Ray."""
+BY_TURNS: tuple[Mapping[str, tuple[str, ...]], ...] = (
+    {"driver, Ray, full disk": ("actor", "driver", "actors", "in turn", "actor")},
+    {ON_NODES: ("node",) * 2, STOPPED: ("stopped actor", "stopped coordinator")},
+)
+"""The strikes of each kind on one method's run, where 25 kills a method are asked for. `ALWAYS`: every method. Of
+`BY_TURNS`, whose kinds cost new Rays or minutes, each method gets the one with one seed and the other with the next;
+and what stands "in turn" is the next of `IN_TURN` with every method and every seed."""
 AT_ONCE = 3
 """Runs under attack at the same time. What is stopped, and what needs nodes, comes on top."""
 
@@ -62,7 +64,7 @@ class Row(NamedTuple):
 
 
 def bench(methods: Sequence[str], kills: int, seed: int, results: Path | None = None, overwrite: bool = False) -> int:
-    """Every kind of strikes on every method; prints a table, and the bits that differ as its last line.
+    """Strikes of all kinds; prints a table, and the bits that differ as its last line.
 
     Returns an exit code: 1 where a bit differs, a run was lost, or fewer than `kills` kills were done. `results`: a
     JSON file for the table, which replaces another file with `overwrite` only.
@@ -71,6 +73,7 @@ def bench(methods: Sequence[str], kills: int, seed: int, results: Path | None = 
         require_replaceable(results, CHAOS_TABLE, overwrite)
     begun, methods = time.monotonic(), list(dict.fromkeys(methods))
     rows = play_all({method: experiment(method) for method in methods}, plan(methods, kills, seed))
+    rows.sort(key=lambda row: methods.index(row.method))
     table = Table("method", "kind", "kills", "runs lost", "rounds repeated", "seconds lost a kill", "bits different")
     for row in rows:
         cells = (row.kills, row.runs_lost, row.rounds_repeated, f"{row.seconds_lost_a_kill:.2f}", row.bits_different)
@@ -89,12 +92,12 @@ def bench(methods: Sequence[str], kills: int, seed: int, results: Path | None = 
 
 
 def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
-    """The attacks of a bench: every kind on every method, in numbers that make at least `kills` kills."""
+    """The attacks of a bench, in numbers that make at least `kills` kills. Those that take longest come first."""
     share = kills / (25 * len(methods))
     attacks: list[Attack] = []
     for number, method in enumerate(methods):
         chance = random.Random(f"{seed} {method}")
-        for kind, strikes in KINDS.items():
+        for kind, strikes in {**BY_TURNS[(number + seed) % len(BY_TURNS)], **ALWAYS}.items():
             # Some calls are given up before a stopped actor goes on, and others wait for it.
             settings = chance.choice([(), ("runtime.call_timeout_s=10",)]) if kind == STOPPED else ()
             times = len(strikes) if kind == STOPPED else max(1, round(len(strikes) * share))
@@ -103,7 +106,7 @@ def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
             in_turn = IN_TURN[(number + seed) % len(IN_TURN)]
             named = tuple(in_turn if strike == "in turn" else strike for strike in wanted)
             attacks.append(Attack(method, kind, named, f"{seed} {method} {kind}", settings))
-    return attacks
+    return sorted(attacks, key=lambda attack: attack.name in ALWAYS)
 
 
 def play_all(experiments: Mapping[str, Experiment], attacks: Sequence[Attack]) -> list[Row]:

@@ -46,16 +46,18 @@ def test_strikes_of_many_kinds_cost_no_run_and_no_bit() -> None:
     assert [row["kills"] for row in rows] == [6, 2]
 
 
-def test_a_plan_has_every_kind_for_every_method_and_kills_enough() -> None:
-    plan = chaos.plan(chaos.METHODS, 100, seed=1)
-    assert {(each.method, each.name) for each in plan} == {
-        (method, kind) for method in chaos.METHODS for kind in chaos.KINDS
-    }
-    assert {strike for each in plan for strike in each.strikes} == set(attack.STRIKES)
-    # Several actors at once are at least two kills.
-    assert sum(1 + (strike == "actors") for each in plan for strike in each.strikes) >= 100
-    assert plan == chaos.plan(chaos.METHODS, 100, seed=1) != chaos.plan(chaos.METHODS, 100, seed=2)
-    assert len({each.seed for each in plan}) == len(plan)
+def test_plans_have_every_kind_for_every_method_by_turns_and_kills_enough() -> None:
+    plans = [chaos.plan(chaos.METHODS, 100, seed) for seed in (1, 2, 3)]
+    both = [{(each.method, each.name) for each in plan} for plan in plans]
+    kinds = {*chaos.ALWAYS, *chaos.BY_TURNS[0], *chaos.BY_TURNS[1]}
+    assert both[0] | both[1] == {(method, kind) for method in chaos.METHODS for kind in kinds}
+    assert {kind for _, kind in both[0]} == kinds and both[0] == both[2]
+    assert {strike for plan in plans for each in plan for strike in each.strikes} == set(attack.STRIKES)
+    for plan in plans:
+        # Several actors at once are at least two kills.
+        assert sum(1 + (strike == "actors") for each in plan for strike in each.strikes) >= 100
+        assert len({each.seed for each in plan}) == len(plan)
+    assert plans[0] == chaos.plan(chaos.METHODS, 100, seed=1) != plans[2]
 
 
 def test_a_driver_sees_one_ending() -> None:
