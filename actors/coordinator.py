@@ -5,6 +5,7 @@ driver starts another one, which resumes the run directory (actors/session.py).
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rayfl.rounds.ledger import RoundRecord, RoundRow
     from rayfl.rounds.setup import Setup
     from rayfl.run_directory.checkpoint import Checkpoints
+    from rayfl.trackers.tracker import TrackerName
 
 log = logging.getLogger("rayfl")
 
@@ -42,7 +44,8 @@ class RunSpec:
     """A coordinator's task: play into a run directory, or go on where a run was cut.
 
     `driver` describes the process that prepared the run. `description` is written once the actors are ready: nothing of
-    a run is changed before it is known that these may go on with it.
+    a run is changed before it is known that these may go on with it. `environment`: the variables of the driver's that
+    `trackers` read, which a cluster's processes do not have.
     """
 
     placement: Placement
@@ -52,6 +55,9 @@ class RunSpec:
     resumed: bool = False
     driver: "Platform" = field(default_factory=dict)
     description: "KeptFiles | None" = None
+    trackers: "tuple[TrackerName, ...]" = ()
+    # Keys of accounts may be in it.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def resume(self) -> str:
@@ -108,6 +114,7 @@ class Coordinator(OwnPackages):
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
         those of `RayExecutor` and of `rayfl.run_directory.play_run.play_run`.
         """
+        os.environ.update(spec.environment)
         try:
             from actors.kinds import Kinds
             from actors.metrics import RunMetrics
@@ -161,6 +168,7 @@ class Coordinator(OwnPackages):
                     spec.directory,
                     on_round,
                     save_models=spec.save_models,
+                    trackers=spec.trackers,
                     checkpoints=spec.checkpoints,
                     resumed=resumed,
                     stopping=lambda: self._stopping,

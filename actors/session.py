@@ -35,6 +35,7 @@ from rayfl.experiment.input_files import KeptFiles
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
+from rayfl.trackers.tracker import environment
 
 log = logging.getLogger("rayfl")
 
@@ -83,6 +84,8 @@ def play_on_ray(
             resumed,
             driver or {},
             files,
+            experiment.output.track,
+            environment(experiment.output.track),
         )
         reference = ray.put(setup)
         setbacks, reached, asked = Setbacks(), -1, False

@@ -269,6 +269,7 @@ def _play_and_report(
                     directory,
                     lambda record: on_round(record.row, record.means),
                     save_models=experiment.output.save_models,
+                    trackers=experiment.output.track,
                     checkpoints=experiment.checkpoint,
                     resumed=resumed,
                     stopping=lambda: stopping() or audience.stopping(),

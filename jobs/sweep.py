@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
 from typing import Literal
@@ -108,6 +108,7 @@ def run_all(
     if parallel < 1:
         raise SettingsError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
     directory = (directory or free_directory(combinations[0].experiment)).absolute()
+    combinations = [_grouped(one, directory.name) for one in combinations]
     waiting, outcomes = _validated(combinations, directory, parallel, overwrite)
     if waiting:
         with _session([one.experiment for one in waiting]) as on_ray:
@@ -118,6 +119,15 @@ def run_all(
     options = combinations[0].experiment.report
     page = _page(finished, directory, options, overwrite) if finished else None
     return Swept(directory, outcomes, page)
+
+
+def _grouped(one: Combination, name: str) -> Combination:
+    """The combination as one of the sweep in the directory `name`, unless its file puts it into another group."""
+    output = one.experiment.output
+    if output.group is not None:
+        return one
+    output = output.model_copy(update={"group": name})
+    return replace(one, experiment=one.experiment.model_copy(update={"output": output}))
 
 
 def _page(finished: Sequence[Path], directory: Path, options: ReportOptions, overwrite: bool) -> Path:

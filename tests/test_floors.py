@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "rayfl"
 FLOORS = (
     {"settings", "determinism", "tree", "own_packages"},
-    {"limits"},
+    {"limits", "trackers"},
     {"plugins"},
     {"choices"},
     {"data", "topology", "population"},

@@ -31,6 +31,7 @@ from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.settings import MOST_NESTED, Settings, SettingsError, UnknownKey, check_plain, nearest, reason, shown
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
+from rayfl.trackers.tracker import TrackerName
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """What an experiment may be called, since its run directory is called so."""
@@ -157,12 +158,38 @@ class Runtime(Settings):
         return "cuda" if self.num_gpus > 0 else "cpu"
 
 
+TAG = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$"
+"""What a tag may be in all trackers."""
+
+
+# Any: the user's value.
+def _one_is_a_list(value: Any) -> Any:
+    """output.track=mlflow on the command line is ["mlflow"]."""
+    return (value,) if isinstance(value, str) else value
+
+
 class Output(Settings):
-    """The `[output]` table: where the run directory goes."""
+    """The `[output]` table: where the run directory goes, and who follows the run."""
 
     directory: str = Field(default="runs", description="folder in which run directories are made")
     report: bool = Field(default=True, description="write report.html at the end")
     save_models: bool = Field(default=True, description="save the final models")
+    track: Annotated[tuple[TrackerName, ...], BeforeValidator(_one_is_a_list)] = Field(
+        default=("tensorboard",), description="trackers that get the rounds: tensorboard, mlflow, wandb; []: none"
+    )
+    group: str | None = Field(
+        default=None, min_length=1, description="the run's group in trackers; of a sweep, by default its directory"
+    )
+    tags: tuple[Annotated[str, Field(pattern=TAG)], ...] = Field(
+        default=(), description="the run's tags in trackers, beside method and data"
+    )
+
+    @field_validator("track")
+    @classmethod
+    def _each_once(cls, names: tuple[TrackerName, ...]) -> tuple[TrackerName, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"track={shown(names)} names a tracker twice; name each once")
+        return names
 
 
 class Experiment(Settings):

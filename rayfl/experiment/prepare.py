@@ -23,12 +23,14 @@ from rayfl.rounds import engines
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError, shown
 from rayfl.task import Classification, Task
+from rayfl.trackers.tracker import require_installed
 from rayfl.tree import Tree
 
 
 def prepare(experiment: Experiment) -> Setup:
     """Everything that stays the same through all rounds. SettingsError or ValueError, in one sentence, where parts
     do not fit, before anything starts."""
+    require_installed(experiment.output.track)
     torch_flags.choose(experiment.runtime.instruction_set)
     dataset = checked(experiment.data.load())
     task = make_task(experiment, dataset)

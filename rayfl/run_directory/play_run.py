@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from rayfl import tree
@@ -13,14 +13,12 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.record import Recorder, rows_recorded, save_model
+from rayfl.run_directory.tracking import Stopped, Tracking
 from rayfl.settings import reason
+from rayfl.trackers.tracker import TrackerName
 from rayfl.tree import Tree
 
 log = logging.getLogger("rayfl")
-
-
-class Stopped(Exception):
-    """The run was asked to end before its last round; it can be resumed."""
 
 
 def play_run(
@@ -30,17 +28,20 @@ def play_run(
     on_round: Callable[[RoundRecord], None],
     *,
     save_models: bool = True,
+    trackers: Collection[TrackerName] = (),
     checkpoints: Checkpoints | None = None,
     resumed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
     on_checkpoint: Callable[[float], None] = lambda seconds: None,
 ) -> RunState:
-    """Run all rounds, record each, save checkpoints and the final models. The records are readable whenever it is cut.
+    """Run all rounds, record and track each, save checkpoints and the final models. The records are readable whenever
+    it is cut.
 
     `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
     dropped. `stopping` is asked after each round; where it says so, a checkpoint is saved and `Stopped` raised.
     `on_checkpoint` is called with the seconds that each checkpoint took.
-    Checkpoints that are damaged or could not be written, and where a resumed run goes on, are logged.
+    Checkpoints that are damaged or could not be written, where a resumed run goes on, and trackers that fail, are
+    logged.
     DiskError where the records or the models cannot be written; without a checkpoint the run goes on.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
@@ -48,11 +49,13 @@ def play_run(
     with (
         Recorder.resume(directory, run_state.round - 1 if run_state else -1)
         if resumed
-        else Recorder(directory) as recorder
+        else Recorder(directory) as recorder,
+        Tracking(directory, trackers) as tracking,
     ):
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             recorder.round(record.row, record.clients, record.metrics)
+            tracking.round(record.row, record.means)
             last = run_state.round >= setup.rounds
             stop = not last and stopping()
             if checkpoints.due(run_state.round, last or stop):
@@ -67,7 +70,7 @@ def play_run(
         run_state = simulate(setup, executor, record_round, run_state)
         if save_models:
             for name, model in final_models(setup, executor, run_state).items():
-                save_model(directory, name, model)
+                tracking.model(save_model(directory, name, model))
     return run_state
 
 

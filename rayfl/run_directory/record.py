@@ -3,7 +3,8 @@
     experiment.json, experiment.toml   the resolved experiment, and the same as the user would write it
     platform.json                      machines and builds as those report them that compute; bits depend on them
     records/{rounds,clients,metrics}   Arrow IPC streams (.arrows) while running, Parquet (.parquet) once finished
-    tensorboard/                       TensorBoard events
+    tensorboard/, mlflow/, wandb/      what the trackers write that the run asks for
+    trackers.json                      how far MLflow and W&B have come (tracking.py)
     models/<name>.safetensors          final models
     checkpoints/<rounds>/              the states from which a run resumes (checkpoint.py)
     files/                             copies of the experiment's input files (experiment/input_files.py)
@@ -64,7 +65,7 @@ class Run:
 
 
 class Recorder:
-    """Writes the records of one run; the only writer of its directory's records and TensorBoard events.
+    """Writes the records of one run; the only writer of its directory's records.
 
     Leaving the `with` block finishes the run (Parquet); leaving it by an exception keeps the streams, to be resumed.
     Every method raises DiskError where the disk refuses; then at most the last round is cut, and `resume` drops it.
@@ -98,28 +99,22 @@ class Recorder:
             return {name: tidy(up_to(getattr(run, name), after_round)) for name in SCHEMAS}
 
         recorder = cls.__new__(cls)
-        recorder._open(directory, tables, resumed=True)
+        recorder._open(directory, tables)
         return recorder
 
-    def _open(self, directory: Path, begin: Callable[[], Mapping[str, pa.Table]], resumed: bool = False) -> None:
+    def _open(self, directory: Path, begin: Callable[[], Mapping[str, pa.Table]]) -> None:
         """Lock the directory and open the streams; `begin` returns the tables to begin with."""
-        from rayfl.run_directory.tensorboard_events import EventWriter
-
         self._directory = directory
         with self._writing(), ExitStack() as held, ExitStack() as opened:
             held.enter_context(locked(directory))
             tables = begin()
-            rounds = tables["rounds"]
-            self._last = _last_round(rounds)
-            self._total_bits = sum(int(rounds[name].to_numpy().sum()) for name in ("uplink_bits", "downlink_bits"))
+            self._last = _last_round(tables["rounds"])
             (directory / "records").mkdir(exist_ok=True)
             self._streams: dict[str, Stream] = {}
             for name, table in tables.items():
                 self._streams[name] = self._stream(name, table)
                 opened.callback(self._streams[name].close)
             sync_directory(directory / "records")
-            self._events = EventWriter(directory / "tensorboard", purge_from=self._last + 1 if resumed else None)
-            opened.callback(self._events.close)
             self._opened, self._held = opened.pop_all(), held.pop_all()
 
     def _stream(self, name: str, table: pa.Table) -> Stream:
@@ -150,24 +145,11 @@ class Recorder:
         """Record one round. A kill afterwards loses nothing of it; a loss of power may, see `sync`."""
         assert row.round > self._last, f"round {row.round} recorded after round {self._last}"
         self._last = row.round
-        self._total_bits += row.uplink_bits + row.downlink_bits
-        scalars = {metric.name: metric.value for metric in metrics if metric.client is None}
         with self._writing():
             # The rounds table comes last: a round that stands there has its other rows on record too.
             self._streams["metrics"].append(row.round, metrics)
             self._streams["clients"].append(row.round, clients)
             self._streams["rounds"].append(row.round, [row[1:]])
-            self._events.scalars(row.round, scalars | self._communication(row))
-
-    def _communication(self, row: "RoundRow") -> dict[str, float]:
-        return {
-            "communication/uplink_bits": row.uplink_bits,
-            "communication/downlink_bits": row.downlink_bits,
-            "communication/total_megabytes": self._total_bits / 8e6,
-            "clients/selected": row.selected,
-            "clients/delivered": row.delivered,
-            "time/simulated_s": row.simulated_s,
-        }
 
     def sync(self) -> None:
         """Make all rounds so far survive a loss of power: to be called before a checkpoint that relies on them."""

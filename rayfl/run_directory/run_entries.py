@@ -10,11 +10,24 @@ from pathlib import Path
 
 from rayfl.settings import SettingsError
 
-_FOLDERS = re.compile(r"(records|tensorboard|models|files|checkpoints(/[0-9]{8,}(\.partial)?)?)/")
+_FOLDERS = re.compile(
+    r"""(records | tensorboard | models | files | checkpoints(/[0-9]{8,}(\.partial)?)?
+    | mlflow(/(\.trash | [0-9]+(/[0-9a-f]{32}(/(metrics(/.+)? | params(/.+)? | tags(/.+)? | artifacts(/models)?))?)?))?
+    | wandb(/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?(/(files(/.+)? | logs | tmp(/.+)?))?)?
+    )/""",
+    re.VERBOSE,
+)
 _FILES = re.compile(
-    r"""(experiment\.json | experiment\.toml | platform\.json | report\.html | lock
+    r"""(experiment\.json | experiment\.toml | platform\.json | report\.html | lock | trackers\.json
     | records/(rounds|clients|metrics)\.(arrows|parquet)
     | tensorboard/events\.out\.tfevents\.[^/]+
+    | mlflow/[0-9]+(/[0-9a-f]{32})?/meta\.yaml
+    | mlflow/[0-9]+/tags/mlflow\.[^/]+
+    | mlflow/[0-9]+/[0-9a-f]{32}/((metrics | params | tags)/.+ | artifacts/experiment\.toml)
+    | mlflow/[0-9]+/[0-9a-f]{32}/artifacts/models/(global|personal)\.safetensors
+    | wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?/
+        (run-[0-9a-f]{8}\.wandb(\.synced)? | logs/debug[a-z-]*\.log | files/.+)
+    | wandb/debug[a-z-]*\.log
     | models/(global|personal)\.safetensors
     | files/(trace|graph|plugin)-[0-9a-f]{12}(\.[^/]*)?
     | checkpoints/[0-9]{8,}(\.partial)?/(manifest\.json | (server|(states|memories)-[0-9]{4,})\.safetensors)

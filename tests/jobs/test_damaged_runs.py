@@ -188,15 +188,19 @@ def test_a_directory_where_a_table_belongs_is_named(runs: Path, tmp_path: Path):
         assert "clients.arrows cannot be read" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "lock"])
-def test_what_is_in_the_way_is_named(runs: Path, name: str, tmp_path: Path):
+def test_what_is_in_the_way_is_named(runs: Path, tmp_path: Path):
     directory = shutil.copytree(runs / "cut" / ONE, tmp_path / "run")
-    place = directory / name
-    if place.is_dir():
-        shutil.rmtree(place)
-        place.write_text("in the way")
-    else:
-        into_directory(place)
+    place = directory / "lock"
+    into_directory(place)
     result = rayfl("resume", directory)
     answered(result, 1)
     assert f"move {place} away, then go on with: rayfl resume {directory}" in result.stderr
+
+
+def test_what_is_in_a_trackers_way_costs_only_the_tracker(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    directory = shutil.copytree(runs / "cut" / ONE, tmp_path / "run")
+    shutil.rmtree(directory / "tensorboard")
+    (directory / "tensorboard").write_text("in the way")
+    assert rayfl("resume", directory).exit_code == 0
+    (notice,) = [sentence for sentence in logged(caplog) if sentence.startswith("tracker tensorboard has failed")]
+    assert "tensorboard" in notice and (directory / "tensorboard").read_text() == "in the way"

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory import record
@@ -228,32 +227,6 @@ def test_rounds_are_recorded_in_order(tmp_path):
             record_round(recorder, 1)
 
 
-def test_tensorboard_has_the_scalars_of_the_round_and_forgets_what_was_truncated(tmp_path):
-    directory = described(tmp_path / "run")
-    with Recorder(directory) as recorder:
-        for round in range(4):
-            record_round(recorder, round)
-    with Recorder.resume(directory, after_round=1) as recorder:
-        record_round(recorder, 2)
-    events = EventAccumulator(str(directory / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("pooled/accuracy")] == [0, 1, 2]
-    assert [event.value for event in events.Scalars("communication/uplink_bits")] == [80, 81, 82]
-    # Bits up to round r, both ways: sum of 80 + k + 320 for k = 0..r, that is 400, 801, 1203; 8e6 bits are a megabyte.
-    megabytes = [event.value for event in events.Scalars("communication/total_megabytes")]
-    assert megabytes == pytest.approx([400 / 8e6, 801 / 8e6, 1203 / 8e6])
-    # Values of single clients stay out of TensorBoard.
-    assert set(events.Tags()["scalars"]) == {
-        "pooled/accuracy",
-        "communication/uplink_bits",
-        "communication/downlink_bits",
-        "communication/total_megabytes",
-        "clients/selected",
-        "clients/delivered",
-        "time/simulated_s",
-    }
-
-
 def test_records_of_an_earlier_run_are_not_appended_to(tmp_path):
     directory = described(tmp_path / "run")
     with Recorder(directory) as recorder:
@@ -457,8 +430,8 @@ def test_nothing_in_a_run_directory_is_pickled_or_half_written(tmp_path):
         elif name.endswith(".safetensors"):
             json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         else:
-            assert name in ("experiment.toml", "lock") or name.startswith("events.out.tfevents")
-    assert len(files) == 3 + 3 + 1 + 1 + 1
+            assert name in ("experiment.toml", "lock")
+    assert len(files) == 3 + 3 + 1 + 1
 
 
 def test_two_runs_do_not_write_into_one_directory(tmp_path: Path):

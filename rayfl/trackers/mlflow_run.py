@@ -1,0 +1,133 @@
+"""A run in MLflow: a file store in the run directory, or the server or store that MLFLOW_TRACKING_URI names."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from rayfl.trackers.tracker import Mark, Status, TrackedRun
+
+FOLDER = "mlflow"
+"""The file store's name in the run directory."""
+_HERE = "the run directory"
+_STATUS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_PARAMETERS_AT_ONCE = 100
+"""More are refused by MLflow's servers."""
+
+
+class MlflowRun:
+    """One run of MLflow's, in the experiment of the run's project (or MLFLOW_EXPERIMENT_NAME)."""
+
+    def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
+        """Go on with the earlier run where it is still there, or begin one. MlflowException where MLflow refuses."""
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._local = None if uri else run.directory / FOLDER
+        if uri:
+            # By default MLflow tries for ten minutes, in which the run would stand still.
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        with _file_store_allowed():
+            self._client = MlflowClient(tracking_uri=uri or (run.directory / FOLDER).as_uri())
+        place = uri or _HERE
+        found = earlier is not None and earlier.place == place and self._reopened(earlier.run)
+        name = earlier.run if earlier is not None and found else self._begun(run)
+        self.next_round = earlier.next_round if earlier is not None and found else 0
+        self.mark: Mark | None = Mark(place, name, self.next_round)
+        self._run = self._client.get_run(name).info
+        self._client.set_tag(name, "mlflow.note.content", run.markdown)
+        if self._local is None:
+            self._client.log_text(name, run.text, "experiment.toml")
+        else:
+            (self._artifacts / "experiment.toml").write_text(run.text, encoding="utf-8")
+
+    def _reopened(self, name: str) -> bool:
+        """Whether the run is there, and goes on."""
+        try:
+            if self._client.get_run(name).info.lifecycle_stage != "active":
+                return False
+            self._client.update_run(name, status="RUNNING")
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return False
+            raise
+        return True
+
+    def _begun(self, run: TrackedRun) -> str:
+        """A new run with its tags and hyper-parameters."""
+        tags = {**run.chosen("method", "data", "model", "uplink"), **dict.fromkeys(run.tags, "true")}
+        tags |= {"group": run.group} if run.group else {}
+        name = self._client.create_run(self._experiment(run.project), run_name=run.name, tags=tags).info.run_id
+        parameters = [Param(_plain(key), str(value)) for key, value in run.settings.items()]
+        for first in range(0, len(parameters), _PARAMETERS_AT_ONCE):
+            self._client.log_batch(name, params=parameters[first : first + _PARAMETERS_AT_ONCE])
+        return name
+
+    def _experiment(self, project: str) -> str:
+        """The number of the experiment of this name, which another run may make at the same moment."""
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or project
+        for last in (False, True):
+            if (found := self._client.get_experiment_by_name(project)) is not None:
+                return found.experiment_id
+            try:
+                return self._client.create_experiment(project)
+            except MlflowException as error:
+                if last or error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+        raise AssertionError("the second try returns or raises")
+
+    def round(self, round: int, values: Mapping[str, float]) -> None:
+        """One call with all values of the round."""
+        now = int(time.time() * 1000)
+        metrics = [Metric(_plain(name), float(value), now, round) for name, value in values.items()]
+        self._client.log_batch(self._run.run_id, metrics=metrics)
+
+    def model(self, path: Path) -> None:
+        """An artifact below models/; in the run directory a link, so that the bytes are there once."""
+        if self._local is None:
+            self._client.log_artifact(self._run.run_id, str(path), "models")
+            return
+        place = self._artifacts / "models" / path.name
+        place.parent.mkdir(exist_ok=True)
+        place.unlink(missing_ok=True)
+        try:
+            os.link(path, place)
+        except OSError:
+            shutil.copyfile(path, place)
+
+    def close(self, status: Status) -> None:
+        """End the run in this state."""
+        self._client.set_terminated(self._run.run_id, _STATUS[status])
+
+    @property
+    def _artifacts(self) -> Path:
+        """Where the file store has the run's artifacts. MLflow itself notes an absolute path, which is wrong once the
+        run directory was moved."""
+        assert self._local is not None
+        return self._local / self._run.experiment_id / self._run.run_id / "artifacts"
+
+
+def _plain(name: str) -> str:
+    """A name of which MLflow has nothing to say."""
+    return re.sub(r"[^A-Za-z0-9_./: -]", "_", name)
+
+
+@contextmanager
+def _file_store_allowed() -> Iterator[None]:
+    """MLflow no longer develops its file store, and refuses it unless this is set; databases need all of MLflow."""
+    name = "MLFLOW_ALLOW_FILE_STORE"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

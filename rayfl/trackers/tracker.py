@@ -1,0 +1,126 @@
+"""What a tracker is told of a run, and how it is found by its name."""
+
+import importlib.util
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rayfl.settings import SettingsError, dotted
+
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+Status = Literal["finished", "stopped", "failed"]
+"""How a run ended. A run that stopped or failed can be resumed, and the same tracker's run then goes on."""
+
+_ADAPTERS: Mapping[str, tuple[str, str]] = {
+    "tensorboard": ("rayfl.trackers.tensorboard_events", "TensorBoard"),
+    "mlflow": ("rayfl.trackers.mlflow_run", "MlflowRun"),
+    "wandb": ("rayfl.trackers.wandb_run", "WandbRun"),
+}
+_EXTRAS = ("mlflow", "wandb")
+"""Trackers that are packages of their own, each an extra of that name."""
+_VARIABLES = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}
+"""How a tracker's own environment variables begin."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as trackers show it.
+
+    name: of the run; project: that of its experiment; group: the sweep that it belongs to; tags: the user's own;
+    experiment: its resolved table; text: the same as a TOML file. What is written locally goes into `directory`.
+    """
+
+    directory: Path
+    name: str
+    project: str
+    group: str | None
+    tags: Sequence[str]
+    # Any: settings of any type.
+    experiment: Mapping[str, Any]
+    text: str
+
+    @property
+    def settings(self) -> dict[str, bool | int | float | str]:
+        """The settings by dotted keys, lists as JSON; those that are left out are not there."""
+        plain = (bool, int, float, str)
+        found = dotted(self.experiment)
+        return {
+            key: value if isinstance(value, plain) else json.dumps(value)
+            for key, value in found.items()
+            if value is not None
+        }
+
+    def chosen(self, *tables: str) -> dict[str, str]:
+        """What the experiment has chosen by name in these tables, such as its method."""
+        found = ((table, self.experiment.get(table)) for table in tables)
+        return {table: str(value["name"]) for table, value in found if isinstance(value, Mapping) and "name" in value}
+
+    @property
+    def markdown(self) -> str:
+        """The experiment's file as text that a tracker formats."""
+        return f"```toml\n{self.text}```\n"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a tracker has come: `place` where its run lies, `run` by which it is found, the next round to send."""
+
+    place: str
+    run: str
+    next_round: int
+
+
+class Tracker(Protocol):
+    """One run in a tracker. Made with the run, the mark of an earlier process if there is one, and the number of
+    rounds on record. Any method may raise anything."""
+
+    mark: Mark | None
+    """By which a resumed run goes on; None: the tracker finds out by itself."""
+    next_round: int
+    """The first round that it does not have."""
+
+    # Any: `run` is a TrackedRun.
+    def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None: ...
+
+    def round(self, round: int, values: Mapping[str, float]) -> None:
+        """Take in a round's values, with the round as the step."""
+        ...
+
+    def model(self, path: Path) -> None:
+        """Take in a final model, as an artifact where the tracker has such."""
+        ...
+
+    def close(self, status: Status) -> None:
+        """End the run, or this process's part of it."""
+        ...
+
+
+def adapter(name: str) -> type[Tracker]:
+    """The tracker of a name. ImportError where its package is not installed."""
+    module, kind = _ADAPTERS[name]
+    return getattr(import_module(module), kind)
+
+
+def require_installed(names: Collection[str]) -> None:
+    """SettingsError, which names the extra to install, for a tracker whose package is not here."""
+    for name in _EXTRAS:
+        if name in names and importlib.util.find_spec(name) is None:
+            raise SettingsError(
+                f" names {name!r}, whose package is not installed: pip install 'rayfl[{name}]', or leave it out",
+                ("output", "track"),
+            )
+
+
+def environment(names: Collection[str]) -> dict[str, str]:
+    """The variables of this process that these trackers read, for the process that writes; a path of MLflow's is made
+    absolute."""
+    beginnings = tuple(_VARIABLES[name] for name in names if name in _VARIABLES)
+    found = {key: value for key, value in os.environ.items() if beginnings and key.startswith(beginnings)}
+    place = found.get("MLFLOW_TRACKING_URI", "")
+    if place.startswith((".", "/", "~")):
+        found["MLFLOW_TRACKING_URI"] = Path(place).expanduser().absolute().as_uri()
+    return found

@@ -1,0 +1,81 @@
+"""A run in Weights & Biases: offline files in the run directory unless WANDB_MODE says otherwise."""
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import wandb
+
+from rayfl.trackers.tracker import Mark, Status, TrackedRun
+
+FOLDER = "wandb"
+"""Where wandb writes in the run directory."""
+_LONGEST_NAME = 128
+_LONGEST_TAG = 64
+
+
+class WandbRun:
+    """One run of W&B's, in the project of the run's experiment (or WANDB_PROJECT).
+
+    A resumed run has the same id. Offline every process writes a folder of its own, and `wandb sync` puts the folders
+    of one id together in the order of their times.
+    """
+
+    def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
+        """Go on with the earlier run where the mode is the same, or begin one. Raises what wandb raises."""
+        mode = os.environ.get("WANDB_MODE") or "offline"
+        goes_on = earlier is not None and earlier.place == mode
+        name = earlier.run if earlier is not None and goes_on else secrets.token_hex(4)
+        self.next_round = earlier.next_round if earlier is not None and goes_on else 0
+        self.mark: Mark | None = Mark(mode, name, self.next_round)
+        self._folder = run.directory / FOLDER
+        tags = dict.fromkeys((*run.chosen("method", "data").values(), *run.tags))
+        self._run = wandb.init(
+            dir=str(run.directory),
+            id=name,
+            resume="allow",
+            # A run of its own, also where the program has one.
+            reinit="create_new",
+            project=(os.environ.get("WANDB_PROJECT") or run.project)[:_LONGEST_NAME],
+            name=run.name[:_LONGEST_NAME],
+            group=run.group[:_LONGEST_NAME] if run.group else None,
+            tags=[tag[:_LONGEST_TAG] for tag in tags],
+            notes=run.markdown,
+            config=dict(run.experiment),
+            # wandb's type is the list of the modes.
+            mode=mode,  # pyright: ignore[reportArgumentType]
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                symlink=False,
+                disable_git=True,
+                save_code=False,
+                # Of the coordinator, which computes nothing.
+                x_disable_stats=True,
+            ),
+        )
+        self._remove_links()
+
+    def round(self, round: int, values: Mapping[str, float]) -> None:
+        """One step with all values of the round."""
+        self._run.log({name: float(value) for name, value in values.items()}, step=round)
+
+    def model(self, path: Path) -> None:
+        """An artifact of the type model, whose bytes stay where they are until they are uploaded."""
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{self._run.id}-{path.stem}")
+        artifact = wandb.Artifact(name, type="model")
+        artifact.add_file(str(path), skip_cache=True, policy="immutable")
+        self._run.log_artifact(artifact)
+
+    def close(self, status: Status) -> None:
+        """End this process's part; anything but a finished run counts as failed there."""
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+        self._remove_links()
+
+    def _remove_links(self) -> None:
+        """wandb links its service's log; a run directory has no links, through which a run would write elsewhere."""
+        for path in self._folder.glob("*/logs/*"):
+            if path.is_symlink():
+                path.unlink()
