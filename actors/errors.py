@@ -1,6 +1,10 @@
 """Errors that cross from actors to the user: the exception that was raised, without Ray's wrapping."""
 
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
+from typing import TYPE_CHECKING
+
+# A command that is refused says so before it loads Ray.
+if TYPE_CHECKING:
+    from ray.exceptions import RayTaskError
 
 
 class ClusterError(RuntimeError):
@@ -11,10 +15,12 @@ class LostObjects(ClusterError):
     """States or messages were lost with a node; the run can go on from its last checkpoint."""
 
 
-def final_error(error: RayTaskError, resume: str) -> BaseException:
+def final_error(error: "RayTaskError", resume: str) -> BaseException:
     """The exception that ends a run whose coordinator raised: the one it raised, or ClusterError where Ray failed or
     memory ran out. `resume` is the command that goes on."""
-    from rayfl.rounds.calls import ClientError, described, out_of_memory
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
+
+    from rayfl.rounds.errors import ClientError, described, out_of_memory
 
     cause = unwrapped(error)
     if isinstance(cause, ObjectStoreFullError):
@@ -33,7 +39,7 @@ def final_error(error: RayTaskError, resume: str) -> BaseException:
     return cause
 
 
-def unwrapped(error: RayTaskError) -> BaseException:
+def unwrapped(error: "RayTaskError") -> BaseException:
     """The exception that was raised in the actor. The traceback from there is among its `__notes__`, for a log."""
     cause = error.cause
     # An error that crossed two actors has a note of the first one already, and Ray's text repeats it.

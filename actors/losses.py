@@ -7,7 +7,7 @@ actors/coordinator.py for objects, actors/session.py for coordinators.
 from dataclasses import dataclass
 from typing import Literal
 
-from rayfl.rounds.calls import SMALLER
+from rayfl.rounds.errors import SMALLER
 
 Cause = Literal["memory", "time", "death", "start", "objects", "coordinator"]
 """Why a call lost its actor (no memory, no answer in time, or the actor died); or what else was lost: an actor that was

@@ -27,7 +27,7 @@ from actors.sentences import describe_call, readable
 from rayfl.compress.base import Packet
 from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
-from rayfl.rounds.calls import ClientError, OutOfMemory, out_of_memory
+from rayfl.rounds.errors import ClientError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, Ref
 
 log = logging.getLogger("rayfl")

@@ -4,7 +4,8 @@ import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from actors.errors import ClusterError, LostObjects, unwrapped
-from rayfl.rounds.calls import ClientError, RoundInputs
+from rayfl.rounds.calls import RoundInputs
+from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import Job, Ref
 
 

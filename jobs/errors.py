@@ -11,7 +11,7 @@ import traceback
 
 from actors.errors import ClusterError
 from jobs.exit_codes import FAILED, MISTAKE
-from rayfl.rounds.calls import ClientError, out_of_memory
+from rayfl.rounds.errors import ClientError, out_of_memory
 from rayfl.run_directory.atomic_files import DiskError
 from rayfl.settings import SettingsError, reason
 

@@ -31,7 +31,7 @@ def experiment_file(given: Path) -> Path:
         return given
     if given.name in names():
         return FOLDER / f"{given.name}.toml"
-    here = [path.name for path in Path().glob("*.toml")]
+    here = [path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml"]
     raise SettingsError(
         f"there is no file {given} and no experiment of that name: {nearest(given.name, [*names(), *here])}"
     )

@@ -32,7 +32,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
 from rayfl.report.summary import summary
-from rayfl.rounds.calls import ClientError
+from rayfl.rounds.errors import ClientError
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.record import Run, read_run, require_free

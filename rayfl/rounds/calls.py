@@ -1,42 +1,14 @@
 """What travels between the round loop and the workers: jobs, the inputs that they share, and their results."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import torch
 
 from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
 from rayfl.methods.base import Plan, Work
 from rayfl.population.fate import Fate
 from rayfl.tree import Arrays
-
-
-class ClientError(RuntimeError):
-    """A client's work failed; the message names the round, the client and the cause."""
-
-
-class OutOfMemory(ClientError):
-    """A client's work found no memory: nothing is wrong with its code, and another worker may have more."""
-
-
-SMALLER = "start a new run with a smaller method.batch_size, or with engine='vmap' a smaller runtime.stack_width"
-"""What makes local work need less memory; it changes the numbers, so that a resumed run cannot have it."""
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there was no memory, of the machine or of its GPU."""
-    if isinstance(error, MemoryError | OutOfMemory | torch.cuda.OutOfMemoryError):
-        return True
-    # What torch's own allocator on the CPU raises, and CUDA's libraries, has no type of its own.
-    return isinstance(error, RuntimeError) and bool(re.search("out of memory|can't allocate memory", str(error)))
-
-
-def described(error: BaseException) -> str:
-    """An exception's type and the first of its lines, as part of a sentence."""
-    return ": ".join(filter(None, (type(error).__name__, str(error).partition("\n")[0].strip())))
 
 
 @dataclass(frozen=True)

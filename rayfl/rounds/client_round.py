@@ -8,10 +8,11 @@ from rayfl.compress.base import Message, message_bits
 from rayfl.methods.base import Carry, Context, Reply, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import ClientError, ClientResult, OutOfMemory, RoundInputs, described, out_of_memory
+from rayfl.rounds.calls import ClientResult, RoundInputs
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.cutoff import apply_deadline
 from rayfl.rounds.engines import LocalTask
+from rayfl.rounds.errors import ClientError, OutOfMemory, described, out_of_memory
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from rayfl.compress.base import Packet
 from rayfl.determinism.torch_flags import fixed
 from rayfl.gather import Handle
-from rayfl.rounds.calls import SMALLER, ClientError, OutOfMemory
+from rayfl.rounds.errors import SMALLER, ClientError, OutOfMemory
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
 

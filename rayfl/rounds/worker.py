@@ -16,16 +16,7 @@ from rayfl.determinism.addition_order import Node, add_up
 from rayfl.gather import Aggregate
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import (
-    AddJob,
-    ClientJob,
-    ClientResult,
-    MixJob,
-    PartialSums,
-    PooledJob,
-    RoundInputs,
-    TrainJob,
-)
+from rayfl.rounds.calls import AddJob, ClientJob, ClientResult, MixJob, PartialSums, PooledJob, RoundInputs, TrainJob
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
 from rayfl.rounds.mask_comparison import MaskBits, mask_bits

@@ -26,7 +26,8 @@ from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
 from rayfl.population.fate import Fate
-from rayfl.rounds.calls import ClientError, ClientJob, PooledJob, RoundInputs, TrainJob
+from rayfl.rounds.calls import ClientJob, PooledJob, RoundInputs, TrainJob
+from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.tree import State

@@ -20,7 +20,7 @@ from actors import session
 from actors.placement import Placement
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.calls import ClientError
+from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.rounds import simulate

@@ -15,7 +15,7 @@ from jobs.single import run
 from jobs.standard_output import outliving_its_reader
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.sweep import read_sweep
-from rayfl.rounds.calls import ClientError
+from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import check_retention
 from rayfl.run_directory.record import load_model, read_run
 from rayfl.settings import SettingsError

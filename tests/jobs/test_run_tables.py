@@ -96,9 +96,9 @@ def test_compare_ranks_takes_seeds_together_and_shows_what_differs():
     assert only[0].startswith("same") and only[2] == "75.0 %"
 
 
-def test_nothing_of_torch_or_ray_is_loaded_for_a_table():
+def test_nothing_of_torch_or_ray_is_loaded_for_a_table_or_a_mistake():
     code = (
-        "import sys, jobs.cli, jobs.shipped, jobs.run_tables, rayfl.report.overview; "
+        "import sys, jobs.cli, jobs.errors, jobs.shipped, jobs.run_tables, rayfl.report.overview; "
         "sys.exit(len({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
     )
     root = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from jobs import sweep as sweeping
 from jobs.sweep import _end
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import read_sweep
-from rayfl.rounds.calls import ClientError
+from rayfl.rounds.errors import ClientError
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl, refused
