@@ -13,7 +13,7 @@ HAS_TEST := $(VENV)/.has-test
 HAS_DEV := $(VENV)/.has-dev
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo test hostile lint clean
+.PHONY: help demo test hostile lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test    install, run the whole test suite in three processes (ARGS='-n 0 -k word' passes arguments to pytest)"
 	@echo "make hostile all wrong inputs of tests/hostile, and long fuzzing of decoders and readers"
 	@echo "make lint    ruff and pyright"
+	@echo "make docs    build the documentation into site/; it fails on any warning"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 demo: $(HAS_RAYFL)
@@ -38,8 +39,13 @@ lint: $(HAS_DEV)
 	@$(BIN)/python -m ruff format --check .
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/python -m pyright
 
+# The variable spares a notice about another project.
+docs: $(HAS_DEV)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
+	@echo "documentation: $(CURDIR)/site/index.html"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site
 	find rayfl actors jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # install(extras, stamps): the stamps are younger than SOURCES once this has gone through.

@@ -33,7 +33,7 @@ def print_list(table: str) -> None:
             own = [key for key in settings_of(one) if key not in LocalTraining.model_fields]
             listed.add_row(name, where, Text(paper), ", ".join(own))
         else:
-            listed.add_row(name, Text(_what_it_is(one)), Text("\n".join(_with_default(one))))
+            listed.add_row(name, Text(what_it_is(one)), Text("\n".join(_with_default(one))))
     print_table(listed, 120)
 
 
@@ -42,14 +42,11 @@ def print_one(table: str, name: str) -> None:
     kind = CHOSEN[table]
     found = find(kind, name)
     print(f"{kind.label} {name}\n")
-    print("\n\n".join(_about(found)) + "\n")
-    fields = settings_of(found)
-    if fields:
+    print("\n\n".join(about(found)) + "\n")
+    if rows := setting_rows(found):
         listed = Table("setting", "default", "allowed", "what it is")
-        for key, field in fields.items():
-            default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
-            allowed = _allowed(field)
-            listed.add_row(key, Text(default), Text(allowed), Text(field.description or ""))
+        for key, *texts in rows:
+            listed.add_row(key, *map(Text, texts))
         print_table(listed, 120)
     given = example(name, found)
     print(f"\n{toml.dumps({table: given})}")
@@ -90,7 +87,21 @@ def _override(key: str, value: Any) -> str:
 
 
 # Any: see `example`.
-def _about(found: Any) -> list[str]:
+def setting_rows(found: Any) -> list[tuple[str, str, str, str]]:
+    """Of each of its settings the name, the default, what is allowed, and what it is."""
+    return [
+        (
+            name,
+            "required" if field.is_required() else _shown(field.get_default(call_default_factory=True)),
+            _allowed(field),
+            field.description or "",
+        )
+        for name, field in settings_of(found).items()
+    ]
+
+
+# Any: see `example`.
+def about(found: Any) -> list[str]:
     """Paragraphs about it: of a method what its file says, the paper first, of the others what its class says."""
     texts = [inspect.getdoc(found) or ""]
     if isinstance(found, type) and issubclass(found, Method):
@@ -101,7 +112,7 @@ def _about(found: Any) -> list[str]:
 
 
 # Any: see `example`.
-def _what_it_is(found: Any) -> str:
+def what_it_is(found: Any) -> str:
     """The first sentence of its docstring."""
     return first_sentence((inspect.getdoc(found) or "").split("\n\n")[0])
 

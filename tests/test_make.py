@@ -61,14 +61,15 @@ def test_make_installs_with_the_constraints_once_and_again_when_they_change(chec
 
 
 @needs_make
-def test_the_linters_environment_serves_the_tests_too(checkout: Path) -> None:
-    assert make(checkout, "lint", "PYTHON=./new").returncode == 0
-    assert make(checkout, "test", "PYTHON=./new").returncode == 0
+def test_the_linters_environment_serves_documentation_and_tests_too(checkout: Path) -> None:
+    for target in ("lint", "docs", "test"):
+        assert make(checkout, target, "PYTHON=./new").returncode == 0
     assert (checkout / "calls").read_text().splitlines() == [
         "-m pip install --disable-pip-version-check -c constraints.txt -e .[dev]",
         "-m ruff check .",
         "-m ruff format --check .",
         "-m pyright",
+        "-m mkdocs --quiet build",
         PYTEST,
     ]
 
@@ -87,10 +88,12 @@ def test_a_missing_or_old_python_gives_one_sentence(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lint", "test", "status"), [(0, 0, 0), (3, 0, 3), (0, 2, 2), (3, 2, 3)], ids=["pass", "lint", "test", "both"]
+    ("lint", "docs", "test", "status"),
+    [(0, 0, 0, 0), (3, 0, 0, 3), (0, 4, 0, 4), (0, 0, 2, 2), (3, 4, 2, 3)],
+    ids=["pass", "lint", "docs", "test", "all"],
 )
-def test_ci_runs_both_exits_with_the_first_failure_and_ends_on_pytests_line(
-    tmp_path: Path, lint: int, test: int, status: int
+def test_ci_runs_all_exits_with_the_first_failure_and_ends_on_pytests_line(
+    tmp_path: Path, lint: int, docs: int, test: int, status: int
 ) -> None:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
@@ -101,6 +104,7 @@ def test_ci_runs_both_exits_with_the_first_failure_and_ends_on_pytests_line(
         f"""#!/bin/sh
 case $1 in
     lint) echo linted; exit {lint} ;;
+    docs) echo built; exit {docs} ;;
     test) echo '5 passed in 0.01s'; [ {test} = 0 ] || echo 'make: *** Error' >&2; exit {test} ;;
 esac
 """,
@@ -117,5 +121,5 @@ esac
         check=False,
     )
     assert done.returncode == status
-    assert done.stdout.splitlines()[0] == "linted"
+    assert done.stdout.splitlines()[:2] == ["linted", "built"]
     assert done.stdout.splitlines()[-1] == "5 passed in 0.01s"

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_constraints_cover_what_the_requirements_bring_along() -> None:
     pinned = constraints()
     open_ends: set[str] = set()
     seen: set[tuple[str, frozenset[str]]] = set()
-    queue = [*DEPENDENCIES, *EXTRAS["test"]]
+    queue = [*DEPENDENCIES, *EXTRAS["test"], *(EXTRAS["docs"] if importlib.util.find_spec("mkdocs") else ())]
     while queue:
         requirement = queue.pop()
         name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
@@ -80,7 +81,7 @@ def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set
     }
     provided = importlib.metadata.packages_distributions()
     declared = {canonicalize_name(requirement.name) for requirement in requirements}
-    own = {*PACKAGES, "tests", *sys.stdlib_module_names}
+    own = {*PACKAGES, "docs", "tests", *sys.stdlib_module_names}
     return {name for name in names - own if not declared & {canonicalize_name(n) for n in provided.get(name, [name])}}
 
 
@@ -94,6 +95,10 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
 
 def test_every_import_of_the_tests_is_declared_in_the_test_extra() -> None:
     assert undeclared(("tests",), [*DEPENDENCIES, *EXTRAS["test"]]) == set()
+
+
+def test_every_import_of_the_documentation_is_declared() -> None:
+    assert undeclared(("docs",), [*DEPENDENCIES, *EXTRAS["test"], *EXTRAS["docs"]]) == set()
 
 
 def test_the_command_is_rayfls_own_whatever_else_is_called_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,78 +1,57 @@
-"""What the README shows is what there is: the method's source, the experiment files, the commands, the names."""
+"""What the README shows is what there is: the method's source, the files behind its links, the commands."""
 
 import re
-import tomllib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
 
-import pytest
-from click.testing import CliRunner
+from jobs.run_tables import result_table
+from rayfl.experiment.experiment import read
+from rayfl.report.summary import Summary
+from tests.test_docs import ROOT, blocks
 
-import rayfl
-from jobs.cli import main
-from rayfl.choices import named
-from rayfl.compress.base import Compressor
-from rayfl.data.datasets import Source
-from rayfl.experiment.experiment import Experiment
-from rayfl.methods.base import Method
-from rayfl.models import Architecture
-from rayfl.report.results import Cost
-
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
-
-
 def test_the_method_shown_is_the_whole_file():
-    assert (ROOT / "rayfl" / "methods" / "fedavg.py").read_text(encoding="utf-8") in blocks("python")
+    assert [one.text for one in blocks(README, "python")] == [
+        (ROOT / "rayfl" / "methods" / "fedavg.py").read_text(encoding="utf-8")
+    ]
 
 
-def test_the_experiment_shown_is_valid():
-    (shown,) = blocks("toml")
-    experiment = Experiment(**tomllib.loads(shown))
-    assert experiment.method.name == "fedpse" and experiment.clients.count == 10
+def test_it_is_a_beginning_and_no_manual():
+    assert len(README.splitlines()) <= 150
+    assert {"make demo", "make test"} <= {one.text.strip() for one in blocks(README, "")}
 
 
-def test_the_program_shown_runs_an_experiment(monkeypatch: pytest.MonkeyPatch):
-    (shown,) = [block for block in blocks("python") if "rayfl.run(" in block]
-    given: dict[str, Any] = {}
-    drawn: list[Any] = []
-    results = SimpleNamespace(plot=lambda *arguments, **options: drawn.append((*arguments, options)))
-    monkeypatch.setattr(rayfl, "run", lambda **settings: given.update(settings) or results)
-    exec(shown, {})
-    assert Experiment(**given).clients.per_round == 10
-    assert drawn == [("own/accuracy", {"against": "total_megabytes"})] and "total_megabytes" in get_args(Cost)
+def test_every_target_of_make_that_it_names_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert {"demo", "docs", "test"} <= set(re.findall(r"\bmake ([a-z]+)\b", README)) <= targets
 
 
-def test_the_commented_settings_of_the_experiment_are_valid_too():
-    (shown,) = blocks("toml")
-    optional = re.sub(r"^# (?=[\[a-z])", "", shown, flags=re.MULTILINE)
-    table: dict[str, Any] = tomllib.loads(optional) | {"method": {"name": "fedavg"}}
-    experiment = Experiment(**table)
-    assert experiment.clients.per_round == 5 and experiment.runtime.actors == 4 and experiment.uplink.name == "feedback"
+def test_the_table_of_the_demo_has_the_rows_that_are_printed():
+    (shown,) = [one.text for one in blocks(README, "") if one.text.startswith("demo: ")]
+    experiment = read(ROOT / "jobs" / "experiments" / "demo.toml")
+    assert shown.startswith(f"demo: {experiment.rounds} rounds\n")
+    numbers: Summary = {
+        "name": "demo",
+        "directory": "",
+        "finished": True,
+        "rounds": experiment.rounds,
+        "final": {},
+        "best": {},
+        "uplink_megabytes": 0.0,
+        "downlink_megabytes": 0.0,
+        "uplink_kilobytes_per_client_round": 0.0,
+        "downlink_kilobytes_per_client_round": 0.0,
+        "delivered": 0,
+        "selected": 0,
+        "simulated_s": 0.0,
+        "wall_s": 0.0,
+    }
+    printed = [str(cell) for cell in result_table(numbers).columns[0].cells]
+    rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert [row for row in rows if not row.startswith(("final ", "best "))] == printed
 
 
-def test_every_method_compressor_dataset_and_model_is_named():
-    for names in (named(Method), *map(named, (Compressor, Source, Architecture))):
-        assert [name for name in names if f"`{name}`" not in README] == []
-
-
-def test_the_commands_shown_exist():
-    commands = set(re.findall(r"^\| `rayfl (\w+)", README, flags=re.MULTILINE))
-    commands |= {"models", "datasets", "partitions", "compressors", "topologies"}
-    assert commands == set(main.commands)
-
-
-def test_the_mistake_shown_gets_the_sentence_shown():
-    command, sentence = re.findall(r"\$ rayfl (run .*)\n(rayfl: .*)\n", README)[0]
-    arguments = [str(ROOT / word) if word.endswith(".toml") else word for word in command.split()]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2 and result.stderr.strip() == sentence
-
-
-def test_nothing_is_left_to_be_filled_in():
-    assert re.findall(r"\b[A-Z]+_(?:TABLE|OUTPUT|SOURCE)\b", README) == []
+def test_its_links_lead_to_files_of_the_repository():
+    links = re.findall(r"\]\(((?:docs|k8s)/[^)#]+)", README)
+    assert len(links) > 20 and all(Path(ROOT, link).is_file() for link in links)

@@ -25,7 +25,7 @@ _EVER = 2**62
 class PerClient(Settings):
     """Each client can be reached in a round with its own probability."""
 
-    probability: Trait
+    probability: Trait = Field(description="chance of each client to be there in a round")
 
     def check(self, count: int) -> None:
         """ValueError if it is no probability."""

@@ -15,8 +15,8 @@ SPEEDS = (1e-9, 1e12)
 class LogNormal(Settings):
     """Values exp(N(log(median), sigma^2))."""
 
-    median: float = Field(gt=0)
-    sigma: float = Field(gt=0, le=10)
+    median: float = Field(gt=0, description="the median value")
+    sigma: float = Field(gt=0, le=10, description="standard deviation of the value's logarithm")
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return self.median * np.exp(self.sigma * generator.standard_normal(count))
@@ -25,8 +25,8 @@ class LogNormal(Settings):
 class Uniform(Settings):
     """Values uniform in [low, high)."""
 
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
+    low: float = Field(gt=0, description="the least value")
+    high: float = Field(gt=0, description="the values are below it")
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         return generator.uniform(self.low, self.high, count)
@@ -35,8 +35,10 @@ class Uniform(Settings):
 class Groups(Settings):
     """One value a group of clients: groups of every g-th client, or of neighbouring ids, as even as can be."""
 
-    groups: tuple[float, ...] = Field(min_length=1)
-    order: Literal["in-turn", "blocks"] = "in-turn"
+    groups: tuple[float, ...] = Field(min_length=1, description="one value a group")
+    order: Literal["in-turn", "blocks"] = Field(
+        default="in-turn", description="in-turn: every g-th client; blocks: neighbouring ids"
+    )
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         clients, number = np.arange(count), len(self.groups)

@@ -1,4 +1,4 @@
-"""The examples run by the command that README gives, and FedNova is the paper's."""
+"""The examples run by the command that the documentation gives, and FedNova is the paper's."""
 
 import shutil
 from pathlib import Path

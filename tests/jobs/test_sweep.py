@@ -347,8 +347,9 @@ def test_several_at_once_share_one_ray_and_a_signal_ends_all_after_their_round(f
         assert not run.finished and 1 <= len(run.rounds) < 100_000
 
 
-def test_the_sweep_that_the_readme_shows_is_valid(file):
-    (shown,) = re.findall(r"```\n(\[sweep\]\n.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+def test_the_sweep_that_the_documentation_shows_is_valid(file):
+    page = (ROOT / "docs" / "how-to" / "sweep.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(\[sweep\]\n.*?)```", page, flags=re.DOTALL)
     file.write_text(SWEEP.partition("[sweep]")[0] + shown)
     found = read_sweep(file)
     assert found is not None and len(found) == 18

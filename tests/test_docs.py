@@ -1,0 +1,335 @@
+"""What the documentation shows is what there is: links, commands, settings, programs, and all that is registered.
+
+Blocks with a title, as ```toml title="compare.toml", are whole files of their page, and are played; others are pieces.
+`make docs` builds the site and fails on a warning.
+"""
+
+import ast
+import inspect
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from matplotlib import pyplot
+
+import rayfl
+from docs import reference_pages
+from jobs.cli import main
+from jobs.command_line import WithSettings
+from jobs.shipped import experiment_file
+from rayfl.choices import find, named
+from rayfl.compress.base import Compressor
+from rayfl.data.datasets import Source
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.prepare import prepare
+from rayfl.experiment.sweep import read_sweep
+from rayfl.experiment.unknown_keys import CHOSEN
+from rayfl.methods.base import Method, PeerHalf
+from rayfl.models import Architecture
+from rayfl.testing.executors import play
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+BASE: dict[str, Any] = {
+    "rounds": 3,
+    "data": "digits",
+    "partition": "iid",
+    "clients": {"count": 4},
+    "model": "logistic",
+    "method": "fedavg",
+}
+"""What the pieces of experiments are pieces of."""
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: its language, "" where it says none, and the file that it is, "" for a piece."""
+
+    language: str
+    title: str
+    text: str
+
+
+def blocks(page: str, language: str | None = None) -> list[Block]:
+    """The blocks of a page, of one language or of all."""
+    found = re.findall(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
+    return [Block(*one) for one in found if language in (None, one[0])]
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a folder that has the files of a page, in their last form, and the examples."""
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    for block in blocks(text_of(page)):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Links.
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, those of its generated sections among them."""
+    headings = re.findall(r"^#+ (.+)$", reference_pages.with_sections(text_of(page)), flags=re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
+    return {re.sub(r"[\s-]+", "-", one) for one in words}
+
+
+@each_page
+def test_every_link_leads_somewhere(page: Path):
+    made = {DOCS / reference_pages.METHODS / f"{name}.md" for name in named(Method)}
+    prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        target, _, anchor = link.partition("#")
+        if re.match(r"https?://", link):
+            continue
+        there = (page.parent / target).resolve() if target else page
+        assert there in made or there.is_file(), link
+        if anchor:
+            assert anchor in anchors(there), link
+
+
+def test_what_leads_out_of_the_documentation_has_a_page_on_the_site():
+    inside = {path.relative_to(DOCS).as_posix() for path in PAGES[1:]}
+    leading_out = {
+        (page.parent / link).resolve().relative_to(ROOT).as_posix()
+        for page in PAGES[1:]
+        for link in re.findall(r"\]\(((?:\.\./)+[^)#\s]+\.md)\)", text_of(page))
+        if not (page.parent / link).resolve().is_relative_to(DOCS)
+    }
+    assert leading_out and leading_out <= set(reference_pages.OUTSIDE)
+    assert not inside & set(reference_pages.OUTSIDE.values())
+
+
+# Commands.
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words behind `rayfl` of every command of a page: of blocks line by line, and of `code` in sentences."""
+    shells = [one.text for one in blocks(text) if one.language in ("", "bash", "console", "sh")]
+    lines = [line for shell in shells for line in shell.splitlines()]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    inline = [code for code in re.findall(r"`([^`\n]+)`", prose) if re.match(r"rayfl [a-z-]", code)]
+    inline += re.findall(r"`(rayfl [a-z-][^`]*?\n[^`]*?)`", prose)
+    for line in [*lines, *inline]:
+        given = re.sub(r"[\[\]](?=[A-Zk-])|(?<=[A-Z.])\]| ?\.\.\.", "", line) if line in inline else line
+        found = re.search(r"(?:^(?:\$ )?|python -m )(rayfl|jobs\.run)(?: (.*))?$", given)
+        if found and not line.startswith("rayfl: "):
+            words = shlex.split(found[2] or "", comments=True)
+            yield ["run", *words] if found[1] == "jobs.run" else words
+
+
+def test_commands_are_found_in_blocks_and_in_sentences():
+    text = "Say `rayfl run FILE [key=value ...] [--rounds N]`.\n```bash\nray job -- python -m rayfl ls a  # b\n```\n"
+    assert list(commands(text)) == [["ls", "a"], ["run", "FILE", "key=value", "--rounds", "N"]]
+
+
+@each_page
+def test_every_command_shown_is_one(page: Path, folder: Path):
+    for words in commands(text_of(page)):
+        if words[:1] in ([], ["--help"]):
+            continue
+        command = main.commands.get(words[0])
+        assert command is not None, words
+        context = click.Context(command, info_name=words[0])
+        # What click's parser makes of options is not converted yet: N and DIR stand for numbers and folders.
+        _, arguments, _ = command.make_parser(context).parse_args(list(words[1:]))
+        assert arguments == [], words
+        if isinstance(command, WithSettings) and "key=value" not in words:
+            settings_exist(command, context, words[1:])
+        elif words[0] in reference_pages.COMMANDS.values() and words[1:] and words[1] != "NAME":
+            kind = next(kind for kind, name in reference_pages.COMMANDS.items() if name == words[0])
+            assert find(kind, words[1]) is not None
+
+
+def settings_exist(command: click.Command, context: click.Context, words: list[str]) -> None:
+    """The experiment of a command, where it is one that is there, is valid with the command's settings."""
+    values, _, _ = command.make_parser(context).parse_args(list(words))
+    given, overrides = values.get("file"), [word for word in words if re.match(r"[a-z_.]+=", word)]
+    if not isinstance(given, str) or given in ("FILE", "NAME", "mine.toml", "experiment.toml"):
+        return
+    file = experiment_file(Path(given))
+    expected = ("unknown key",) if "keep_rato" in "".join(overrides) else ()
+    try:
+        assert read_sweep(file, overrides) or read(file, overrides)
+    except ValueError as error:
+        assert any(word in str(error) for word in expected), (words, error)
+    else:
+        assert not expected
+
+
+def test_the_table_of_commands_is_whole():
+    page = text_of(DOCS / "reference" / "commands.md")
+    shown = set(re.findall(r"^\| `rayfl (\w+)", page, flags=re.MULTILINE))
+    shown |= {"models", "datasets", "partitions", "compressors", "topologies"}
+    assert shown == set(main.commands)
+    made = reference_pages.commands_section()
+    for name, command in main.commands.items():
+        assert f"## rayfl {name}\n" in made
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.opts[0] in made
+
+
+def test_the_mistake_shown_gets_the_sentence_shown():
+    page = text_of(DOCS / "reference" / "experiment.md")
+    command, sentence = re.findall(r"\$ rayfl (run .*)\n(rayfl: .*)\n", page)[0]
+    arguments = [str(ROOT / word) if word.endswith(".toml") else word for word in command.split()]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and result.stderr.strip() == sentence
+
+
+# Settings.
+
+
+def merged(piece: dict[str, Any]) -> dict[str, Any]:
+    """A piece of an experiment as one: what is chosen by name takes the place of the base's, the rest goes into it."""
+    whole = dict(BASE)
+    for key, value in piece.items():
+        joins = isinstance(value, dict) and key not in CHOSEN
+        whole[key] = {**whole.get(key, {}), **value} if joins else value
+    method = whole["method"]
+    kind = find(Method, method["name"] if isinstance(method, dict) else method)
+    return {"topology": "ring", **whole} if issubclass(kind, PeerHalf) else whole
+
+
+@each_page
+def test_every_table_of_settings_is_valid(page: Path, folder: Path):
+    for block in blocks(text_of(page), "toml"):
+        piece = tomllib.loads(block.text)
+        if block.title == "pyproject.toml":
+            continue
+        file = folder / (block.title or "piece.toml")
+        if not block.title:
+            file.write_text(toml.dumps(merged(piece)))
+        assert read_sweep(file) or read(file), block.text
+
+
+def test_the_experiment_shown_is_valid_with_its_commented_settings_too():
+    (shown,) = [one.text for one in blocks(text_of(DOCS / "reference" / "experiment.md"), "toml")]
+    experiment = Experiment(**tomllib.loads(shown))
+    assert experiment.method.name == "fedpse" and experiment.clients.count == 10
+    optional = re.sub(r"^# (?=[\[a-z])", "", shown, flags=re.MULTILINE)
+    table: dict[str, Any] = tomllib.loads(optional) | {"method": {"name": "fedavg"}}
+    experiment = Experiment(**table)
+    assert experiment.clients.per_round == 5 and experiment.runtime.actors == 4 and experiment.uplink.name == "feedback"
+
+
+# Programs.
+
+
+# Any: settings.
+def small(function: Any, given: Any = None, *overrides: str, **settings: Any) -> Any:
+    """`rayfl.run` and its like for one round, in this process."""
+    tiny = {"rounds": 1, "runtime.executor": "inline", "output.report": False}
+    return function(given, *overrides, progress=False, **{**settings, **tiny})
+
+
+@each_page
+def test_every_program_shown_is_one(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("run", "stream"):
+        monkeypatch.setattr(rayfl, name, partial(small, getattr(rayfl, name)))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(pyplot, "show", lambda: None)
+    for block in blocks(text_of(page), "python"):
+        tree = ast.parse(block.text)
+        if not block.title:
+            continue
+        (folder / block.title).write_text(block.text)
+        names: dict[str, Any] = {"__name__": block.title.removesuffix(".py")}
+        exec(compile(tree, block.title, "exec"), names)
+        for name, found in names.items():
+            if name.startswith("test_") and inspect.isfunction(found):
+                found()
+    pyplot.close("all")
+
+
+@each_page
+def test_every_experiment_shown_plays_a_round(page: Path, folder: Path):
+    for block in blocks(text_of(page), "python"):
+        # It makes the data of one of the experiments.
+        if "np.savez(" in block.text:
+            exec(block.text, {})
+    for block in blocks(text_of(page), "toml"):
+        if not block.title or block.title == "pyproject.toml" or "fashion" in block.text:
+            continue
+        # The first of a sweep stands for the others, which are valid.
+        combinations = read_sweep(folder / block.title, ["rounds=1"])
+        experiment = combinations[0].experiment if combinations else read(folder / block.title, ["rounds=1"])
+        records, _ = play(prepare(experiment))
+        assert len(records) == 1 and records[0].metrics
+
+
+# What is registered.
+
+
+def test_every_method_compressor_dataset_and_model_is_named():
+    pages = {
+        Method: "which-method.md",
+        Compressor: "reference/compressors.md",
+        Source: "reference/datasets.md",
+        Architecture: "reference/models.md",
+    }
+    for kind, page in pages.items():
+        assert [name for name in named(kind) if f"`{name}`" not in text_of(DOCS / page)] == []
+
+
+def test_the_reference_has_all_that_is_registered_and_every_setting():
+    for kind, name in reference_pages.COMMANDS.items():
+        for word, one in named(kind).items():
+            made = reference_pages.settings_table(one)
+            fields = getattr(getattr(one, "Hyper", one), "model_fields", {})
+            assert [key for key in fields if f"| `{key}` |" not in made] == [], word
+        if kind is Method:
+            assert all(f"({word}.md)" in reference_pages.methods_section() for word in named(kind))
+        else:
+            assert all(f"## {word}\n" in reference_pages.SECTIONS[name]() for word in named(kind))
+
+
+def test_the_reference_of_the_experiment_has_every_table():
+    made = reference_pages.experiment_section()
+    assert [key for key in Experiment.model_fields if f"`{key}`" not in made and f"[{key}]" not in made] == []
+    assert "| `deadline_s` |" in made and "| `call_timeout_s` |" in made
+
+
+def test_a_method_page_weighs_what_is_sent():
+    sent, metrics = reference_pages.measured("fedavg")
+    by_name = {(one.name, one.direction): one for one in sent}
+    # 64 x 10 + 10 + 10 x 10 + 10 parameters of four bytes, and a count of eight.
+    assert by_name["delta", "up"].num_bytes == by_name["model", "down"].num_bytes == (3040,) * 4
+    assert by_name["num_examples", "up"].num_bytes == (8,) * 4 and len(sent) == 3
+    assert {"pooled/accuracy", "train/loss"} <= metrics
+    page = reference_pages.method_page("fedavg", named(Method)["fedavg"])
+    assert "McMahan et al., Communication-Efficient Learning" in page and "| `delta` | up | 3,040 | every |" in page
+
+
+def test_a_docstring_stays_as_it_is_written():
+    text = "Steps a_i*b:\n- one <- two\n  goes on\n- `x_y`\nThe end.\n\n    z^(k) = |z|\n"
+    assert reference_pages.as_markdown(text) == (
+        "Steps a\\_i\\*b:\n\n- one &lt;- two\n  goes on\n- `x_y`\n\nThe end.\n\n    z^(k) = |z|"
+    )
+
+
+def test_nothing_is_left_to_be_filled_in():
+    for page in PAGES:
+        assert re.findall(r"\b[A-Z]+_(?:TABLE|OUTPUT|SOURCE)\b|\bTODO\b", text_of(page)) == []
+        assert [
+            mark for mark in reference_pages.MARK.findall(text_of(page)) if mark not in reference_pages.SECTIONS
+        ] == []
