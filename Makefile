@@ -39,9 +39,9 @@ lint: $(HAS_DEV)
 	@$(BIN)/python -m ruff format --check .
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/python -m pyright
 
-# The variable spares a notice about another project.
+# Not --quiet, with which --strict sees no warnings. The variable spares a notice about another project.
 docs: $(HAS_DEV)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "documentation: $(CURDIR)/site/index.html"
 
 clean:

@@ -86,7 +86,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> None:
     for name, method in named(Method).items():
         files.append(File.generated(config, f"{METHODS}/{name}.md", content=method_page(name, method)))
     for path, page in OUTSIDE.items():
-        files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+        files.append(File.generated(config, page, content=outside_page(path)))
 
 
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
@@ -98,6 +98,18 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
     for path, name in OUTSIDE.items():
         markdown = markdown.replace(f"]({up}../{path}", f"]({up}{name}")
     return with_sections(markdown)
+
+
+def outside_page(path: str) -> str:
+    """A file outside of docs/ as a page, on which links to other files of the repository are their paths."""
+    folder = Path(path).parent
+
+    def named_file(link: re.Match[str]) -> str:
+        file = (folder / link[2]).as_posix()
+        return code(file) if link[1] == link[2] else f"{link[1]} ({code(file)})"
+
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.sub(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", named_file, text)
 
 
 def with_sections(markdown: str) -> str:

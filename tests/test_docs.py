@@ -116,6 +116,8 @@ def test_what_leads_out_of_the_documentation_has_a_page_on_the_site():
     }
     assert leading_out and leading_out <= set(reference_pages.OUTSIDE)
     assert not inside & set(reference_pages.OUTSIDE.values())
+    for path in reference_pages.OUTSIDE:
+        assert re.findall(r"\]\((?!https?://|#)", reference_pages.outside_page(path)) == []
 
 
 # Commands.

@@ -69,7 +69,7 @@ def test_the_linters_environment_serves_documentation_and_tests_too(checkout: Pa
         "-m ruff check .",
         "-m ruff format --check .",
         "-m pyright",
-        "-m mkdocs --quiet build",
+        "-m mkdocs build --strict",
         PYTEST,
     ]
 
