@@ -388,19 +388,6 @@ def commands_section() -> str:
     return "\n".join(parts)
 
 
-_UNITS = {
-    "accuracy": "share of 1",
-    "loss": "nats an example",
-    "megabytes": "MB (1e6 bytes) a round",
-    "flops": "operations a client and round",
-}
-
-
-def unit(name: str) -> str:
-    """The unit of a metric, "" for a plain number."""
-    return next((unit for word, unit in _UNITS.items() if word in name), "")
-
-
 def metrics_section() -> str:
     """Every metric: its name, unit and meaning, and which methods record it, where that is not all of them."""
     recorded: dict[str, list[str]] = {}
@@ -408,12 +395,12 @@ def metrics_section() -> str:
         for name in measured(method)[1]:
             recorded.setdefault(name, []).append(method)
     rows = []
-    for name in sorted({*wording.MEANINGS, *recorded}):
+    for name in sorted({*wording.NAMES, *recorded}):
         by = recorded.get(name, [])
         few = ", ".join(f"[`{one}`](methods/{one}.md)" for one in by) if 0 < len(by) <= 8 else ""
-        title, meaning = wording.title(name), wording.MEANINGS.get(name, "")
-        what = ". ".join(part.rstrip(".") for part in (title if title != name else "", meaning) if part)
-        rows.append([code(name), unit(name), escaped(what), few])
+        title, unit, meaning = wording.words(name)
+        unit = unit.replace("%", "share of 1")
+        rows.append([code(name), unit, escaped(f"{title}: {meaning}" if title != name else ""), few])
     return table(["metric", "unit", "what it is", "recorded by, where by few"], rows)
 
 

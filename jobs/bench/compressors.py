@@ -24,7 +24,7 @@ from rayfl.compress.votes import votes_packet
 from rayfl.determinism.process import prepare_process
 from rayfl.determinism.torch_flags import fixed
 from rayfl.limits import memory
-from rayfl.report.plots.scatter import Dot, dot_plot
+from rayfl.report.charts import Dot, dots_chart, dots_svg
 from rayfl.run_directory.output_files import COMPRESSORS_PLOT, require_replaceable, write_output
 from rayfl.tree import Tree
 
@@ -256,7 +256,5 @@ def picture(rows: Sequence[Measured], num_entries: int) -> str:
     """Error against bits an entry as an svg file; the settings of one compressor look alike."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
     dots = [Dot(row.label, kinds.index(row.kind), row.num_bits / num_entries, row.error or 0.0) for row in rows]
-    svg = str(dot_plot(dots, "Bits an entry", "Relative squared error", log_y=True, height=9.0))
-    namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    mark = 'data-written-by="rayfl bench"'
-    return svg.replace("<svg ", f'<svg {namespaces} {mark} style="background: white" ', 1)
+    svg = dots_svg(dots_chart(dots, "Bits an entry", "Relative squared error", log_y=True), 1000, 800)
+    return svg.replace("<svg ", '<svg data-written-by="rayfl bench" ', 1)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.report import wording
-from rayfl.report.plots.lines import key
+from rayfl.report.charts import key
 from rayfl.report.scores import Score, last_mean, over, percent
 from rayfl.report.series import Group
 from rayfl.run_directory.record import Run

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfl.report import wording
+from rayfl.report.charts import NUM_COLORS, key, stacked_chart
 from rayfl.report.panels import Figure
-from rayfl.report.plots.lines import COLORS, ROUND, key, stacked_plot
 from rayfl.report.series import Group
 from rayfl.run_directory.record import Run
 
@@ -62,20 +62,19 @@ def _cells(mean: dict[str, float], name: str) -> list[str]:
     return [f"{mean[name]:,.10g}", wording.percent(mean[name] / total if total else 0.0)]
 
 
-def fate_plot(group: Group) -> Figure:
+def fate_chart(group: Group) -> Figure:
     """Clients of each round by status, those that delivered at the bottom; the rarest together where they are many."""
     run = group.runs[0]
     rounds, status = run.clients["round"].to_numpy(), np.array(run.clients["status"].to_pylist())
     common = [name for name, _ in counts(run).most_common()]
-    if len(common) > len(COLORS):
-        status = np.where(np.isin(status, common[len(COLORS) - 1 :]), _OTHERS, status)
+    if len(common) > NUM_COLORS:
+        status = np.where(np.isin(status, common[NUM_COLORS - 1 :]), _OTHERS, status)
     names = sorted(set(status.tolist()), key=lambda name: (name != "delivered", name == _OTHERS, name))
     x = run.rounds["round"].to_numpy()
     places = np.searchsorted(x, rounds)
     parts = [
-        (style, np.bincount(places[status == name], minlength=len(x))[: len(x)])
+        (_word(name), style, np.bincount(places[status == name], minlength=len(x))[: len(x)])
         for style, name in zip(_STYLES, names, strict=False)
     ]
-    keys = [key(_word(name), style) for style, name in zip(_STYLES, names, strict=False)]
     caption = "What became of the clients that were chosen for each round."
-    return Figure("Delivered and dropped", caption, stacked_plot(x, parts, ROUND, "Clients"), keys)
+    return Figure("Delivered and dropped", caption, stacked_chart(x, parts, "Clients"), legend=True)

@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.collections import LineCollection
 
 from rayfl import plugins
 from rayfl.choices import make
 from rayfl.experiment.input_files import located
+from rayfl.report.charts import MOST_LINKS, Line, graph_chart, lines_chart
 from rayfl.report.panels import Figure, Section
-from rayfl.report.plots.lines import ROUND, Line, canvas, color, finish, key, line_plot
-from rayfl.report.series import MEGABYTE_BITS, Group
+from rayfl.report.series import MEGABYTE_BITS, Group, cost
 from rayfl.run_directory.record import Run
 from rayfl.topology.graphs import Grid, Topology
 from rayfl.topology.statistics import facts
-
-_SIDE_INCHES = 4.2
 
 
 def graph_section(groups: Sequence[Group]) -> Section:
@@ -65,23 +62,14 @@ def _drawn(run: Run) -> Figure:
     """Peers as dots, links as lines; of a graph that varies that of round 0."""
     topology, num_peers, seed, _ = _topology(run)
     graph = topology.receives(num_peers, seed, 0)
-    places = _places(topology, num_peers)
-    figure, axes = canvas(_SIDE_INCHES, _SIDE_INCHES)
-    ends = np.argwhere(np.triu(graph | graph.T))
-    alpha = float(np.clip(60 / max(len(ends), 1), 0.06, 0.7))
-    axes.add_collection(LineCollection(list(places[ends]), colors=color(0), linewidths=0.9, alpha=alpha))
-    axes.scatter(places[:, 0], places[:, 1], s=max(6, 90 - num_peers), color=color(0), zorder=2)
-    if num_peers <= 30:
-        for peer, (x, y) in enumerate(places):
-            axes.annotate(str(peer), (x, y), ha="center", va="center", color="white", fontsize=6, zorder=3)
-    axes.margins(0.08)
-    axes.set_aspect("equal")
-    axes.set_axis_off()
+    links = np.argwhere(np.triu(graph | graph.T))
     directed = not np.array_equal(graph, graph.T)
     caption = "Who exchanges with whom when everybody is present."
     caption += " Links go one way." if directed else ""
     caption += " Every round has another graph; this is that of round 0." if topology.varying else ""
-    return Figure("Peers and links", caption, finish(figure, axes, "peers", "graph", percent=False))
+    if len(links) > MOST_LINKS:
+        caption += f" Of its {len(links):,} links {MOST_LINKS:,} are drawn."
+    return Figure("Peers and links", caption, graph_chart(_places(topology, num_peers), links))
 
 
 def _places(topology: Topology, num_peers: int) -> np.ndarray:
@@ -98,14 +86,14 @@ def _busiest(run: Run) -> list[Figure]:
     rounds, most_up, most_down, mean = busiest(run)
     if not most_down.any():
         return []
+    over = cost(run).over(rounds)
     lines = [
-        Line("Busiest peer, sent", 0, rounds, most_up),
-        Line("Busiest peer, received", 1, rounds, most_down),
-        Line("Mean over peers, received", 2, rounds, mean),
+        Line("Busiest peer, sent", 0, over, most_up),
+        Line("Busiest peer, received", 1, over, most_down),
+        Line("Mean over peers, received", 2, over, mean),
     ]
     caption = (
         "What the peer with the most to send sends in a round, over all its links together, and what the one with the "
         "most to receive receives: as really encoded. 1 MB is a million bytes."
     )
-    svg = line_plot(lines, ROUND, "Megabytes a round", from_zero=True)
-    return [Figure("The busiest peer", caption, svg, [key(line.label, line.style) for line in lines])]
+    return [Figure("The busiest peer", caption, lines_chart(lines, "MB a round", from_zero=True), legend=True)]

@@ -9,9 +9,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rayfl.limits.regular_files import require_regular
+from rayfl.report.charts import Line, Strip, cells_chart, lines_chart, strips_chart
 from rayfl.report.panels import Figure, Section
-from rayfl.report.plots.cells import SHADES, cells_plot
-from rayfl.report.plots.lines import Line, Strip, key, line_plot, strip_plot
 from rayfl.report.series import Group, curve, metric_names, series, spread
 from rayfl.report.wording import title
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
@@ -46,12 +45,12 @@ def by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
             }
             if found:
                 ratios = sorted(found)
-                lines.append(Line(group.label, style, np.array(ratios), np.array([found[one] for one in ratios])))
+                over = {"Retention ratio": np.array(ratios)}
+                lines.append(Line(group.label, style, over, np.array([found[one] for one in ratios])))
         if lines:
             caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
-            keys = [key(line.label, line.style) for line in lines] if len(groups) > 1 else []
-            svg = line_plot(lines, "Retention ratio", "Accuracy", percent=True)
-            figures.append(Figure(f"By retention ratio: {title(name)}", caption, svg, keys))
+            chart = lines_chart(lines, "Accuracy, %", percent=True)
+            figures.append(Figure(f"By retention ratio: {title(name)}", caption, chart, legend=len(groups) > 1))
     return figures
 
 
@@ -80,9 +79,8 @@ def _distances(groups: Sequence[Group]) -> list[Figure]:
             strips.append(Strip(group.label, style, np.concatenate(found)))
     if not strips:
         return []
-    svg = strip_plot(strips, "Distance of two clients' masks", percent=True)
-    keys = [key(strip.label, strip.style) for strip in strips]
-    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", svg, keys)]
+    chart = strips_chart(strips, "Distance of two clients' masks", percent=True)
+    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)]
 
 
 def _matrices(run: Run) -> list[Figure]:
@@ -105,8 +103,8 @@ def _matrices(run: Run) -> list[Figure]:
         matrix = np.full((size, size), float(own))
         matrix[~np.eye(size, dtype=bool)] = found.last
         most = 1.0 if own else float(matrix.max())
-        svg = cells_plot(matrix, "Client", "Client", (0.0, most))
-        figures.append(Figure(heading, caption.format(most), svg))
+        chart = cells_chart(matrix, "Client", "Other client", most, heading)
+        figures.append(Figure(heading, caption.format(most), chart))
     return figures
 
 
@@ -132,9 +130,9 @@ def _drawn(run: Run) -> list[Figure]:
 
 
 def _mask_figure(client: int, layer: str, mask: np.ndarray) -> Figure:
-    svg = cells_plot(_picture(mask), "Output", "Input", (0.0, 1.0), (SHADES[0], SHADES[-2]))
+    chart = cells_chart(_picture(mask), "Outputs", "Inputs", 1.0, "Kept")
     caption = "Dark: kept. Across the outputs, down the inputs; the middle outputs, the first inputs."
-    return Figure(f"Client {client}: {mask.mean():.1%} of {layer}", caption, svg)
+    return Figure(f"Client {client}: {mask.mean():.1%} of {layer}", caption, chart)
 
 
 def _layers(shapes: dict[str, tuple[int, ...]]) -> list[str]:

@@ -1,18 +1,24 @@
 """Run directories -> one self-contained HTML page: settings, results and costs.
 
-The page loads nothing: plots are inline SVG, there is no script and no outside style or font.
+The page loads nothing: it carries its charts' numbers, its style and all of its JavaScript, and forbids the browser the
+network.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from rayfl import plugins
 from rayfl.determinism.platform import kinds_besides
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
+from rayfl.report.bundle import javascript
+from rayfl.report.charts import AXES, DARK, LIGHT, MOST_POINTS, packed
 from rayfl.report.client_status import fates
 from rayfl.report.figures import sections
 from rayfl.report.ranking import described, differences, ranking
@@ -31,8 +37,9 @@ from rayfl.run_directory.output_files import REPORT, require_replaceable, write_
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import SettingsError
 
-_MOST_COLUMNS = 24
-"""Of a table that can be sorted, but for the run's name."""
+_FEWEST_POINTS = 12
+_MOST_BYTES = 2_000_000
+"""Of a page. Its JavaScript takes 0.93 MB of them."""
 
 
 def report(
@@ -49,6 +56,13 @@ def report(
     require_replaceable(output, REPORT, overwrite)
     runs = [read_run(directory) for directory in directories]
     shown = page(groups(runs), options or agreed_options([run.experiment for run in runs]))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_output(output, _rendered(shown).encode(), REPORT, overwrite)
+    return output
+
+
+def _rendered(shown: Mapping[str, Any]) -> str:
+    """The page; where it would be too large, lines have fewer points than usual."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -56,9 +70,48 @@ def report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_output(output, environment.get_template("page.html.j2").render(shown).encode(), REPORT, overwrite)
-    return output
+    template = environment.get_template("page.html.j2")
+    drawn = {
+        f"chart{outer}-{inner}": figure.chart
+        for outer, section in enumerate(shown["sections"], 1)
+        for inner, figure in enumerate(section.figures, 1)
+    }
+    library = Markup(javascript()) if drawn else ""
+    most = MOST_POINTS
+    while True:
+        found = packed(drawn, most)
+        spent = [x for x in found["xs"] if "round" in x]
+        axes = [(name, title) for name, title in AXES.items() if any(number for x in spent for number in x[name])]
+        longest = max((len(line.y) for chart in drawn.values() for line in chart.lines), default=0)
+        html = template.render(
+            shown,
+            light=LIGHT,
+            dark=DARK,
+            javascript=library,
+            charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
+            axes=axes if spent else [],
+            contents=_contents(shown),
+            thinning=f"Of longer lines {most} points are drawn, evenly spaced." if longest > most else "",
+        )
+        if len(html.encode()) <= _MOST_BYTES or most <= _FEWEST_POINTS:
+            return html
+        most //= 2
+
+
+def _contents(shown: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The anchors and headings of what the page has."""
+    target, tuned = shown["targets"], shown["tuning"]
+    found = [
+        ("target", f"What it took to reach {target['target']}" if target else ""),
+        ("tuning", f"Best over {', '.join(tuned['settings'])}" if tuned else ""),
+        ("runs", "Runs, best first" if shown["ranking"] else ""),
+        *((f"ablation{n}", f"With and without {one['setting']}") for n, one in enumerate(shown["ablations"], 1)),
+        *((f"section{n}", section.title) for n, section in enumerate(shown["sections"], 1)),
+        ("fates", "Who took part" if shown["fates"] else ""),
+        ("differences", "How the runs differ" if shown["differences"] else ""),
+        ("settings", "What the runs share" if shown["differences"] else "What was run"),
+    ]
+    return [(anchor, heading) for anchor, heading in found if heading]
 
 
 def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
@@ -86,7 +139,6 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
         "targets": targets(found, names[0], options.target, options.last) if several and names else None,
         "tuning": tuning(choices, options.best_over, names[0], options.last, found) if choices else None,
         "ranking": ranking(found, names, options.last) if several else None,
-        "most_columns": _MOST_COLUMNS,
         "ablations": ablations(found, names, options.last, options.best_over) if several and names else [],
         "fates": fates(found),
         "settings": _settings([run for group in found for run in group.runs]),

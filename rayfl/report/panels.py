@@ -1,27 +1,38 @@
-"""Plots with their captions, under headings."""
+"""Charts with their captions, under headings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
-from rayfl.report.plots.lines import Key
+from rayfl.report.charts import Chart, Key, key
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot with its title, legend (empty for a single line) and caption."""
+    """A chart with its title and caption. `legend`: whether its series need one, as the axes do not name them."""
 
     title: str
     caption: str
-    svg: Markup
-    legend: Sequence[Key] = ()
+    chart: Chart
+    legend: bool = False
     wide: bool = False
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """The entries of its legend."""
+        return [key(label, style) for label, style in self.chart.styles.items()] if self.legend else []
+
+    @property
+    def remark(self) -> str:
+        """The caption, and the lines that lie upon others."""
+        names = [line.label for line, depth in zip(self.chart.lines, self.chart.coinciding, strict=True) if depth]
+        if not names:
+            return self.caption
+        return f"{self.caption} Dashed, because it lies upon another line: {', '.join(names)}."
 
 
 @dataclass(frozen=True)
 class Section:
-    """Plots under one heading."""
+    """Figures under one heading."""
 
     title: str
     intro: str
@@ -30,5 +41,5 @@ class Section:
     @property
     def legend(self) -> Sequence[Key]:
         """The legend that all figures share, to be shown once; empty if they differ."""
-        first = self.figures[0].legend
-        return first if all(figure.legend == first for figure in self.figures) else ()
+        first = self.figures[0].keys
+        return first if all(figure.keys == first for figure in self.figures) else ()

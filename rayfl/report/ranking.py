@@ -1,12 +1,14 @@
 """The tables of a page that compares runs: accuracies and costs, and the settings in which runs differ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rayfl.choices import named
 from rayfl.experiment.identity import NOT_DETERMINING, determining_settings
+from rayfl.methods.base import Method
 from rayfl.report import wording
-from rayfl.report.plots.lines import key
+from rayfl.report.charts import key
 from rayfl.report.scores import percent, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, Group
 from rayfl.report.sortable_table import Column, sortable
@@ -85,6 +87,8 @@ def _dense_twin(group: Group, found: Sequence[Group]) -> Group | None:
 
 def _is_dense(run: Run) -> bool:
     uplink = run.experiment.get("uplink")
+    if _compresses_itself(run):
+        return False
     return uplink == "dense" or (isinstance(uplink, dict) and uplink in ({"name": "dense"}, _DENSE))
 
 
@@ -110,8 +114,17 @@ def _times_less(ratio: float) -> str:
 
 
 def described(run: Run) -> dict[str, object]:
-    """The experiment and the platform as dotted keys."""
-    return dotted({**run.experiment, "platform": dict(run.platform)})
+    """The experiment and the platform as dotted keys; what a method that compresses by itself does not use says so."""
+    unused = {name: {"name": "fixed by the method"} for name in ("uplink", "downlink") if _compresses_itself(run)}
+    return dotted({**run.experiment, **unused, "platform": dict(run.platform)})
+
+
+def _compresses_itself(run: Run) -> bool:
+    """Whether the method, one of ours, fixes what is sent, so that `uplink` stands in the experiment for nothing."""
+    method = run.experiment.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else method
+    found = named(Method).get(name) if isinstance(name, str) else None
+    return found is not None and found.own_compression
 
 
 def differences(found: Sequence[Group]) -> dict[str, object]:

@@ -61,6 +61,11 @@ class Cost:
         )
         return both, up, seconds
 
+    def over(self, rounds: np.ndarray) -> dict[str, np.ndarray]:
+        """What a value of each of `rounds` can be drawn against, by the keys of `rayfl.report.charts.AXES`."""
+        both, up, seconds = self.at(rounds)
+        return {"round": rounds, "up": up, "both": both, "time": seconds}
+
 
 def metric_names(run: Run) -> list[str]:
     """Names of all metrics of the run, in order of first appearance."""
@@ -195,6 +200,11 @@ class Curve:
     megabytes: np.ndarray
     uplink_megabytes: np.ndarray
     simulated_s: np.ndarray
+
+    @property
+    def over(self) -> dict[str, np.ndarray]:
+        """What the curve can be drawn against, by the keys of `rayfl.report.charts.AXES`."""
+        return {"round": self.rounds, "up": self.uplink_megabytes, "both": self.megabytes, "time": self.simulated_s}
 
 
 def curve(group: Group, name: str) -> Curve | None:

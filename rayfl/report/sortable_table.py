@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayfl.report.plots.lines import Key
+from rayfl.report.charts import Key
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayfl.report import wording
-from rayfl.report.plots.lines import key
+from rayfl.report.charts import key
 from rayfl.report.scores import Score, over, percent, rank_value, smoothed
 from rayfl.report.series import Group, reached, series
 from rayfl.report.sortable_table import Column, sortable

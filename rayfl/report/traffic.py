@@ -1,13 +1,14 @@
-"""Plots of a round's traffic: megabytes up and down, and the fates of the chosen clients."""
+"""Charts of a round's traffic: megabytes up and down, and the fates of the chosen clients."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from rayfl.report.client_status import fate_plot
+from rayfl.report.charts import Chart, Line, lines_chart
+from rayfl.report.client_status import fate_chart
 from rayfl.report.panels import Figure
-from rayfl.report.plots.lines import ROUND, Key, Line, key, line_plot
-from rayfl.report.series import MEGABYTE_BITS, Group
+from rayfl.report.series import MEGABYTE_BITS, Group, cost
 
 
 def communication(groups: Sequence[Group]) -> list[Figure]:
@@ -16,46 +17,44 @@ def communication(groups: Sequence[Group]) -> list[Figure]:
     down = [_round_line(group, style, "downlink_bits", MEGABYTE_BITS) for style, group in enumerate(groups)]
     if not any(line.y.any() for line in up + down):
         return []
-    y_label = "Megabytes a round"
+    unit = "MB a round"
     if len(groups) == 1:
-        lines = [Line("Up (clients to server or peers)", 0, up[0].x, up[0].y), Line("Down", 1, down[0].x, down[0].y)]
+        (sent,), (received,) = up, down
+        lines = [replace(sent, label="Up (clients to server or peers)"), replace(received, label="Down", style=1)]
         caption = "What all clients together sent and received in each round."
-        keys = [key(line.label, line.style) for line in lines]
-        return [Figure("Up and down", caption, line_plot(lines, ROUND, y_label, from_zero=True), keys)]
-    keys = [key(line.label, line.style) for line in up]
-    directions = (("Up", "sent", up), ("Down", "received", down))
-    return [_one_way(heading, verb, lines, y_label, keys) for heading, verb, lines in directions]
+        return [Figure("Up and down", caption, lines_chart(lines, unit, from_zero=True), legend=True)]
+    return [
+        Figure(heading, f"What all clients together {verb} in each round.", _moving(lines, unit), legend=True)
+        for heading, verb, lines in (("Up", "sent", up), ("Down", "received", down))
+    ]
 
 
-def _one_way(heading: str, verb: str, lines: Sequence[Line], y_label: str, keys: Sequence[Key]) -> Figure:
-    """One direction of several runs, without those that move nothing: no logarithmic axis has a place for them."""
-    moving = [line for line in lines if line.y.any()] or lines
-    still = [line.label for line in lines if not line.y.any()] if len(moving) < len(lines) else []
-    caption = f"What all clients together {verb} in each round."
-    if still:
-        caption += f" Not drawn, as they {verb} nothing: {', '.join(still)}."
-    return Figure(heading, caption, line_plot(moving, ROUND, y_label, from_zero=True), keys)
+def _moving(lines: Sequence[Line], unit: str) -> Chart:
+    """One direction of several runs; logarithmic as those need it that move anything."""
+    drawn = lines_chart([line for line in lines if line.y.any()] or lines, unit, from_zero=True)
+    return replace(drawn, lines=lines, styles={line.label: line.style for line in lines})
 
 
 def _round_line(group: Group, style: int, column: str, unit: float) -> Line:
     """The mean over seeds of a column of the rounds table, over as many rounds as all of them have."""
     count = min(len(run.rounds) for run in group.runs)
     values = np.mean([run.rounds[column].to_numpy()[:count] for run in group.runs], axis=0) / unit
-    return Line(group.label, style, group.runs[0].rounds["round"].to_numpy()[:count], values)
+    rounds = group.runs[0].rounds["round"].to_numpy()[:count]
+    return Line(group.label, style, cost(group.runs[0]).over(rounds), values)
 
 
 def participation(groups: Sequence[Group]) -> list[Figure]:
-    """Plots of the chosen clients' fates; none where all delivered."""
+    """Charts of the chosen clients' fates; none where all delivered."""
     chosen = [_round_line(group, style, "selected", 1) for style, group in enumerate(groups)]
     delivered = [_round_line(group, style, "delivered", 1) for style, group in enumerate(groups)]
     if all(np.array_equal(one.y, other.y) for one, other in zip(chosen, delivered, strict=True)):
         return []
     if len(groups) == 1 and len(groups[0].runs) == 1:
-        return [fate_plot(groups[0])]
+        return [fate_chart(groups[0])]
     lines = [
-        Line(one.label, one.style, one.x, np.divide(some.y, one.y, out=np.ones_like(one.y), where=one.y > 0))
+        Line(one.label, one.style, one.over, np.divide(some.y, one.y, out=np.ones_like(one.y), where=one.y > 0))
         for one, some in zip(chosen, delivered, strict=True)
     ]
-    keys = [key(line.label, line.style) for line in lines] if len(lines) > 1 else []
-    svg = line_plot(lines, ROUND, "Share that delivered", percent=True)
-    return [Figure("Delivered", "Of the clients chosen for a round, the share whose update arrived.", svg, keys)]
+    caption = "Of the clients chosen for a round, the share whose update arrived."
+    chart = lines_chart(lines, "Share that delivered, %", percent=True)
+    return [Figure("Delivered", caption, chart, legend=len(lines) > 1)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.report import wording
-from rayfl.report.plots.lines import key
+from rayfl.report.charts import key
 from rayfl.report.scores import percent, rank_value, smoothed
 from rayfl.report.series import Group
 

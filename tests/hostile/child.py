@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 HANGS_S = 30
 """Seconds after which a command hangs. Loaded machines are slow; what is asserted of speed is processor time."""
@@ -37,27 +37,20 @@ def command(argv: Sequence[str], directory: Path, scratch: Path) -> Outcome:
     """`rayfl ARGV` in `directory`; what it prints goes through files in `scratch`."""
 
     def run() -> object:
-        from matplotlib.figure import Figure
-
         from actors import session
         from jobs.cli import main
+        from rayfl.report import page
 
         def no_ray(*arguments: object, **options: object) -> NoReturn:
             raise AssertionError("Ray would have been started")
 
         session._start = session._join = no_ray
         if argv[0] in ("report", "sweep"):
-            # Plots are empty: to draw them takes seconds, and no case is about them.
-            Figure.savefig = undrawn  # pyright: ignore[reportAttributeAccessIssue]
+            # Pages go without the library that draws their charts: to make it takes seconds, and no case is about it.
+            page.javascript = str
         return main(args=list(argv), prog_name="rayfl")
 
     return forked(run, directory, scratch)
-
-
-# Any: an open file, and matplotlib's options.
-def undrawn(figure: Any, out: Any, **options: Any) -> None:
-    """Write an empty plot."""
-    out.write('<svg viewBox="0 0 1 1"></svg>')
 
 
 def forked(run: Callable[[], object], directory: Path, scratch: Path) -> Outcome:

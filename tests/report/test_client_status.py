@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rayfl.population.fate import Fate
-from rayfl.report.client_status import counts, fate_plot, fates
+from rayfl.report.client_status import counts, fate_chart, fates
 from rayfl.report.page import report
 from rayfl.report.series import Group
 from rayfl.rounds.ledger import ClientRow, RoundRow
@@ -58,13 +58,13 @@ def test_several_runs_have_a_row_each(tmp_path: Path):
 
 
 def test_the_rarest_share_a_colour_where_there_are_more_than_colours(tmp_path: Path):
-    some = fate_plot(group(tmp_path / "some", EVERY[:7]))
-    assert [entry.label for entry in some.legend] == ["delivered", *sorted(s.replace("_", " ") for s in EVERY[1:7])]
+    some = fate_chart(group(tmp_path / "some", EVERY[:7]))
+    assert [entry.label for entry in some.keys] == ["delivered", *sorted(s.replace("_", " ") for s in EVERY[1:7])]
     # Six by name, and the three last counted together: nobody is left out.
-    every = fate_plot(group(tmp_path / "every", EVERY, EVERY[:6]))
-    assert [entry.label for entry in every.legend][-1] == "others"
-    assert len(every.legend) == 7
-    assert len({entry.color for entry in every.legend}) == 7
+    every = fate_chart(group(tmp_path / "every", EVERY, EVERY[:6]))
+    assert [entry.label for entry in every.keys][-1] == "others"
+    assert len(every.keys) == 7
+    assert len({entry.color for entry in every.keys}) == 7
 
 
 def test_the_page_says_who_took_part(tmp_path: Path):

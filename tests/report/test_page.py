@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.report.bundle import javascript
+from rayfl.report.charts import AXES
 from rayfl.report.page import report
 from rayfl.report.summary import summary
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
@@ -91,6 +93,11 @@ def record(
     return directory
 
 
+def charts(html: str) -> dict:
+    """What the page's script is given."""
+    return json.loads(html.partition('id="charts">')[2].partition("</script>")[0])
+
+
 def rendered(directories: Sequence[Path], tmp_path: Path) -> tuple[str, Page]:
     html = report(directories, tmp_path / "pages" / "report.html").read_text(encoding="utf-8")
     return html, Page(html)
@@ -125,7 +132,7 @@ def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
     run = record(
         tmp_path / "run", [0.2, 0.8, 0.6], drop=True, training={"lr": 0.05, "sizes": [32, 16], "nesterov": False}
     )
-    _, page = rendered([run], tmp_path)
+    html, page = rendered([run], tmp_path)
     text = " ".join(page.text)
     for expected in (
         "2 clients trained with fedpse on digits for 3 rounds.",
@@ -138,7 +145,8 @@ def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
         "Delivered and dropped",
         "dropped before download",
         "Training loss",
-        "correlation_distance",
+        "Correlation distance",
+        "0 is the same direction",
         "Own test data, after the exchange",
     ):
         assert expected in text
@@ -146,25 +154,23 @@ def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
     assert page.row("experiment") == ["name runseed 1"]
     assert page.row("platform") == ["torch 2.13.0"]
     assert "Not finished" not in text
-    # Three accuracy plots, spread and end of own accuracy, bytes, participation, two other metrics.
-    assert page.tags.count("svg") == page.tags.count("figcaption") == 9
+    # Accuracy, spread and end of own accuracy, bytes, participation, two other metrics.
+    assert page.tags.count("figure") == page.tags.count("figcaption") == len(charts(html)["charts"]) == 7
 
 
 def test_what_did_not_happen_is_not_plotted(tmp_path):
     _, page = rendered([record(tmp_path / "run", [0.2, 0.8])], tmp_path)
     assert "Delivered and dropped" not in page.text
-    assert page.tags.count("svg") == 8
+    assert page.tags.count("figure") == 6
 
 
-def test_a_run_that_sends_nothing_has_no_plot_against_bytes(tmp_path):
+def test_a_run_that_sends_nothing_is_not_to_be_drawn_against_bytes(tmp_path):
     directory = create_run_directory(tmp_path / "local")
     describe_run(directory, {"method": "local", "seed": 1}, {}, "")
     with Recorder(directory) as recorder:
         recorder.round(RoundRow(0, 1, 1, 0, 0, 0.0, 0.1), [], [MetricRow(None, "own/accuracy", 0.5)])
     _, page = rendered([directory], tmp_path)
-    assert "Against rounds" in page.text
-    assert "Against bytes" not in page.text
-    assert "Against time" not in page.text
+    assert [value for _, value in page.attributes if value in AXES] == []
     assert "0 MB" in page.text
 
 
@@ -199,11 +205,12 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
         " ".join(page.text)
     )
     assert page.row("training.lr") == ["0.1", "0.01"]
-    # One legend a section, as all its figures have the same lines: two accuracies, clients, messages, others.
-    assert page.tags.count("ul") == 5
-    # Final accuracy over bytes; against four costs for each of two accuracies, the clients' end, up, down, loss,
-    # correlation distance.
-    assert page.tags.count("svg") == 14
+    # One legend a section, as all its figures have the same lines: bytes, two accuracies, messages, others.
+    assert [value for name, value in page.attributes if (name, value) == ("class", "legend")] == ["legend"] * 5
+    # Final accuracy over bytes, two accuracies, the clients' end, up, down, loss, correlation distance.
+    assert page.tags.count("figure") == 8
+    axes = [value for _, value in page.attributes if value in AXES]
+    assert axes == ["round", "up", "both", "time"]
 
 
 def test_a_target_that_one_seed_missed_says_so(tmp_path):
@@ -228,30 +235,55 @@ def test_seeds_of_different_length_and_those_without_a_measurement_are_told(tmp_
     assert "65.0 \u00b1 21.2 % (2)" in [cell for row in page.rows for cell in row]
 
 
-def test_a_table_is_sorted_by_a_click_without_a_script(tmp_path):
+def test_a_table_can_be_sorted_by_its_headings(tmp_path):
     runs = [record(tmp_path / name, [last], lr=last) for name, last in (("low", 0.3), ("high", 0.9))]
-    html, _ = rendered(runs, tmp_path)
-    radios = re.findall(r'type="radio" name="(\w+)"', html)
+    html, page = rendered(runs, tmp_path)
     # Six columns of prices; rounds, smoothed final, two finals, up, down, two times of the ranking.
-    assert radios == ["targets"] * 6 + ["ranking"] * 8 and html.count(" checked>") == 2
-    # The target is 95 % of 0.3: both reach it at once, and the final accuracy, column 7, puts high first.
-    assert re.findall(r"--by7:(\d);[^>]*><th[^>]*><span[^>]*></span>(\w+)<", html)[:2] == [("0", "high"), ("1", "low")]
-    assert html.count(".sortable:has(th:nth-child(7) :checked) tbody tr { order: var(--by7); }") == 1
+    assert html.count('title="Sort by this"') == 14 and ("aria-sort", "ascending") in page.attributes
+    # The target is 95 % of 0.3: both reach it at once, and the final accuracy, the sixth, puts high first.
+    places = re.findall(r'data-places="([^"]*)"><th[^>]*><span[^>]*></span>(\w+)<', html)[:2]
+    assert [(found.split()[5], name) for found, name in places] == [("0", "high"), ("1", "low")]
 
 
 def test_the_page_loads_nothing(tmp_path):
     runs = [record(tmp_path / "one", [0.2, 0.8], drop=True), record(tmp_path / "two", [0.3, 0.7], training={"lr": 1})]
     for directories in (runs[:1], runs):
         html, page = rendered(directories, tmp_path)
-        assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
-        references = [value for name, value in page.attributes if name in ("href", "xlink:href", "src", "srcset")]
-        references += re.findall(r"url\(([^)]*)\)", html)
+        assert not {"link", "img", "iframe", "object", "image"} & set(page.tags)
+        assert html.count("default-src 'none'") == 1
+        # The library once, the numbers, and the page's own script.
+        assert page.tags.count("script") == 3 and not any(name == "src" for name, _ in page.attributes)
+        own = html.replace(javascript(), "")
+        references = [value for name, value in page.attributes if name in ("href", "srcset")]
         ids = [value for name, value in page.attributes if name == "id"]
         assert references
         assert all(reference.startswith("#") and reference[1:] in ids for reference in references)
         assert len(ids) == len(set(ids))
-        assert not re.search(r"https?:|@import|//[a-z]", html)
-        assert len(html) < 250_000
+        assert not re.search(r"https?:|@import|url\(|//[a-z]", own)
+        assert len(own) < 80_000 and len(html) < 1_100_000
+
+
+def test_numbers_that_are_none_are_null(tmp_path):
+    html, _ = rendered([record(tmp_path / "run", [0.5, math.nan, math.inf, -math.inf, 0.25])], tmp_path)
+    (line,) = charts(html)["charts"][0]["lines"][:1]
+    assert line["y"] == [0.5, None, None, None, 0.25]
+
+
+def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path):
+    html, page = rendered([record(tmp_path / "run", [0.5] * 900)], tmp_path)
+    found = charts(html)
+    rounds = found["xs"][found["charts"][0]["lines"][0]["x"]]["round"]
+    assert len(rounds) == 400 and rounds[0] == 0 and rounds[-1] == 899
+    assert "Of longer lines 400 points are drawn, evenly spaced." in " ".join(page.text)
+
+
+def test_a_page_stays_below_two_megabytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("rayfl.report.page._MOST_BYTES", len(javascript()) + 56_000)
+    values = [(7 * n % 31) / 97 for n in range(200)]
+    runs = [record(tmp_path / f"{lr}", values, training={"lr": lr}) for lr in range(2)]
+    html, page = rendered(runs, tmp_path)
+    assert len(html) <= len(javascript()) + 56_000
+    assert re.search(r"Of longer lines (\d+) points are drawn", " ".join(page.text))
 
 
 def test_hostile_words_are_shown_as_words(tmp_path):
@@ -269,8 +301,16 @@ def test_hostile_words_are_shown_as_words(tmp_path):
         html, page = rendered(directories, tmp_path)
         assert "img" not in page.tags
         assert not any(name.startswith("on") for name, _ in page.attributes)
-        assert "<img" not in html
+        assert "<img" not in html.replace(javascript(), "")
         assert evil in " ".join(page.text)
+
+
+def test_a_name_cannot_end_a_script(tmp_path):
+    evil = "</script><script>alert(1)</script><!--"
+    runs = [record(tmp_path / name, [0.5], label=f"{evil}{name}", lr=name) for name in "ab"]
+    html, page = rendered(runs, tmp_path)
+    assert page.tags.count("script") == 3 and evil not in html and "<!--" not in html
+    assert evil in str(charts(html)["charts"][0]["styles"])
 
 
 def test_a_run_of_unlike_machines_says_that_its_bits_depend_on_them(tmp_path):

@@ -1,16 +1,14 @@
-"""Runs side by side: who is held against which dense run, what labels say, and where labels of dots lie."""
+"""Runs side by side: who is held against which dense run, what labels say, and the axes of their charts."""
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rayfl.report import wording
+from rayfl.report.charts import NUM_COLORS, Dot, Line, Strip, dots_chart, key, lines_chart, packed, strips_chart
 from rayfl.report.page import report
-from rayfl.report.plots import scatter
-from rayfl.report.plots.lines import COLORS, Line, key, line_plot
-from rayfl.report.plots.scatter import Dot, dot_plot
+from rayfl.report.panels import Figure
 from rayfl.report.ranking import differences, ranking
 from rayfl.report.series import Group, groups
 from rayfl.rounds.ledger import MetricRow, RoundRow
@@ -64,15 +62,6 @@ def test_without_a_dense_run_nothing_is_held_against_it(tmp_path):
     assert "Up, against dense" not in str(ranking(found, ["pooled/accuracy"])["heads"])
 
 
-def test_a_line_that_spent_nothing_is_named_instead_of_drawn(tmp_path):
-    runs = [recorded(tmp_path / f"{n}", DENSE, bits, lr=n, label=f"run {n}") for n, bits in enumerate((0, 8, 80))]
-    page = report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("Not drawn, as they spend none: run 0.") == 1
-    assert "Not drawn, as they sent nothing: run 0." in page
-    # Without it, the others' bytes are far enough apart for a logarithmic axis.
-    assert "MB sent up so far (logarithmic)" in page
-
-
 def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_path):
     runs = [
         recorded(tmp_path / f"{seed}", HALF, 8, seed=seed, label="half", runtime={"actors": seed, "threads": 1})
@@ -82,7 +71,7 @@ def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_p
     found = groups([read_run(path) for path in (*runs, other)])
     assert [(group.label, group.seeds) for group in found] == [("half", [1, 2]), ("half, 2 threads", [1])]
     page = report([*runs, other], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Bytes up and final accuracy" in page and "Against bytes up" in page
+    assert "Bytes up and final accuracy" in page
 
 
 def test_many_runs_get_a_row_each(tmp_path):
@@ -94,7 +83,7 @@ def test_many_runs_get_a_row_each(tmp_path):
 
 
 def test_no_two_of_28_runs_look_the_same():
-    assert len({(key("", style).color, key("", style).dash) for style in range(4 * len(COLORS))}) == 28
+    assert len({(key("", style).color, key("", style).dash) for style in range(4 * NUM_COLORS)}) == 28
 
 
 @pytest.mark.parametrize(
@@ -112,26 +101,47 @@ def test_times_less(ratio, words):
 
 
 def test_lines_that_begin_at_zero_and_lie_far_apart_are_drawn_on_a_logarithmic_axis():
-    def plot(low: float) -> str:
-        return str(
-            line_plot([Line("a", 0, X, np.ones(2)), Line("b", 1, X, np.full(2, low))], "Round", "MB", from_zero=True)
-        )
+    def chart(low: float) -> bool:
+        lines = [Line("a", 0, {"round": X}, np.ones(2)), Line("b", 1, {"round": X}, np.full(2, low))]
+        return lines_chart(lines, "MB", from_zero=True).log
 
-    assert "MB (logarithmic)" in plot(0.1) and "logarithmic" not in plot(0.11) and "logarithmic" not in plot(0.0)
+    assert chart(0.1) and not chart(0.11) and not chart(0.0)
 
 
-def test_labels_of_dots_do_not_lie_on_each_other():
-    # Fifteen dots in three heaps.
-    found = [Dot(f"run number {n}", n, 10.0 ** (n % 3), 0.5 + 0.001 * n) for n in range(15)]
-    svg = str(dot_plot(found, "MB", "Accuracy", percent=True))
-    assert "MB (logarithmic)" in svg
-    texts = re.findall(r'<text [^>]*?x="([\d.-]+)" y="([\d.-]+)"[^>]*>(run number \d+)<', svg)
-    places = {label: (float(x), float(y)) for x, y, label in texts}
-    assert len(places) == 15
-    for one, (x, y) in places.items():
-        for other, (x2, y2) in places.items():
-            apart = (
-                abs(y - y2) >= scatter._LINE - 0.2
-                or abs(x - x2) >= scatter._LETTER * len(min(one, other, key=len)) - 0.2
-            )
-            assert one == other or apart, (one, other)
+def test_lines_that_coincide_are_dashed():
+    other = Line("b", 1, {"round": X}, np.array([0.5, 0.9]))
+    lines = [Line(name, n, {"round": X}, np.array([0.5, 0.6])) for n, name in enumerate("acd")]
+    chart = lines_chart([lines[0], other, *lines[1:]], "MB")
+    assert chart.coinciding == [0, 0, 1, 2]
+    figure = Figure("", "Said.", chart)
+    assert figure.remark == "Said. Dashed, because it lies upon another line: c, d."
+    assert [line["dash"] for line in packed({"c": chart}, 400)["charts"][0]["lines"]] == [0, 0, 1, 2]
+
+
+def test_dots_far_apart_are_drawn_on_a_logarithmic_axis():
+    charts = [dots_chart([Dot("a", 0, 1.0, 0.5), Dot("b", 1, x, 0.6)], "MB", "Accuracy") for x in (9.0, 10.0)]
+    across = [chart.spec["layer"][0]["encoding"]["x"] for chart in charts]
+    assert [x["title"] for x in across] == ["MB", "MB (logarithmic)"]
+    assert [x["scale"].get("type") for x in across] == [None, "log"]
+
+
+@pytest.mark.parametrize(
+    ("values", "domain"),
+    [([0.0, 0.0], [0.0, 0.01]), ([1.0], [0.99, 1.0]), ([0.2, 1.0], [0.152, 1.0]), ([0.5, 0.502], [0.496, 0.506])],
+)
+def test_shares_stay_within_0_and_100_percent_and_span_a_point(values, domain):
+    strips = [Strip("a", 0, np.array(values))]
+    found = strips_chart(strips, "Accuracy", percent=True).spec["layer"][1]["encoding"]["x"]["scale"]["domain"]
+    assert found == pytest.approx(domain)
+
+
+def test_what_a_method_fixes_is_not_told_as_a_setting_that_runs_share(tmp_path):
+    runs = [
+        recorded(tmp_path / name, DENSE, 8, method={"name": name}, label=name, downlink=DENSE)
+        for name in ("fedavg", "fedpse")
+    ]
+    table = differences(groups([read_run(path) for path in runs]))["rows"]
+    assert isinstance(table, list)
+    rows = dict(table)
+    assert rows["uplink.name"] == rows["downlink.name"] == ["dense", "fixed by the method"]
+    assert rows["uplink.dtype"] == ["fp32", wording.NONE]

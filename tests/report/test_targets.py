@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rayfl.report.plots.lines import key
+from rayfl.report.charts import key
 from rayfl.report.scores import Score, final, last_mean, over, percent, smoothed
 from rayfl.report.series import groups
 from rayfl.report.sortable_table import Column, sortable

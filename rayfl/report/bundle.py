@@ -1,0 +1,46 @@
+"""The JavaScript of Vega-Lite, which a page carries whole, so that it needs no network."""
+
+import functools
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import version
+
+from rayfl.data.sources.fetch import CACHE
+from rayfl.limits.regular_files import expanded, read_text
+from rayfl.run_directory.atomic_files import write_text
+from rayfl.settings import SettingsError
+
+_END = "\n/* whole */"
+"""What a file ends in that was not cut."""
+
+
+@functools.cache
+def javascript() -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script, which sets `window.vegaEmbed`; nothing in it ends a <script>.
+
+    vl-convert takes two seconds to put it together, so it is kept beside the downloads of data, where that is possible.
+    SettingsError where vl-convert fails.
+    """
+    path = expanded(CACHE / "charts" / f"vega-{version('vl-convert-python')}.js")
+    with suppress(OSError, ValueError):
+        if (kept := read_text(path)).endswith(_END):
+            return kept
+    made = _made().replace("</script", "<\\/script").replace("<!--", "<\\!--") + _END
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, made)
+    return made
+
+
+def _made() -> str:
+    """By another process: vl-convert brings a JavaScript engine with threads, which a run's process shall not have."""
+    code = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    if done.returncode:
+        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise SettingsError(
+            f"the JavaScript of a page's charts cannot be made (vl_convert ended with code {done.returncode}: {why}): "
+            "reinstall vl-convert-python, or leave the page out by output.report=false"
+        )
+    return done.stdout.decode()

@@ -1,0 +1,101 @@
+"""The machine's Chromium, in which pages are looked at: `python -m tests.report.browser` makes the README's picture."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.report.page import report
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.record import create_run_directory, describe_run
+
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "report.png"
+METHODS: dict[str, dict[str, Any]] = {
+    "FedAvg": {"method": {"name": "fedavg", "lr": 0.1}},
+    "FedAvg, top 10 %": {"method": {"name": "fedavg", "lr": 0.1}, "uplink": {"name": "topk", "keep_ratio": 0.1}},
+    "FedPSE": {"method": {"name": "fedpse", "lr": 0.1, "keep_ratio": 0.1}},
+    "Local training": {"method": {"name": "local", "lr": 0.1}},
+}
+
+
+def executable() -> str | None:
+    """The browser, or None where the machine has none."""
+    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+    return next((path for path in found if path), None)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A running browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Browser, path: Path, width: int, scheme: str, complaints: list[str]) -> Page:
+    """Open a page of ours and wait until it is drawn; what the browser complains of, and what it loads, goes into
+    `complaints`."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme="dark" if scheme == "dark" else "light",
+        device_scale_factor=1,
+    )
+    page = context.new_page()
+    page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+    page.on("request", lambda one: complaints.extend([f"request: {one.url[:80]}"] * (one.url != path.as_uri())))
+    page.goto(path.as_uri())
+    drawn(page)
+    return page
+
+
+def drawn(page: Page) -> None:
+    """Wait until no chart is to be drawn again."""
+    page.wait_for_selector("html[data-drawn]", state="attached", timeout=60_000)
+
+
+# Any: settings of an experiment.
+def played(directory: Path, **settings: Any) -> Path:
+    """A run of these settings, in this process."""
+    experiment = Experiment(**{"data": "digits", "partition": "iid", **settings})
+    setup = prepare(experiment)
+    create_run_directory(directory)
+    describe_run(directory, experiment.as_dict(), {"torch": "2.13.0"}, "")
+    play_run(setup, InlineExecutor(setup), directory, lambda record: None)
+    return directory
+
+
+def draw_picture(path: Path = PICTURE) -> None:
+    """Compare methods on handwritten digits, ten clients, Dirichlet 0.3, three seeds, and take the page's picture."""
+    with tempfile.TemporaryDirectory() as scratch, chromium() as browser:
+        folder = Path(scratch)
+        runs = [
+            played(
+                folder / f"{label}-{seed}",
+                name="comparison",
+                label=label,
+                seed=seed,
+                rounds=40,
+                partition={"name": "dirichlet-class", "alpha": 0.3},
+                clients={"count": 10, "uplink_mbps": 10.0, "downlink_mbps": 50.0, "examples_per_s": 2000.0},
+                model="mlp",
+                **settings,
+            )
+            for label, settings in METHODS.items()
+            for seed in (1, 2, 3)
+        ]
+        page = open_page(browser, report(runs, folder / "comparison.html"), 1200, "light", [])
+        page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1200, "height": 1180}, full_page=True)
+
+
+if __name__ == "__main__":
+    draw_picture()
