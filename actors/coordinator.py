@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from actors.pool import RayExecutor
     from rayfl.determinism.platform import Platform
     from rayfl.experiment.input_files import KeptFiles
+    from rayfl.rounds.executor import Wave
     from rayfl.rounds.ledger import RoundRecord, RoundRow
     from rayfl.rounds.setup import Setup
     from rayfl.run_directory.checkpoint import Checkpoints
@@ -67,12 +68,14 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Progress:
-    """News of a run: whether its actors are ready, new rounds with their means, new log records, and the end."""
+    """News of a run: whether its actors are ready, new rounds with their means, new log records, how far the calls
+    under way have come, and the end."""
 
     started: bool
     rounds: "Sequence[tuple[RoundRow, Mapping[str, float]]]"
     records: Sequence[logging.LogRecord]
     over: bool
+    wave: "Wave | None" = None
 
 
 class _Forwarding(QueueHandler):
@@ -102,6 +105,7 @@ class Coordinator(OwnPackages):
         self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
         self._records: list[logging.LogRecord] = []
         self._started = self._stopping = self._over = self._trims = False
+        self._wave: Wave | None = None
         # The driver has the user's handlers and level, so it does the logging. Nothing goes to stderr here, because Ray
         # may show that to the driver too.
         log.addHandler(_Forwarding(self._keep))
@@ -131,6 +135,7 @@ class Coordinator(OwnPackages):
                 kinds,
                 lambda platform: _describe(spec, platform, first=next(times) == 0),
                 metrics.loss,
+                self._under_way,
             )
             try:
                 value = ray.get(setup[0])
@@ -198,16 +203,21 @@ class Coordinator(OwnPackages):
                 ),
                 timeout_s,
             )
-            return Progress(self._started, self._rounds[rounds:], self._records[records:], self._over)
+            return Progress(self._started, self._rounds[rounds:], self._records[records:], self._over, self._wave)
 
     @ray.method(concurrency_group=_CONTROL)
     def stop(self) -> None:
         """End after the round that is being played."""
         self._stopping = True
 
+    def _under_way(self, wave: "Wave") -> None:
+        """Keep how far the round is for the next question; nobody is woken for it."""
+        self._wave = wave
+
     def _record(self, record: "RoundRecord") -> None:
         with self._changed:
             self._rounds.append((record.row, record.means))
+            self._wave = None
             self._changed.notify_all()
         if self._trims:
             trim()

@@ -28,7 +28,7 @@ from rayfl.compress.base import Packet
 from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
 from rayfl.rounds.errors import ClientError, OutOfMemory, out_of_memory
-from rayfl.rounds.executor import Job, JobResult, Ref
+from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave, num_clients
 
 log = logging.getLogger("rayfl")
 
@@ -86,6 +86,11 @@ class PendingCalls:
         """When the first call under way will have taken too long."""
         return min((call.deadline for call in self.flying.values()), default=math.inf)
 
+    @property
+    def wave(self) -> Wave:
+        """How far they have come."""
+        return Wave(self.kind, num_clients([self.jobs[index] for index in self.done]), num_clients(self.jobs))
+
     def late(self) -> list[ObjectRef]:
         """The calls under way that have taken too long."""
         now = time.monotonic()
@@ -107,15 +112,16 @@ class RayExecutor:
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
         on_loss: Callable[[Cause], None] = lambda cause: None,
+        on_wave: OnWave = lambda wave: None,
     ) -> None:
         """Start the actors. ClusterError if none is ready in time; SettingsError for what they cannot do.
 
         `kinds` decides which machines work; `on_platform` is called with their description, whenever it is another;
-        `on_loss` with why an actor was lost.
+        `on_loss` with why an actor was lost; `on_wave` whenever a call has come back.
         """
         self.placement, self.num_workers = placement, placement.num_actors
         self._kinds = kinds or Kinds({}, placement.mixed)
-        self._on_platform, self._on_loss = on_platform, on_loss
+        self._on_platform, self._on_loss, self._on_wave = on_platform, on_loss, on_wave
         self._odd_nodes: set[str] = set()
         self._joined: dict[Actor, Joined] = {}
         self.pids: dict[Actor, int] = {}
@@ -161,6 +167,7 @@ class RayExecutor:
         node.
         """
         pending = PendingCalls(kind, shared, jobs)
+        self._on_wave(pending.wave)
         while pending.flying or (pending.waiting and not pending.failed):
             while pending.waiting and self._idle and not pending.failed:
                 self._send(pending)
@@ -194,6 +201,7 @@ class RayExecutor:
         call = pending.flying.pop(ref)
         try:
             pending.done[call.index] = JobResult(ray.get(ref), call.outputs)
+            self._on_wave(pending.wave)
         except RayTaskError as error:
             cause = unwrapped(error)
             if out_of_memory(cause):

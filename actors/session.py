@@ -32,6 +32,7 @@ from actors.pool import RayExecutor
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.input_files import KeptFiles
+from rayfl.rounds.executor import OnWave
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError
@@ -61,12 +62,15 @@ def play_on_ray(
     files: KeptFiles | None = None,
     driver: Platform | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    on_wave: OnWave = lambda wave: None,
+    on_stop: Callable[[], object] = lambda: None,
 ) -> bool:
     """Play an experiment on Ray into `directory`. True if all rounds were played, False if a signal ended the run.
 
     `files` (the experiment's table and what it names) and `driver` (what this process is) are written with what the
     actors are. `resumed`: go on where the run in `directory` was cut. `on_start` is called once the actors are ready,
-    `on_round` with every round's row and means. What was lost, and how the run goes on, is logged. The first SIGINT or
+    `on_round` with every round's row and means, `on_wave` once a second with how far the round is, `on_stop` by the
+    first signal. What was lost, and how the run goes on, is logged. The first SIGINT or
     SIGTERM ends the run after the current round, the second one at once; it can be resumed either way. `stopping` is
     asked after every round; where it says so, the run ends as by a first signal. SettingsError if the cluster cannot
     hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
@@ -100,6 +104,8 @@ def play_on_ray(
 
         def stop() -> None:
             nonlocal asked
+            if not asked:
+                on_stop()
             asked = True
             if coordinator is not None:
                 coordinator.stop.remote()
@@ -110,7 +116,9 @@ def play_on_ray(
                 if asked:
                     stop()
                 try:
-                    return _play_on_coordinator(coordinator, reference, spec, report_round, lambda: on_start(placement))
+                    return _play_on_coordinator(
+                        coordinator, reference, spec, report_round, lambda: on_start(placement), on_wave
+                    )
                 except RayTaskError as error:
                     raise final_error(error, resume) from None
                 except RayError as error:
@@ -138,17 +146,24 @@ def _play_on_coordinator(
     spec: RunSpec,
     on_round: OnRound,
     on_start: Callable[[], None],
+    on_wave: OnWave,
 ) -> bool:
     """Let a coordinator play, and follow it to the end. RayError if it dies."""
     try:
         over = coordinator.run.remote([setup], spec)
-        follow(coordinator, over, on_start, on_round)
+        follow(coordinator, over, on_start, on_round, on_wave)
         return ray.get(over)
     finally:
         ray.kill(coordinator)
 
 
-def follow(coordinator: Actor, over: ray.ObjectRef, on_start: Callable[[], None], on_round: OnRound) -> None:
+def follow(
+    coordinator: Actor,
+    over: ray.ObjectRef,
+    on_start: Callable[[], None],
+    on_round: OnRound,
+    on_wave: OnWave = lambda wave: None,
+) -> None:
     """Report every round as it ends, and log what the coordinator logs, until `over`, the run's end, is there."""
     num_rounds, num_records, started = 0, 0, False
     while True:
@@ -162,6 +177,8 @@ def follow(coordinator: Actor, over: ray.ObjectRef, on_start: Callable[[], None]
                 log.handle(record)
         for row, means in progress.rounds:
             on_round(row, means)
+        if progress.wave is not None:
+            on_wave(progress.wave)
         num_rounds += len(progress.rounds)
         num_records += len(progress.records)
         if (ended or progress.over) and not progress.rounds and not progress.records:
@@ -225,6 +242,14 @@ def _without_ray_lines() -> Iterator[None]:
 def _address(runtime: Runtime) -> str | None:
     """The cluster to join, if there is one."""
     return runtime.address or os.environ.get("RAY_ADDRESS")
+
+
+def opening(runtime: Runtime) -> str:
+    """What `session` does first, in words."""
+    if ray.is_initialized():
+        return "starting client actors"
+    found = _address(runtime)
+    return f"joining the Ray cluster at {found}" if found else "starting Ray"
 
 
 def address() -> str:
@@ -323,10 +348,15 @@ def _init(memory_mb: int | None, limits: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
-    """Whether a first SIGINT or SIGTERM has come; the next one raises KeyboardInterrupt."""
+def stoppable(on_stop: Callable[[], object] = lambda: None) -> Iterator[Callable[[], bool]]:
+    """Whether a first SIGINT or SIGTERM has come, which calls `on_stop`; the next one raises KeyboardInterrupt."""
     asked: list[bool] = []
-    with interruptible(lambda: asked.append(True)):
+
+    def stop() -> None:
+        asked.append(True)
+        on_stop()
+
+    with interruptible(stop):
         yield lambda: bool(asked)
 
 

@@ -24,6 +24,7 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Linux: a process dies with its parent; orphans of the children become children."""
 
 _OF_RAY = re.compile(
+    rb"\((raylet|gcs_server|autoscaler|pid=\d+)[,)]|"
     rb"\[[\d-]+ [\d:,.]+ [A-Z] \d+ \d+\] |[IWEF]\d{4} [\d:.]+ +\d+ |\*\*\* |\s*(PC: )?@ |\S+\.so[.\d]*\(.*\) \[0x"
 )
 """How lines of Ray's and gRPC's C++ code begin, and those of a stack that they print."""
@@ -132,6 +133,9 @@ class _Supervisor:
         _end_children()
         resume = self.known.get("resume")
         advice = f"go on with: {resume}" if resume else "run it again"
+        if os.isatty(1):
+            # The child's live area has left its line open and the cursor hidden.
+            os.write(1, b"\x1b[?25h\n")
         os.write(2, f"rayfl: the run failed: {self._reason(number)}; {advice}\n".encode())
         return failed
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs.command_line import ABSOLUTE, EXISTING, EXPERIMENT, Supervised, WithSettings, sentences
+from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
 from jobs.standard_output import outliving_its_reader, print_table
 from rayfl import __version__
@@ -52,23 +53,26 @@ def run(
     command begins the run in --output, goes on with it, or says that it is finished: schedulers may repeat it.
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
-    with sentences(), outliving_its_reader():
+    with sentences(), outliving_its_reader(), Display() as display:
         if resumed and (output is None or overwrite):
             why = "the directory of the run, give it in --output" if output is None else "no --overwrite beside it"
             raise ValueError(f"--resume needs {why}")
 
+        display.stage("loading")
         from rayfl.experiment.sweep import read_sweep
 
         combinations = read_sweep(file, settings)
         if combinations is not None:
             from jobs.sweep import sweep as run_all
 
-            sys.exit(run_all(combinations, output, overwrite=overwrite))
+            sys.exit(run_all(combinations, output, overwrite=overwrite, display=display))
 
         from jobs.single import run_file, run_or_resume
 
         done = (
-            run_or_resume(file, settings, output) if resumed and output else run_file(file, settings, output, overwrite)
+            run_or_resume(file, settings, output, display)
+            if resumed and output
+            else run_file(file, settings, output, overwrite, display)
         )
         if not done:
             sys.exit(INTERRUPTED)
@@ -86,11 +90,14 @@ def resume(directory: Path, overrides: Sequence[str], rounds: int | None, actors
     KEY=VALUE may change what does not change the numbers, such as runtime.address. With runtime.mixed=true the run
     goes on also where torch, numpy or the hardware differ.
     """
-    with sentences(), outliving_its_reader():
+    with sentences(), outliving_its_reader(), Display() as display:
+        display.stage("loading")
+        from jobs.console import Audience
         from jobs.single import print_result
         from jobs.single import resume as go_on
 
-        if not print_result(go_on(directory, [*overrides, *_settings(rounds, actors, inline)])):
+        settings = [*overrides, *_settings(rounds, actors, inline)]
+        if not print_result(go_on(directory, settings, Audience(display=display)), display):
             sys.exit(INTERRUPTED)
 
 
@@ -128,7 +135,8 @@ def sweep(
 
     KEY=VALUE replaces single settings; that of a swept KEY takes it out of the sweep, sweep.KEY=[...] puts it in.
     """
-    with sentences(), outliving_its_reader():
+    with sentences(), outliving_its_reader(), Display() as display:
+        display.stage("loading")
         from rayfl.experiment.sweep import read_sweep
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
@@ -139,7 +147,7 @@ def sweep(
 
         from jobs.sweep import sweep as run_all
 
-        sys.exit(run_all(combinations, directory, parallel, overwrite))
+        sys.exit(run_all(combinations, directory, parallel, overwrite, display))
 
 
 def _report_options(
@@ -170,11 +178,13 @@ def report(
     as_json: bool,
 ) -> None:
     """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs."""
-    with sentences():
+    with sentences(), Display() as display:
+        display.stage("reading the runs")
         from rayfl.report.summary import summary
 
         found = _runs(directories)
         if as_json:
+            display.close()
             print(json.dumps([summary(run) for run in found], indent=2))
             return
 
@@ -182,11 +192,17 @@ def report(
 
         options = _agreed(found, _report_options(target, best_over, last, metric))
 
+        display.stage("drawing the page")
         name = "report.html" if len(found) == 1 else "comparison.html"
         default = directories[0] / name if len(directories) == 1 else Path(name).absolute()
         page = write([run.directory for run in found], output or default, options, overwrite)
+        display.close()
         if len(found) > 1:
             _print_comparison(found, options)
+        else:
+            from jobs.run_tables import result_table
+
+            print_table(result_table(summary(found[0])), 100)
         print(f"report: {page}")
 
 
@@ -227,16 +243,20 @@ def compare(
     metric: str | None,
 ) -> None:
     """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
-    with sentences():
+    with sentences(), Display() as display:
+        display.stage("reading the runs")
         found = _runs(directories)
-        _print_comparison(found, _agreed(found, _report_options(target, best_over, last, metric)))
+        options = _agreed(found, _report_options(target, best_over, last, metric))
+        display.close()
+        _print_comparison(found, options)
 
 
 @main.command()
 @click.argument("folders", nargs=-1, type=ABSOLUTE)
 def ls(folders: Sequence[Path]) -> None:
     """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, accuracy, age."""
-    with sentences():
+    with sentences(), Display() as display:
+        display.stage("reading the runs")
         from jobs.run_tables import list_table
         from rayfl.report.overview import overviews
 
@@ -244,6 +264,7 @@ def ls(folders: Sequence[Path]) -> None:
             if not folder.is_dir():
                 raise ValueError(f"there is no folder {folder}; name the one in which your runs lie")
             found = overviews(folder)
+            display.close()
             if found:
                 print_table(list_table(folder, found), 120)
             print(f"{len(found) or 'no'} runs in {folder}")
@@ -253,14 +274,17 @@ def ls(folders: Sequence[Path]) -> None:
 @click.argument("directory", metavar="RUN", type=ABSOLUTE)
 def show(directory: Path) -> None:
     """Show all about the run in the directory RUN: its experiment, what computed it, and its results."""
-    with sentences():
+    with sentences(), Display() as display:
+        display.stage("reading the run")
         from jobs.run_tables import description, result_table, standing
         from rayfl.report.summary import summary
         from rayfl.run_directory.record import read_run
 
         run = read_run(directory)
+        results = result_table(summary(run))
+        display.close()
         print(description(run))
-        print_table(result_table(summary(run)), 100)
+        print_table(results, 100)
         print(standing(run))
 
 
@@ -271,7 +295,8 @@ def show(directory: Path) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the picture's file also where it is no picture of rayfl's.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
     """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
-    with sentences():
+    with sentences(), Display() as display:
+        display.stage("reading the data")
         from rayfl.data.check import checked
         from rayfl.experiment.experiment import read
         from rayfl.experiment.prepare import make_partition
@@ -287,6 +312,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         require_replaceable(path, PARTITION_PICTURE, overwrite)
         dataset = checked(experiment.data.load())
         partition = make_partition(experiment, dataset)
+        display.close()
         print_table(drawing.table(dataset, partition), 140)
         write_output(path, drawing.picture(dataset, partition, path.suffix[1:]), PARTITION_PICTURE, overwrite)
         print(f"picture: {path}")
@@ -319,9 +345,11 @@ def _catalogue(command: str, table: str, extra: str = "") -> None:
     @main.command(command, help=f"List the {command}{extra}, or show NAME (or FILE.py:CLASS): settings and an example.")
     @click.argument("name", required=False)
     def list_or_show(name: str | None) -> None:
-        with sentences():
+        with sentences(), Display() as display:
+            display.stage("loading")
             from jobs import catalogue
 
+            display.close()
             if name is not None:
                 catalogue.print_one(table, name)
                 return

@@ -4,25 +4,24 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from html import escape
 from logging import INFO, Handler, StreamHandler, getLogger
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-from rich.highlighter import NullHighlighter
-from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from actors.session import OnRound
+from jobs.display import STOPPING, Display, in_notebook
 from jobs.run_tables import result_table
 from jobs.standard_output import print_table
+from jobs.time_left import TimeLeft
 from rayfl.report.summary import Summary
 from rayfl.report.wording import seconds
+from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import RoundRow
 
 HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
@@ -36,29 +35,89 @@ Show = Literal["all", "bar", "nothing"]
 class Audience:
     """Who follows a run. `on_round` gets every round's row and means; where it raises, the run ends, to be resumed.
 
-    `stopping` is asked after each round: where it says so, the run ends as by a first Ctrl-C.
+    `stopping` is asked after each round: where it says so, the run ends as by a first Ctrl-C. `display`: the live area
+    of the command that the run is part of.
     """
 
     show: Show = "all"
     on_round: OnRound = lambda row, means: None
     stopping: Callable[[], bool] = lambda: False
+    display: Display | None = None
+
+    def stage(self, words: str) -> None:
+        """Show on the command's terminal what is being done before or after the rounds."""
+        if self.display is not None:
+            self.display.stage(words)
 
 
-class Bar:
-    """A live bar with accuracy, bytes and time left."""
+class Follower:
+    """Takes in a run as it goes on, and shows nothing of it."""
 
-    def __init__(self, progress: Progress, rounds: int, title: str) -> None:
-        self.progress, self.task = progress, progress.add_task(title, total=rounds, state="starting")
+    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        """A round is over."""
+
+    def wave(self, wave: Wave) -> None:
+        """Some clients of the round under way are done."""
+
+    def stopping(self) -> None:
+        """The run was asked to end after its round."""
+
+
+class Lines(Follower):
+    """A line a round."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        print(line(row, means, self.rounds), flush=True)
+
+
+_WAVES = {"train": "client", "evaluate": "evaluating client", "reply": "answering client", "mix": "mixing client"}
+"""What is done with the clients of a wave."""
+
+
+class Bar(Follower):
+    """A live bar with the clients of the round under way, accuracy, bytes, and time left."""
+
+    def __init__(self, display: Display, rounds: int, title: str, every: int = 1) -> None:
+        self.rounds, self.done, self.words = rounds, 0, "starting"
+        self.means: dict[str, float] = {}
+        self.left = TimeLeft(rounds, every)
         self.sent: dict[int, int] = {}
+        self.line = display.line(title, rounds, self.left)
+        self.line.update(state=self.words)
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
         # By round: a run that goes back to its last checkpoint reports some rounds again.
         self.sent[row.round] = row.uplink_bits + row.downlink_bits
-        state = f"{headline(means)}  {megabytes(sum(self.sent.values()))}"
-        self.progress.update(self.task, completed=row.round + 1, state=state)
+        self.left.add(row.round, row.wall_s)
+        self.done = row.round + 1
+        # Rounds without evaluation keep the last values.
+        self.means.update(means)
+        self._show("" if self.words == STOPPING else f"round {self.done}/{self.rounds}")
+
+    def wave(self, wave: Wave) -> None:
+        """Show which of the round's clients are done."""
+        if wave.total and wave.kind in _WAVES and self.words != STOPPING:
+            self._show(f"round {self.done + 1}/{self.rounds}, {_WAVES[wave.kind]} {wave.done} of {wave.total}")
+
+    def stopping(self) -> None:
+        """Say so at once: a signal's handler calls this."""
+        self._show(STOPPING)
+
+    def close(self) -> None:
+        """Let the bar stay as it is."""
+        self._show(f"round {self.done}/{self.rounds}" if self.done else "")
+        self.line.finish()
+
+    def _show(self, words: str) -> None:
+        self.words = words or self.words
+        sent = f"{headline(self.means)}  {megabytes(sum(self.sent.values()))}" if self.sent else ""
+        self.line.update(self.done, "  ".join(filter(None, (self.words, sent))))
 
 
-class NotebookBar:
+class NotebookBar(Follower):
     """The same in a notebook: one element of HTML that changes, and stays when the notebook is saved."""
 
     # Any: IPython is no dependency; where there is a notebook, there it is.
@@ -93,34 +152,32 @@ class NotebookBar:
 # Any: IPython's module of that name.
 def notebook_display() -> Any:
     """`IPython.display` where this process is a notebook's kernel, which has loaded it; None elsewhere."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return sys.modules.get("IPython.display") if type(shell).__name__ == "ZMQInteractiveShell" else None
+    return sys.modules.get("IPython.display") if in_notebook() else None
 
 
 @contextmanager
-def following(rounds: int, title: str, show: Show = "all") -> Iterator[OnRound]:
+def following(
+    rounds: int, title: str, show: Show = "all", display: Display | None = None, every: int = 1
+) -> Iterator[Follower]:
     """Show progress and log: a bar with the log above it, or a line each where there is no terminal and no notebook.
 
-    Yields the function to call with every round.
+    Yields what to call with every round. `display`: where the bar goes if the command has one; `every`: rounds from one
+    evaluation to the next.
     """
-    console = Console()
     if show == "nothing":
-        yield lambda row, means: None
+        yield Follower()
         return
-    if (display := notebook_display()) is not None:
-        with logging_to(StreamHandler(sys.stdout)), closing(NotebookBar(display, rounds, title)) as bar:
+    if (notebook := notebook_display()) is not None:
+        with logging_to(StreamHandler(sys.stdout)), closing(NotebookBar(notebook, rounds, title)) as bar:
             yield bar
         return
-    if not console.is_terminal:
-        with logging_to(StreamHandler(sys.stdout)):
-            yield lambda row, means: print(line(row, means, rounds), flush=True) if show == "all" else None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
-    above = RichHandler(
-        console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
-    )
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress, logging_to(above):
-        yield Bar(progress, rounds, title)
+    with nullcontext(display) if display is not None else Display() as area:
+        if not area.live:
+            with logging_to(StreamHandler(sys.stdout)):
+                yield Lines(rounds) if show == "all" else Follower()
+            return
+        with logging_to(area.handler()), closing(Bar(area, rounds, title, every)) as bar:
+            yield bar
 
 
 @contextmanager
@@ -143,8 +200,8 @@ def logging_to(handler: Handler) -> Iterator[None]:
         log.propagate = before[1]
 
 
-ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
-"""How a `line` begins."""
+ROUND_LINE = re.compile(r"(\d+)/(\d+) rounds ")
+"""How a `line` begins: rounds done, and all rounds."""
 
 
 def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from jobs import single
 from jobs.console import Audience, Show
+from jobs.display import Display
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
 from rayfl.experiment.experiment import Experiment, override, put_all, read_table
@@ -86,7 +87,9 @@ def run(
     """
     chosen = _experiment(experiment, overrides, settings)
     audience = _audience(chosen.rounds, "all" if progress else "nothing", on_round)
-    return RunResults(read_run(single.run(chosen, _path(directory), overwrite, audience)), chosen)
+    place = _path(directory) or single.free_directory(chosen).absolute()
+    single.warn_of_package(place)
+    return RunResults(read_run(single.run(chosen, place, overwrite, audience)), chosen)
 
 
 # Any: settings.
@@ -124,13 +127,10 @@ def sweep(
     another setting of a swept key takes that key out. What finished in `directory` before is not run again. parallel:
     runs at once, each a process of its own. SweepFailed, at the end, where a run failed; otherwise as `run`.
     """
-    swept = run_all(
-        _combinations(experiment, overrides, settings),
-        _path(directory),
-        parallel,
-        overwrite,
-        Audience("all" if progress else "nothing"),
-    )
+    combinations = _combinations(experiment, overrides, settings)
+    with Display() as display:
+        audience = Audience("all", display=display) if progress else Audience("nothing")
+        swept = run_all(combinations, _path(directory), parallel, overwrite, audience)
     if failed := swept.with_status("failed"):
         errors = {outcome.combination.title: outcome.error for outcome in failed}
         title, error = next(iter(errors.items()))

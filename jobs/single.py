@@ -7,10 +7,11 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from actors import session, supervisor
+from actors import package_folder, session, supervisor
 from actors.placement import nodes, place
 from jobs import console
 from jobs.console import Audience
+from jobs.display import Display
 from rayfl.determinism import platform
 from rayfl.experiment.description import write_description
 from rayfl.experiment.experiment import Experiment, read, split_override
@@ -42,10 +43,11 @@ def run(
     where parts of the experiment do not fit each other or the cluster, and then nothing is left of the directory;
     DiskError where the directory cannot be written to.
     """
-    setup = prepare(experiment)
+    audience = audience or Audience()
+    setup = _prepared(experiment, audience)
     files = kept_files(experiment.as_dict())
     directory, here = (output or free_directory(experiment)).absolute(), _here(experiment)
-    with _placed(experiment, setup), new_run_directory(directory, overwrite):
+    with _placed(experiment, setup, audience), new_run_directory(directory, overwrite):
         with writing(directory, "run it again"):
             write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
         supervisor.report(resume=f"rayfl resume {directory}")
@@ -53,14 +55,28 @@ def run(
     return directory
 
 
-def resume(directory: Path, overrides: Sequence[str] = ()) -> Path:
+def resume(directory: Path, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
     """Go on with the run in `directory` where it was cut, or with more rounds; returns `directory`.
+
+    A finished run whose page is missing, because its process was killed as it drew it, gets its page.
 
     `overrides` may change what does not change the numbers (runtime, output, checkpoint, report) and raise `rounds`.
     SettingsError for anything else, and where this machine computes other bits, unless runtime.mixed is set.
     """
     before = read_run(directory.absolute())
-    return go_on(before, resumable(before, overrides))
+    if _lacks_its_page(before) and not any(split_override(one)[0] == ["rounds"] for one in overrides):
+        (audience or Audience()).stage(DRAWING)
+        _report(before.directory)
+        return before.directory
+    warn_of_package(before.directory)
+    return go_on(before, resumable(before, overrides), audience)
+
+
+def _lacks_its_page(run: Run) -> bool:
+    """Whether a run is finished, and its page, which it was to have, is not there."""
+    output = run.experiment.get("output")
+    wanted = isinstance(output, Mapping) and output.get("report") is True
+    return run.finished and wanted and not (run.directory / "report.html").exists()
 
 
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
@@ -68,15 +84,16 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
 
     SettingsError, before anything is written, where that is impossible here, or would write to another place.
     """
+    audience = audience or Audience()
     require_no_links(before.directory)
     if experiment.output.report:
         require_replaceable(before.directory / "report.html", REPORT)
     files = kept_files(experiment.as_dict())
-    setup = prepare(experiment)
+    setup = _prepared(experiment, audience)
     here = check_platform(before, experiment)
     command = f"rayfl resume {before.directory}"
     supervisor.report(resume=command)
-    with _placed(experiment, setup, command):
+    with _placed(experiment, setup, audience, command):
         if experiment.runtime.executor == "inline":
             found = platform.with_kind(before.platform, here) if before.platform else here
             with writing(before.directory, f"go on with: {command}"):
@@ -91,8 +108,13 @@ def _here(experiment: Experiment) -> platform.Platform:
     return platform.describe(runtime.threads, runtime.device_name if runtime.executor == "inline" else "cpu")
 
 
+def _prepared(experiment: Experiment, audience: Audience) -> Setup:
+    audience.stage(f"{experiment.name}: reading the data and building the model")
+    return prepare(experiment)
+
+
 @contextmanager
-def _placed(experiment: Experiment, setup: Setup, resume: str | None = None) -> Iterator[None]:
+def _placed(experiment: Experiment, setup: Setup, audience: Audience, resume: str | None = None) -> Iterator[None]:
     """A Ray with room for the experiment's actors, if it needs one. A failure here comes before anything is written.
 
     `resume`: the command that goes on, of a run that was begun before.
@@ -100,6 +122,7 @@ def _placed(experiment: Experiment, setup: Setup, resume: str | None = None) -> 
     if experiment.runtime.executor == "inline":
         yield
         return
+    audience.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
     with session.session(experiment.runtime, setup, resume):
         place(experiment.runtime, nodes())
         yield
@@ -249,11 +272,11 @@ def _play_and_report(
     directory: Path,
     files: KeptFiles,
     here: platform.Platform,
-    audience: Audience | None,
+    audience: Audience,
     resumed: bool,
 ) -> None:
-    audience = audience or Audience()
-    with console.following(experiment.rounds, experiment.label or experiment.name, audience.show) as show:
+    title, every = experiment.label or experiment.name, experiment.evaluation.every
+    with console.following(experiment.rounds, title, audience.show, audience.display, every) as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
 
@@ -262,10 +285,10 @@ def _play_and_report(
             audience.on_round(row, means)
 
         if experiment.runtime.executor == "inline":
-            with session.stoppable() as stopping, suppress(Stopped):
+            with session.stoppable(show.stopping) as stopping, suppress(Stopped):
                 play_run(
                     setup,
-                    InlineExecutor(setup),
+                    InlineExecutor(setup, show.wave),
                     directory,
                     lambda record: on_round(record.row, record.means),
                     save_models=experiment.output.save_models,
@@ -284,9 +307,21 @@ def _play_and_report(
                 files=files,
                 driver=here,
                 stopping=audience.stopping,
+                on_wave=show.wave,
+                on_stop=show.stopping,
             )
     if experiment.output.report:
+        audience.stage(DRAWING)
         _report(directory)
+
+
+DRAWING = "drawing the page"
+
+
+def warn_of_package(directory: Path) -> None:
+    """Log that what is written there will be deleted, if it will."""
+    if sentence := package_folder.warning(directory):
+        _LOG.warning(sentence)
 
 
 def _report(directory: Path) -> None:
@@ -306,29 +341,36 @@ def free_directory(experiment: Experiment) -> Path:
     return path
 
 
-def run_file(file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool) -> bool:
+def run_file(
+    file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool, display: Display | None = None
+) -> bool:
     """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
-    return print_result(run(read(file, overrides), output, overwrite))
+    experiment = read(file, overrides)
+    directory = output or free_directory(experiment).absolute()
+    warn_of_package(directory)
+    return print_result(run(experiment, directory, overwrite, Audience(display=display)), display)
 
 
-def run_or_resume(file: Path, overrides: Sequence[str], directory: Path) -> bool:
+def run_or_resume(file: Path, overrides: Sequence[str], directory: Path, display: Display | None = None) -> bool:
     """Begin the run of a file in `directory`, go on with it, or say that it is finished, and print its result.
 
     False if a signal ended the run before its last round. The same call may be repeated after any end, a kill too.
     SettingsError where `directory` holds a run of other settings, or something else.
     """
-    experiment = read(file, overrides)
+    audience, experiment = Audience(display=display), read(file, overrides)
+    warn_of_package(directory)
     before = earlier_run(directory, experiment, "name another --output")
     if before is None:
         _clear_what_began_nothing(directory)
-        run(experiment, directory)
+        run(experiment, directory, audience=audience)
     elif not before.finished:
-        go_on(before, experiment)
+        go_on(before, experiment, audience)
     else:
         if experiment.output.report and not (directory / "report.html").exists():
+            audience.stage(DRAWING)
             _report(directory)
         print(f"{directory} is finished: nothing is left to run")
-    return print_result(directory)
+    return print_result(directory, display)
 
 
 def _clear_what_began_nothing(directory: Path) -> None:
@@ -345,10 +387,15 @@ def _clear_what_began_nothing(directory: Path) -> None:
         remove_entries(directory)
 
 
-def print_result(directory: Path) -> bool:
-    """Print the result of the run in `directory`. False if a signal ended it before its last round."""
+def print_result(directory: Path, display: Display | None = None) -> bool:
+    """Print the result of the run in `directory` below what the display has shown. False if a signal ended it before
+    its last round."""
     page, records = directory / "report.html", read_run(directory)
+    if display is not None:
+        display.close()
     console.result(summary(records), page if page.exists() else None)
+    if sentence := package_folder.warning(directory):
+        print(sentence)
     if not records.finished:
         rounds = records.experiment["rounds"]
         print(f"stopped after {len(records.rounds)} of {rounds} rounds; go on with: rayfl resume {directory}")

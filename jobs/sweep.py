@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,13 +17,15 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Literal
 
-from actors import session, supervisor
+from actors import package_folder, session, supervisor
 from actors.errors import ClusterError
 from jobs import console
 from jobs.console import Audience
+from jobs.display import Display
 from jobs.errors import described, one_line
 from jobs.exit_codes import FAILED, INTERRUPTED
-from jobs.single import describe_again, earlier_run, free_directory, go_on, run
+from jobs.overall import Overall
+from jobs.single import DRAWING, describe_again, earlier_run, free_directory, go_on, run, warn_of_package
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
@@ -33,6 +35,7 @@ from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
 from rayfl.report.summary import summary
 from rayfl.rounds.errors import ClientError
+from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.record import Run, read_run, require_free
@@ -67,13 +70,19 @@ class Swept:
 
 
 def sweep(
-    combinations: Sequence[Combination], directory: Path | None = None, parallel: int = 1, overwrite: bool = False
+    combinations: Sequence[Combination],
+    directory: Path | None = None,
+    parallel: int = 1,
+    overwrite: bool = False,
+    display: Display | None = None,
 ) -> int:
     """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
 
     0: all finished; 1: some failed; 130: a signal ended the sweep. SettingsError as of `run_all`.
     """
-    swept = run_all(combinations, directory, parallel, overwrite)
+    swept = run_all(combinations, directory, parallel, overwrite, Audience(display=display))
+    if display is not None:
+        display.close()
     finished = swept.with_status("finished", "skipped")
     rows = [
         (
@@ -84,6 +93,8 @@ def sweep(
         for outcome in swept.outcomes
     ]
     console.sweep_result(combinations[0].experiment.name, rows, swept.directory, swept.page)
+    if sentence := package_folder.warning(swept.directory):
+        print(sentence)
     failed = swept.with_status("failed")
     for outcome in failed:
         print(one_line(f"rayfl: {outcome.combination.title} failed: {outcome.error}"), file=sys.stderr)
@@ -107,16 +118,20 @@ def run_all(
     """
     if parallel < 1:
         raise SettingsError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
+    audience = audience or Audience()
     directory = (directory or free_directory(combinations[0].experiment)).absolute()
+    warn_of_package(directory)
     combinations = [_grouped(one, directory.name) for one in combinations]
+    audience.stage(f"checking {len(combinations)} experiments")
     waiting, outcomes = _validated(combinations, directory, parallel, overwrite)
     if waiting:
-        with _session([one.experiment for one in waiting]) as on_ray:
+        with _session([one.experiment for one in waiting], audience) as on_ray:
             outcomes += _run_waiting(waiting, directory, min(parallel, len(waiting)), on_ray, overwrite, audience)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     finished = [outcome.directory for outcome in outcomes if outcome.status in ("finished", "skipped")]
     options = combinations[0].experiment.report
+    audience.stage(DRAWING)
     page = _page(finished, directory, options, overwrite) if finished else None
     return Swept(directory, outcomes, page)
 
@@ -181,12 +196,14 @@ def _require_names(experiment: Experiment, found: Run | None, parallel: int) -> 
 
 
 @contextmanager
-def _session(experiments: Sequence[Experiment]) -> Iterator[bool]:
+def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[bool]:
     """One Ray for all runs, if any of them uses Ray; yields whether one does."""
     runtimes = [one.runtime for one in experiments if one.runtime.executor == "ray"]
     for key in ("address", "object_store_memory_mb"):
         if len({getattr(runtime, key) for runtime in runtimes}) > 1:
             raise SettingsError(f"runtime.{key} cannot be swept, because all runs share one Ray; give it one value")
+    if runtimes:
+        audience.stage(session.opening(runtimes[0]))
     with session.session(runtimes[0]) if runtimes else nullcontext():
         yield bool(runtimes)
 
@@ -197,13 +214,14 @@ def _run_waiting(
     parallel: int,
     on_ray: bool,
     overwrite: bool,
-    audience: Audience | None,
+    audience: Audience,
 ) -> list[Outcome]:
     experiments = {one.directory: _sharing(one, parallel) for one in waiting}
+    overall = Overall(audience.display, len(waiting))
     if parallel == 1:
-        return list(_one_by_one(waiting, directory, overwrite, audience or Audience()))
+        return list(_one_by_one(waiting, directory, overwrite, audience, overall))
     address = session.address() if on_ray else None
-    return _Processes(directory, experiments, address, overwrite).run(waiting, parallel)
+    return _Processes(directory, experiments, address, overwrite, overall).run(waiting, parallel)
 
 
 def _sharing(one: Combination, parallel: int) -> Experiment:
@@ -217,14 +235,20 @@ def _sharing(one: Combination, parallel: int) -> Experiment:
 
 
 def _one_by_one(
-    waiting: Sequence[Combination], directory: Path, overwrite: bool, audience: Audience
+    waiting: Sequence[Combination], directory: Path, overwrite: bool, audience: Audience, overall: Overall
 ) -> Iterator[Outcome]:
     """Run one combination after another. A signal ends the one under way, and no later one is begun."""
-    with session.stoppable() as stopping:
+    with session.stoppable(overall.stopping) as stopping:
         for number, one in enumerate(waiting):
             if audience.show == "all":
                 print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
-            outcome = _attempt(one, directory / one.directory, overwrite, audience)
+
+            def on_round(row: RoundRow, means: Mapping[str, float], one: Combination = one) -> None:
+                overall.part(one.title, (row.round + 1) / one.experiment.rounds)
+                audience.on_round(row, means)
+
+            outcome = _attempt(one, directory / one.directory, overwrite, replace(audience, on_round=on_round))
+            overall.over(one.title)
             yield outcome
             # A signal may come too late to keep the run from its last round.
             if outcome.status == "stopped" or stopping():
@@ -257,6 +281,7 @@ class _Processes:
     experiments: dict[str, Experiment]
     address: str | None
     overwrite: bool
+    overall: Overall
     stopping: bool = False
     running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -274,6 +299,7 @@ class _Processes:
                 for future in as_completed(futures):
                     if (outcome := future.result()) is not None:
                         outcomes.append(outcome)
+                        self.overall.over(outcome.combination.title)
                         print(f"[{len(outcomes)}/{len(waiting)}] {outcome.combination.title}: {outcome.status}")
             except KeyboardInterrupt:
                 self._each(subprocess.Popen.kill)
@@ -282,6 +308,7 @@ class _Processes:
 
     def stop(self) -> None:
         """Begin no further run, and ask those under way to end."""
+        self.overall.stopping()
         with self.lock:
             self.stopping = True
             self._each(lambda process: process.send_signal(SIGINT))
@@ -313,8 +340,13 @@ class _Processes:
                 self.running[one.directory] = process
             with process:
                 assert process.stdout is not None
+                self.overall.begin(one.title)
                 for line in process.stdout:
-                    if console.ROUND_LINE.match(line):
+                    if not (found := console.ROUND_LINE.match(line)):
+                        continue
+                    if self.overall.live:
+                        self.overall.part(one.title, int(found[1]) / int(found[2]), line.strip())
+                    else:
                         print(f"{one.title}  {line}", end="", flush=True)
             del self.running[one.directory]
             errors.seek(0)

@@ -61,6 +61,11 @@ class MixJob:
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
 
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The receivers."""
+        return tuple(self.rows)
+
 
 @dataclass(frozen=True)
 class AddJob:

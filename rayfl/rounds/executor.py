@@ -1,7 +1,7 @@
 """Executor: where jobs on clients run. `InlineExecutor` runs them here, without Ray; actors/pool.py on Ray actors."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rayfl.compress.base import Packet
@@ -30,6 +30,23 @@ class JobResult:
 
     result: Any
     outputs: list[Ref]
+
+
+@dataclass(frozen=True)
+class Wave:
+    """How far the jobs of one `run` have come: their kind, and how many of their clients are done."""
+
+    kind: str
+    done: int
+    total: int
+
+
+OnWave = Callable[[Wave], None]
+
+
+def num_clients(jobs: Sequence[Job]) -> int:
+    """The clients that jobs are about; 0 for jobs on the pooled test set."""
+    return sum(len(getattr(job.work, "clients", ())) for job in jobs)
 
 
 class Executor(Protocol):
@@ -70,8 +87,10 @@ class InlineExecutor:
 
     num_workers = 1
 
-    def __init__(self, setup: Setup) -> None:
-        self.worker = Worker(setup)
+    def __init__(self, setup: Setup, on_wave: OnWave = lambda wave: None) -> None:
+        """`on_wave` is called whenever a client is trained or evaluated."""
+        self.worker = Worker(setup, self._client_done)
+        self._on_wave, self._wave = on_wave, Wave("", 0, 0)
 
     def put(self, value: Any) -> Ref:
         """The value itself."""
@@ -87,11 +106,16 @@ class InlineExecutor:
 
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs here."""
+        self._wave = Wave(kind, 0, num_clients(jobs))
         try:
             with fixed(self.worker.setup.threads, self.worker.setup.device):
                 return [self._do(kind, shared, job) for job in jobs]
         except OutOfMemory as error:
             raise ClientError(f"{error}; {SMALLER}") from error
+
+    def _client_done(self) -> None:
+        self._wave = replace(self._wave, done=self._wave.done + 1)
+        self._on_wave(self._wave)
 
     def _do(self, kind: str, shared: Ref, job: Job) -> JobResult:
         result, outputs = self.worker.do(kind, shared, job.work, job.inputs)

@@ -28,11 +28,13 @@ from rayfl.tree import State, Tree
 
 
 class Worker:
-    """Does jobs on clients. `setup` is the same for all workers of a run."""
+    """Does jobs on clients. `setup` is the same for all workers of a run; `on_client` is called whenever a client is
+    trained or evaluated."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, on_client: Callable[[], None] = lambda: None) -> None:
         self.setup = setup
         self.method = setup.method
+        self._on_client = on_client
 
     # Any: inputs and outputs are states, memories or messages; each kind of job says which.
     def do(self, kind: str, round_inputs: RoundInputs, job: Any, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
@@ -52,6 +54,7 @@ class Worker:
         def add(sums: dict[str, Aggregate], leaf: int) -> dict[str, Aggregate]:
             client_round, result, left = next(trained)
             results.append(result)
+            self._on_client()
             if client_round.fate.trains:
                 outputs.extend(left.pack(self.setup.output_slots))
             if result.fate is Fate.DELIVERED and not self.setup.keeps_messages:
@@ -174,6 +177,7 @@ class Worker:
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
                 metrics = evaluation.evaluate_client(self.setup, self._state(client, kept), model, None, ctx)
             results.append(ClientResult(client, metrics=metrics))
+            self._on_client()
         return tuple(results), []
 
     def mean_model(self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:

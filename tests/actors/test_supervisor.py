@@ -26,7 +26,8 @@ def lose():
     time.sleep(300)
 
 def command():
-    os.write(2, b"[2026-11-22 05:23:51,788 E 17740 18595] core_worker.cc:609: lost\\nof another library\\n")
+    os.write(2, b"[2026-11-22 05:23:51,788 E 17740 18595] core_worker.cc:609: lost\\n(raylet, ip=10.0.0.1) "
+        b"core_worker dump\\nof another library\\n")
     report(resume="rayfl resume runs/a")
     {act}
 
@@ -67,6 +68,15 @@ def test_a_command_without_a_last_word_gets_one(act: str, code: int, sentence: s
     assert done.stderr == "of another library\n" + sentence or done.stderr == sentence + "of another library\n"
     if act == "lose()":
         assert not psutil.pid_exists(int(done.stdout))
+
+
+def test_a_terminal_gets_its_cursor_and_a_new_line_back() -> None:
+    master, slave = os.openpty()
+    command = [sys.executable, "-c", COMMAND.replace("{act}", "os.write(1, b'a bar'); os._exit(1)")]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=slave, stderr=subprocess.PIPE, timeout=60)
+    os.close(slave)
+    assert os.read(master, 1000) == b"a bar\x1b[?25h\r\n" and b"Ray has ended its process" in done.stderr
+    os.close(master)
 
 
 def test_a_signal_reaches_the_command_and_its_death_follows_its_parents() -> None:

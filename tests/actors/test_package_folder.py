@@ -1,0 +1,63 @@
+"""Results of `ray job submit --working-dir .` that would be deleted with the cluster."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.package_folder import warning
+from tests.jobs.commands import rayfl
+
+FILE = """
+name = "small"
+rounds = 1
+data = "digits"
+partition = "iid"
+model = "logistic"
+method = "fedavg"
+clients.count = 2
+runtime.executor = "inline"
+output.report = false
+output.track = []
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of a submitted job, as Ray makes it."""
+    folder = tmp_path / "session_2026" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123456789abcdef"
+    folder.mkdir(parents=True)
+    (folder / "small.toml").write_text(FILE)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_run_there_says_at_its_beginning_and_end_how_to_keep_it(package: Path, caplog: pytest.LogCaptureFixture):
+    directory = package / "runs" / "small"
+    sentence = warning(directory)
+    assert sentence is not None and "give --output or output.directory an absolute path" in sentence
+    for command in (["run", "small.toml"], ["resume", directory, "--rounds", "2"]):
+        caplog.clear()
+        result = rayfl(*command)
+        assert result.exit_code == 0, result.output
+        assert caplog.messages.count(sentence) == 1 and result.stdout.count(sentence) == 1
+        assert result.stdout.index("rounds  pooled") < result.stdout.index(sentence)
+
+
+def test_a_sweep_there_says_it_for_the_whole_sweep(
+    package: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("jobs.sweep._page", lambda *_: None)
+    result = rayfl("sweep", "small.toml", "sweep.seed=[1, 2]")
+    assert result.exit_code == 0, result.output
+    sentence = warning(package / "runs" / "small")
+    assert caplog.messages == [sentence] and result.stdout.count("lies in the copy of the working directory") == 1
+
+
+def test_a_link_out_of_it_and_any_other_place_are_kept(package: Path, tmp_path: Path):
+    (tmp_path / "shared").mkdir()
+    (package / "runs").symlink_to(tmp_path / "shared")
+    assert warning(package / "runs" / "small") is None
+    assert "lies in the copy" not in rayfl("run", "small.toml").output
+    (tmp_path / "link").symlink_to(package)
+    assert warning(tmp_path / "link" / "other") is not None
+    assert warning(Path("/home/me/working_dir_files/runs")) is None

@@ -1,0 +1,70 @@
+"""A Ray that does not start gets a second try, and then one sentence; what calls that have come back add up to."""
+
+from typing import Any
+
+import pytest
+import ray
+
+from actors import session
+from actors.errors import ClusterError
+from actors.pool import PendingCalls
+from rayfl.experiment.experiment import Runtime
+from rayfl.rounds.calls import ClientJob, PooledJob
+from rayfl.rounds.executor import Job, JobResult, Wave
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done with Ray, in order; nothing is started."""
+    done: list[str] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: done.append("shutdown"))
+    monkeypatch.setattr(session, "require_room_here", lambda runtime: None)
+    monkeypatch.setattr(session, "_own_processes", dict)
+    return done
+
+
+def failing(tries: list[str], times: int) -> Any:
+    """Stands for `ray.init`, which fails so many times."""
+
+    def init(*arguments: Any) -> None:
+        tries.append("init")
+        if tries.count("init") <= times:
+            raise Exception("The current node timed out during startup.\nThis could happen because ...")
+
+    return init
+
+
+def test_a_failed_start_is_tried_once_more(tries: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session, "_init", failing(tries, 1))
+    with session.session(Runtime()):
+        assert tries == ["init", "shutdown", "init"]
+
+
+def test_a_second_failure_is_one_sentence_that_says_how_to_go_on(tries: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session, "_init", failing(tries, 2))
+    with (
+        pytest.raises(ClusterError, match="Ray did not start, nor at a second try") as raised,
+        session.session(Runtime(), resume="rayfl resume runs/a"),
+    ):
+        pass
+    assert tries[:3] == ["init", "shutdown", "init"]
+    sentence = str(raised.value)
+    assert sentence.endswith("go on with: rayfl resume runs/a") and "\n" not in sentence
+
+
+def test_what_is_opened_first_is_said(tries: list[str], monkeypatch: pytest.MonkeyPatch):
+    assert session.opening(Runtime()) == "starting Ray"
+    assert session.opening(Runtime(address="head:6379")) == "joining the Ray cluster at head:6379"
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    assert session.opening(Runtime()) == "starting client actors"
+
+
+def test_the_clients_of_the_calls_that_have_come_back_are_done():
+    jobs = [Job(ClientJob((0, 1, 2))), Job(ClientJob((3,))), Job(ClientJob((4, 5)))]
+    pending = PendingCalls("train", None, jobs)
+    assert pending.wave == Wave("train", 0, 6)
+    pending.done |= {2: JobResult(None, []), 0: JobResult(None, [])}
+    assert pending.wave == Wave("train", 5, 6)
+    assert PendingCalls("evaluate_pooled", None, [Job(PooledJob(0, 9))]).wave == Wave("evaluate_pooled", 0, 0)
