@@ -44,7 +44,7 @@ class Overall:
         if self._display is not None:
             self._display.remove_finished()
         self._show()
-        if self._line is not None and len(self._parts) == self._runs and min(self._parts.values()) == 1.0:
+        if self._line is not None and self._done() == [1.0] * self._runs:
             self._line.finish()
 
     def stopping(self) -> None:
@@ -54,10 +54,15 @@ class Overall:
 
     def left(self) -> float | None:
         """Seconds until all runs are over, if the rest goes as fast as before."""
-        done = sum(self._parts.values())
+        done = sum(self._done())
         return (self._now() - self._began) / done * (self._runs - done) if done else None
 
     def _show(self) -> None:
         if self._line is not None:
-            over = sum(part == 1.0 for part in self._parts.values())
-            self._line.update(sum(self._parts.values()), self._words or f"{over} of {self._runs} runs")
+            parts = self._done()
+            over = sum(part == 1.0 for part in parts)
+            self._line.update(sum(parts), self._words or f"{over} of {self._runs} runs")
+
+    def _done(self) -> list[float]:
+        """How far the runs are. A copy, because threads, a signal's handler and the terminal come at any moment."""
+        return list(self._parts.values())

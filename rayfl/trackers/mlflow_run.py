@@ -61,7 +61,7 @@ class MlflowRun:
 
     def _begun(self, run: TrackedRun) -> str:
         """A new run with its tags and hyper-parameters."""
-        tags = {**run.chosen("method", "data", "model", "uplink"), **dict.fromkeys(run.tags, "true")}
+        tags = {**dict.fromkeys(run.tags, "true"), **run.chosen("method", "data", "model", "uplink")}
         tags |= {"group": run.group} if run.group else {}
         name = self._client.create_run(self._experiment(run.project), run_name=run.name, tags=tags).info.run_id
         parameters = [Param(_plain(key), str(value)) for key, value in run.settings.items()]
