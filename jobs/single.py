@@ -25,6 +25,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.origin import write_origin
 from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, locked, new_run_directory, read_run
@@ -50,6 +51,7 @@ def run(
     with _placed(experiment, setup, audience), new_run_directory(directory, overwrite):
         with writing(directory, "run it again"):
             write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
+            write_origin(directory)
         supervisor.report(resume=f"rayfl resume {directory}")
         _play_and_report(experiment, setup, directory, files, here, audience, resumed=False)
     return directory

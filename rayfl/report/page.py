@@ -18,7 +18,7 @@ from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
 from rayfl.report.bundle import javascript
-from rayfl.report.charts import AXES, DARK, LIGHT, MOST_POINTS, packed
+from rayfl.report.charts import AXES, DARK, LIGHT, MOST_POINTS, key, packed
 from rayfl.report.client_status import fates
 from rayfl.report.figures import sections
 from rayfl.report.ranking import described, differences, ranking
@@ -33,11 +33,14 @@ from rayfl.report.series import (
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import choose, tuning
+from rayfl.run_directory.origin import NAMES as ORIGIN
+from rayfl.run_directory.origin import read_origin
 from rayfl.run_directory.output_files import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import SettingsError
 
 _FEWEST_POINTS = 12
+_MOST_ORIGINS = 100
 _MOST_BYTES = 2_000_000
 """Of a page. Its JavaScript takes 0.93 MB of them."""
 
@@ -109,6 +112,7 @@ def _contents(shown: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((f"section{n}", section.title) for n, section in enumerate(shown["sections"], 1)),
         ("fates", "Who took part" if shown["fates"] else ""),
         ("differences", "How the runs differ" if shown["differences"] else ""),
+        ("origins", "Where it comes from" if shown["origins"] else ""),
         ("settings", "What the runs share" if shown["differences"] else "What was run"),
     ]
     return [(anchor, heading) for anchor, heading in found if heading]
@@ -141,6 +145,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
         "ranking": ranking(found, names, options.last) if several else None,
         "ablations": ablations(found, names, options.last, options.best_over) if several and names else [],
         "fates": fates(found),
+        "origins": _origins(found),
         "settings": _settings([run for group in found for run in group.runs]),
         "differences": differences(found) if len(found) > 1 else None,
         "sections": sections(found, names),
@@ -205,6 +210,17 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
         ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {numbers['rounds']} rounds on this machine")
     )
     return cards
+
+
+def _origins(found: Sequence[Group]) -> dict[str, object] | None:
+    """A row a run, at most 100 of them; None where no run says where it comes from."""
+    runs = [(style, run) for style, group in enumerate(found) for run in group.runs][:_MOST_ORIGINS]
+    rows = [
+        (key(_which(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
+        for style, run in runs
+        if (told := read_origin(run.directory))
+    ]
+    return {"head": ["Run", *(name.capitalize() for name in ORIGIN)], "rows": rows} if rows else None
 
 
 def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -18,7 +18,7 @@ _FOLDERS = re.compile(
     re.VERBOSE,
 )
 _FILES = re.compile(
-    r"""(experiment\.json | experiment\.toml | platform\.json | report\.html | lock | trackers\.json
+    r"""(experiment\.json | experiment\.toml | platform\.json | origin\.json | report\.html | lock | trackers\.json
     | records/(rounds|clients|metrics)\.(arrows|parquet)
     | tensorboard/events\.out\.tfevents\.[^/]+
     | mlflow/[0-9]+(/[0-9a-f]{32})?/meta\.yaml

@@ -4,13 +4,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.page import report
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.play_run import play_run
@@ -93,8 +96,21 @@ def draw_picture(path: Path = PICTURE) -> None:
             for label, settings in METHODS.items()
             for seed in (1, 2, 3)
         ]
-        page = open_page(browser, report(runs, folder / "comparison.html"), 1200, "light", [])
-        page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1200, "height": 1180}, full_page=True)
+        compared = report(runs, folder / "comparison.html", ReportOptions(metric="own/accuracy"))
+        page = open_page(browser, compared, 1200, "light", [])
+        # What a target took, and then the switches and the first two charts.
+        begin, end = (page.locator(place).bounding_box() for place in ("#runs", "#switches"))
+        last = page.locator("figure").nth(1).bounding_box()
+        assert begin and end and last
+        height = round(last["y"] + last["height"] - end["y"]) + 24
+        parts = []
+        for top, size in ((0, round(begin["y"])), (round(end["y"]) - 12, height)):
+            shot = page.screenshot(clip={"x": 0, "y": top, "width": 1200, "height": size}, full_page=True)
+            parts.append(Image.open(BytesIO(shot)).convert("RGB"))
+        picture = Image.new("RGB", (1200, sum(part.height for part in parts)))
+        picture.paste(parts[0], (0, 0))
+        picture.paste(parts[1], (0, parts[0].height))
+        picture.quantize(128).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from jobs.single import run
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.graph_figure import busiest, graph_section
 from rayfl.report.series import groups
+from rayfl.run_directory.origin import read_origin
 from rayfl.run_directory.record import read_run
 
 # A logistic model on digits: 64 x 10 weights and 10 biases of 4 bytes.
@@ -57,6 +58,7 @@ def test_the_page_has_the_graph_its_facts_and_the_traffic(tmp_path: Path):
     assert [figure.title for figure in section.figures] == ["Peers and links", "The busiest peer"]
     assert section.intro.startswith("Each of the 4 peers receives from 2 others and sends to at most ")
     assert "Every round has another graph" in section.figures[0].caption
+    assert set(read_origin(record.directory)) >= {"command", "started", "host"}
     names = {name for name in record.metrics["name"].to_pylist() if name.startswith("graph/")}
     assert names == {"graph/mean_degree", "graph/max_degree", "graph/connected", "graph/spectral_gap"}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.report import wording
 from rayfl.report.bundle import javascript
 from rayfl.report.charts import AXES
 from rayfl.report.page import report
@@ -311,6 +312,15 @@ def test_a_name_cannot_end_a_script(tmp_path):
     html, page = rendered(runs, tmp_path)
     assert page.tags.count("script") == 3 and evil not in html and "<!--" not in html
     assert evil in str(charts(html)["charts"][0]["styles"])
+
+
+def test_the_page_says_where_runs_come_from(tmp_path):
+    runs = [record(tmp_path / name, [0.5], lr=name) for name in "ab"]
+    _, page = rendered(runs, tmp_path)
+    assert "Where it comes from" not in page.text
+    (runs[0] / "origin.json").write_text(json.dumps({"command": "rayfl run <b>", "started": "2030-01-02", "host": "h"}))
+    _, page = rendered(runs, tmp_path)
+    assert page.row("a, seed 1") == ["rayfl run <b>", "2030-01-02", "h", wording.NONE]
 
 
 def test_a_run_of_unlike_machines_says_that_its_bits_depend_on_them(tmp_path):
