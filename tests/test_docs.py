@@ -73,11 +73,12 @@ def text_of(page: Path) -> str:
 
 @pytest.fixture
 def folder(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: a folder that has the files of a page, in their last form, and the examples."""
+    """The current directory: it has the files of the tutorials and of the page, in their last form, and `jobs`."""
     (tmp_path / "jobs").symlink_to(ROOT / "jobs")
-    for block in blocks(text_of(page)):
-        if block.title:
-            (tmp_path / block.title).write_text(block.text)
+    for one in (*sorted((DOCS / "tutorials").glob("*.md")), page):
+        for block in blocks(text_of(one)):
+            if block.title:
+                (tmp_path / block.title).write_text(block.text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
