@@ -3,9 +3,9 @@
     trackers.json        for each tracker whose run must be found again: where it lies, its name, the next round to send
 
 Every round reaches a tracker once, under its number as the step. Rounds that are played again after a crash are not
-sent again, since they have the same values; those that a tracker lacks, because it failed or was not asked for, are
-sent from the records when the run is resumed. Only a crash between a round's values and the note of it lets one round
-be sent twice, with the same values under the same step.
+sent again, since they have the same values; those that a tracker lacks, because it was killed before it wrote them, has
+failed or was not asked for, are sent from the records when the run is resumed. Only a crash between a round's values
+and the note of it lets one round be sent twice, with the same values under the same step.
 """
 
 import json

@@ -148,6 +148,20 @@ def test_a_tracker_that_is_asked_for_later_gets_all_rounds(tmp_path: Path, name:
     assert points(name, directory, "communication/uplink_bits") == [(0, 80), (1, 81), (2, 82)]
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.8])
+def test_what_a_kill_kept_wandb_from_writing_is_sent_again(tmp_path: Path, kept: float):
+    # wandb's own process writes some time later, and ends with the run's: whole rounds of its file are missing then.
+    directory = described(tmp_path / "run")
+    play(directory, range(40), names=("wandb",))
+    (file,) = directory.glob("wandb/*/run-*.wandb")
+    content = file.read_bytes()
+    file.write_bytes(content[: int(kept * len(content))])
+    left = len(points("wandb", directory, "pooled/accuracy"))
+    assert left < 40 and (left > 0) == (kept > 0)
+    play(directory, range(40, 41), names=("wandb",))
+    assert points("wandb", directory, "pooled/accuracy") == [(round, round / 8) for round in range(41)]
+
+
 def test_wandb_may_begin_again_within_the_second(tmp_path: Path):
     directory = described(tmp_path / "run")
     for round in range(2):
