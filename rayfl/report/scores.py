@@ -9,7 +9,8 @@ from rayfl.report import wording
 from rayfl.report.series import Group, curve, is_accuracy, metric_names, series
 from rayfl.run_directory.record import Run
 
-_PREFERRED = ("pooled/accuracy", "own_after_training/accuracy", "own/accuracy")
+_PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy")
+"""What a model can do after the exchange comes before what it can do right after local training."""
 
 
 @dataclass(frozen=True)

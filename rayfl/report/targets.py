@@ -36,12 +36,16 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
     """95 % of the median group's smoothed final accuracy, rounded down to a whole percent; None without any value.
 
     Of an even number of groups the lower of the two in the middle: half of the groups end above the target for sure,
-    and a few that learned nothing do not pull it down.
+    and a few that learned nothing do not pull it down. None too where every group had it at its first evaluation, as of
+    chance: reaching it would say nothing.
     """
     finals = sorted((score.mean for group in found if (score := smoothed(group, name, last)).count), reverse=True)
     if not finals:
         return None
     exact = _SHARE * finals[len(finals) // 2]
+    curves = [one for group in found for run in group.runs if (one := series(run, name))]
+    if exact <= min((float(one.values[0]) for one in curves if len(one.values) > 1), default=0.0):
+        return None
     # A whole percent, but for rounding, stays one; a value below a percent is left as it is.
     return math.floor(100 * exact + 1e-9) / 100 or exact
 

@@ -74,6 +74,13 @@ def test_the_default_target_is_95_percent_of_the_median_run_in_whole_percent(tmp
     assert default_target(found, ACCURACY, 3) == pytest.approx(target, abs=1e-12)
 
 
+def test_runs_that_learned_nothing_have_no_default_target(tmp_path):
+    chance = [run_of(tmp_path / str(n), {0: 0.1, 1: 0.11, 2: 0.1}, lr=n) for n in range(2)]
+    assert default_target(groups(chance), ACCURACY, 3) is None
+    one_learns = [*chance[:1], run_of(tmp_path / "3", {0: 0.1, 1: 0.5, 2: 0.9}, lr=3)]
+    assert default_target(groups([*one_learns, one_learns[1]]), ACCURACY, 1) is not None
+
+
 def test_without_any_value_there_is_no_target(tmp_path):
     found = groups([run_of(tmp_path / "1", {}, rounds=2)])
     assert default_target(found, ACCURACY, 3) is None
