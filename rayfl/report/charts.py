@@ -190,7 +190,7 @@ def lines_spec() -> Spec:
         base.mark_area(opacity=0.13, clip=True).encode(alt.Y(f"{low}:Q"), alt.Y2(high))
         for low, high in (("low", "high"), ("low2", "high2"))
     )
-    told = [alt.Tooltip("series:N", title="Run"), alt.Tooltip("x:Q"), alt.Tooltip("said:N")]
+    told = [alt.Tooltip("series:N", title="Run"), alt.Tooltip("x:Q", format=",.6~g"), alt.Tooltip("said:N")]
     layers = (
         wide,
         middle,

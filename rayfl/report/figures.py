@@ -92,12 +92,8 @@ def _accuracy(curves: Sequence[tuple[str, int, Curve | None]]) -> list[Figure]:
     lines = _lines(curves)
     if not lines:
         return []
-    caption = (
-        "Rounds count from 0. Over the bytes, a method that sends less moves left. The simulated clock models each "
-        "client's speed and bandwidth."
-    )
     chart = lines_chart(lines, "Accuracy, %", percent=True)
-    return [Figure("", caption, chart, legend=len(curves) > 1, wide=True)]
+    return [Figure("", "", chart, legend=len(curves) > 1, wide=True)]
 
 
 def _lines(curves: Sequence[tuple[str, int, Curve | None]]) -> list[Line]:

@@ -76,9 +76,9 @@
       font,
       background: legend ? value("paper") : "transparent",
       axis: { ...axis, titlePadding: 8 },
-      axisX: { labelOverlap: true, tickCount: 7 },
+      axisX: { labelOverlap: true, labelFlush: false, tickCount: 7 },
       title: { color: value("ink"), anchor: "start" },
-      legend: { ...words, disable: !legend, orient: "bottom", columns: 3, labelLimit: 300, title: null },
+      legend: { ...words, disable: !legend, symbolType: "stroke", symbolOpacity: 1, symbolStrokeWidth: 3, orient: "bottom", columns: 3, labelLimit: 300, title: null },
       view: { stroke: null },
       text: { color: value("ink"), fontSize: 12 },
       boxplot: { median: { color: value("ink") }, rule: { color: value("soft") } },
@@ -88,8 +88,6 @@
   // The specification of a chart as the switches stand; `legend`: for a file, where nothing is beside it.
   const specOf = (chart, value, room, legend) => {
     const spec = structuredClone(chart.spec ?? page.lines);
-    const names = Object.keys(chart.styles);
-    const series = names.filter((name) => !state.hidden.has(name));
     let rows, still = [];
     if (chart.lines) {
       ({ rows, still } = rowsOf(chart));
@@ -100,6 +98,8 @@
     }
     if (rows) spec.datasets = { rows };
     if (chart.lines) spec.layer = spec.layer.filter(({ encoding }) => rows.some((row) => encoding.y.field in row));
+    const seen = new Set(rows?.map((row) => row.series));
+    const series = Object.keys(chart.styles).filter((name) => seen.has(name));
     const axis = chart.lines?.length ? axisOf(chart.lines[0]) : null;
     const title = page.axes[axis] ?? axis;
     const domain = chart.lines ? domainOf(chart, rows) : null;
@@ -128,11 +128,14 @@
     return { spec, still, many: (rows?.length ?? 0) > 1500 };
   };
 
-  // Vega places the labels of dots where they hide nothing.
-  const placeLabels = (vega) => {
+  // Vega places the labels of dots where they hide nothing. The cells around points that answer the pointer know their
+  // point as datum.datum, which Vega-Lite forgets for words in a tooltip.
+  const patch = (vega) => {
     const visit = (marks) => {
       for (const mark of marks ?? []) {
         if (mark.type === "text" && mark.name?.includes("labels")) mark.transform = [page.labels];
+        const tooltip = mark.name?.endsWith("_voronoi") ? mark.encode.update.tooltip : null;
+        if (tooltip?.signal) tooltip.signal = tooltip.signal.replace(/(?<!datum\.)datum\[/g, "datum.datum[");
         visit(mark.marks);
       }
     };
@@ -152,7 +155,7 @@
       note.textContent ||= "Nothing of it is chosen in the legend, or it was not measured.";
       return;
     }
-    const options = { actions: false, renderer: many ? "canvas" : "svg", patch: placeLabels, tooltip: { theme: dark.matches ? "dark" : "light" } };
+    const options = { actions: false, renderer: many ? "canvas" : "svg", patch, tooltip: { theme: dark.matches ? "dark" : "light" } };
     chart.view = (await vegaEmbed(place.firstElementChild, spec, options)).view;
   };
 
@@ -185,7 +188,7 @@
     const place = make("div", { className: "offscreen" });
     document.body.append(place);
     spec.title = chart.title;
-    const { view } = await vegaEmbed(place, { ...spec, width: spec.width === "container" ? 720 : spec.width }, { actions: false, patch: placeLabels });
+    const { view } = await vegaEmbed(place, { ...spec, width: spec.width === "container" ? 720 : spec.width }, { actions: false, patch });
     if (ending === "png") save(fileName(chart, ending), await view.toImageURL("png", 2));
     else save(fileName(chart, ending), new Blob([await view.toSVG()], { type: "image/svg+xml" }));
     view.finalize();

@@ -18,7 +18,7 @@ from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
 from rayfl.report.bundle import javascript
-from rayfl.report.charts import AXES, DARK, LIGHT, MOST_POINTS, key, packed
+from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, key, packed
 from rayfl.report.client_status import fates
 from rayfl.report.figures import sections
 from rayfl.report.ranking import described, differences, ranking
@@ -41,6 +41,8 @@ from rayfl.settings import SettingsError
 
 _FEWEST_POINTS = 12
 _MOST_ORIGINS = 100
+_AGAINST = {"round": "rounds", "up": "bytes up", "both": "bytes up and down", "time": "simulated time"}
+"""The switch of the x axis, by the keys of `rayfl.report.charts.AXES`."""
 _MOST_BYTES = 2_000_000
 """Of a page. Its JavaScript takes 0.93 MB of them."""
 
@@ -84,7 +86,7 @@ def _rendered(shown: Mapping[str, Any]) -> str:
     while True:
         found = packed(drawn, most)
         spent = [x for x in found["xs"] if "round" in x]
-        axes = [(name, title) for name, title in AXES.items() if any(number for x in spent for number in x[name])]
+        axes = [(name, title) for name, title in _AGAINST.items() if any(number for x in spent for number in x[name])]
         longest = max((len(line.y) for chart in drawn.values() for line in chart.lines), default=0)
         html = template.render(
             shown,

@@ -27,7 +27,7 @@ class Figure:
         names = [line.label for line, depth in zip(self.chart.lines, self.chart.coinciding, strict=True) if depth]
         if not names:
             return self.caption
-        return f"{self.caption} Dashed, because it lies upon another line: {', '.join(names)}."
+        return f"{self.caption} Dashed, because it lies upon another line: {', '.join(names)}.".strip()
 
 
 @dataclass(frozen=True)

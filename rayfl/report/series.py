@@ -98,7 +98,9 @@ def spread(run: Run, name: str) -> Spread | None:
     order = np.argsort(rounds, kind="stable")
     unique, starts = np.unique(rounds[order], return_index=True)
     each = np.split(values[order], starts[1:])
-    quantiles = np.stack([np.quantile(of_round, [0.1, 0.25, 0.5, 0.75, 0.9]) for of_round in each], axis=1)
+    # Where a client has diverged there is no quantile between two that are infinite.
+    with np.errstate(invalid="ignore"):
+        quantiles = np.stack([np.quantile(of_round, [0.1, 0.25, 0.5, 0.75, 0.9]) for of_round in each], axis=1)
     return Spread(unique, quantiles, each[-1])
 
 

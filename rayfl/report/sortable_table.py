@@ -1,4 +1,4 @@
-"""Tables whose rows a reader can put in another order without any script: the page's CSS moves them to their places."""
+"""Tables whose rows a reader can put in another order: their places are worked out here, and the page moves them."""
 
 import math
 from collections.abc import Sequence
