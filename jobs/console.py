@@ -77,16 +77,14 @@ _WAVES = {"train": "client", "evaluate": "evaluating client", "reply": "answerin
 """What is done with the clients of a wave."""
 
 
-class Bar(Follower):
-    """A live bar with the clients of the round under way, accuracy, bytes, and time left."""
+class Standing(Follower):
+    """How a run stands, in words: the clients of the round under way, accuracy, bytes, and the time left."""
 
-    def __init__(self, display: Display, rounds: int, title: str, every: int = 1) -> None:
+    def __init__(self, rounds: int, every: int) -> None:
         self.rounds, self.done, self.words = rounds, 0, "starting"
         self.means: dict[str, float] = {}
         self.left = TimeLeft(rounds, every)
         self.sent: dict[int, int] = {}
-        self.line = display.line(title, rounds, self.left)
-        self.line.update(state=self.words)
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
         # By round: a run that goes back to its last checkpoint reports some rounds again.
@@ -95,51 +93,91 @@ class Bar(Follower):
         self.done = row.round + 1
         # Rounds without evaluation keep the last values.
         self.means.update(means)
-        self._show("" if self.words == STOPPING else f"round {self.done}/{self.rounds}")
+        if self.words != STOPPING:
+            self.words = f"round {self.done}/{self.rounds}"
+        self.show()
 
     def wave(self, wave: Wave) -> None:
         """Show which of the round's clients are done."""
         if wave.total and wave.kind in _WAVES and self.words != STOPPING:
-            self._show(f"round {self.done + 1}/{self.rounds}, {_WAVES[wave.kind]} {wave.done} of {wave.total}")
+            self.words = f"round {self.done + 1}/{self.rounds}, {_WAVES[wave.kind]} {wave.done} of {wave.total}"
+            self.show_wave()
 
     def stopping(self) -> None:
         """Say so at once: a signal's handler calls this."""
-        self._show(STOPPING)
+        self.words = STOPPING
+        self.show_wave()
+
+    def close(self) -> None:
+        """Show how far it came."""
+        if self.done:
+            self.words = f"round {self.done}/{self.rounds}"
+        self.show()
+
+    @property
+    def text(self) -> str:
+        """The words."""
+        sent = f"{headline(self.means)}  {megabytes(sum(self.sent.values()))}" if self.sent else ""
+        return "  ".join(filter(None, (self.words, sent)))
+
+    def show(self) -> None:
+        """Show the words, and the rounds that are done."""
+        raise NotImplementedError
+
+    def show_wave(self) -> None:
+        """The same within a round, which may come often."""
+        self.show()
+
+
+class Bar(Standing):
+    """A live bar on a terminal."""
+
+    def __init__(self, display: Display, rounds: int, title: str, every: int) -> None:
+        super().__init__(rounds, every)
+        self.line = display.line(title, rounds, self.left)
+        self.show()
+
+    def show(self) -> None:
+        """Change the line, which the terminal shows soon."""
+        self.line.update(self.done, self.text)
 
     def close(self) -> None:
         """Let the bar stay as it is."""
-        self._show(f"round {self.done}/{self.rounds}" if self.done else "")
+        super().close()
         self.line.finish()
 
-    def _show(self, words: str) -> None:
-        self.words = words or self.words
-        sent = f"{headline(self.means)}  {megabytes(sum(self.sent.values()))}" if self.sent else ""
-        self.line.update(self.done, "  ".join(filter(None, (self.words, sent))))
 
-
-class NotebookBar(Follower):
+class NotebookBar(Standing):
     """The same in a notebook: one element of HTML that changes, and stays when the notebook is saved."""
 
     # Any: IPython is no dependency; where there is a notebook, there it is.
-    def __init__(self, display: Any, rounds: int, title: str) -> None:
-        self.rounds, self.title, self.began_s = rounds, title, time.monotonic()
-        self.done, self.first, self.state = 0, 0, "starting"
-        self.sent: dict[int, int] = {}
+    def __init__(self, display: Any, rounds: int, title: str, every: int) -> None:
+        super().__init__(rounds, every)
+        self.title, self.began_s, self.shown_s = title, time.monotonic(), 0.0
         self.html_type = display.HTML
-        self.shown = display.display(self.html_type(self.html(self.state)), display_id=True)
+        self.shown = display.display(self.html_type(self.html(self.text)), display_id=True)
 
-    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        if not self.sent:
-            self.first = row.round
-        self.sent[row.round] = row.uplink_bits + row.downlink_bits
-        self.done = row.round + 1
-        self.state = f"{self.done}/{self.rounds}  {headline(means)}  {megabytes(sum(self.sent.values()))}"
-        left_s = (time.monotonic() - self.began_s) / (self.done - self.first) * (self.rounds - self.done)
-        self.shown.update(self.html_type(self.html(f"{self.state}  about {seconds(left_s)} left")))
+    def show(self) -> None:
+        """Send the words, and how long it will be."""
+        left_s, self.shown_s = self.left(), time.monotonic()
+        words = self.text if left_s is None else f"{self.text}  about {seconds(left_s)} left"
+        self.shown.update(self.html_type(self.html(words)))
+
+    def show_wave(self) -> None:
+        """Once a second: each is a message to the browser."""
+        if time.monotonic() - self.shown_s >= 1:
+            self.show()
+
+    def stopping(self) -> None:
+        """Say so with the next client: a signal's handler sends nothing."""
+        self.words, self.shown_s = STOPPING, 0.0
 
     def close(self) -> None:
         """Show how far it came, and for how long it took."""
-        self.shown.update(self.html_type(self.html(f"{self.state}  {seconds(time.monotonic() - self.began_s)}")))
+        if self.done:
+            self.words = f"round {self.done}/{self.rounds}"
+        took = seconds(time.monotonic() - self.began_s)
+        self.shown.update(self.html_type(self.html(f"{self.text}  {took}")))
 
     def html(self, words: str) -> str:
         """The bar and words beside it."""
@@ -168,7 +206,7 @@ def following(
         yield Follower()
         return
     if (notebook := notebook_display()) is not None:
-        with logging_to(StreamHandler(sys.stdout)), closing(NotebookBar(notebook, rounds, title)) as bar:
+        with logging_to(StreamHandler(sys.stdout)), closing(NotebookBar(notebook, rounds, title, every)) as bar:
             yield bar
         return
     with nullcontext(display) if display is not None else Display() as area:
