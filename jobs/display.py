@@ -49,8 +49,8 @@ class Display:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
-        # A notebook's kernel has a bar of its own.
-        self.live = self._console.is_terminal and not in_notebook()
+        # A notebook's kernel has a bar of its own, and some terminals cannot change what they have shown.
+        self.live = self._console.is_terminal and not self._console.is_dumb_terminal and not in_notebook()
         self._progress: Progress | None = None
         self._stage: Line | None = None
         self._lines: list[Line] = []

@@ -1,16 +1,19 @@
-"""A Ray that does not start gets a second try, and then one sentence; what calls that have come back add up to."""
+"""What needs no Ray: a failed start is tried twice, and news of calls that have come back reaches the driver."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from actors import session
+from actors.coordinator import Progress
 from actors.errors import ClusterError
 from actors.pool import PendingCalls
 from rayfl.experiment.experiment import Runtime
 from rayfl.rounds.calls import ClientJob, PooledJob
 from rayfl.rounds.executor import Job, JobResult, Wave
+from rayfl.rounds.ledger import RoundRow
 
 
 @pytest.fixture
@@ -68,3 +71,21 @@ def test_the_clients_of_the_calls_that_have_come_back_are_done():
     pending.done |= {2: JobResult(None, []), 0: JobResult(None, [])}
     assert pending.wave == Wave("train", 5, 6)
     assert PendingCalls("evaluate_pooled", None, [Job(PooledJob(0, 9))]).wave == Wave("evaluate_pooled", 0, 0)
+
+
+def test_how_far_the_round_is_reaches_the_driver_with_the_rounds(monkeypatch: pytest.MonkeyPatch):
+    row, wave = RoundRow(0, 8, 8, 0, 0, 0.0, 1.0), Wave("train", 3, 8)
+    news = [
+        Progress(False, [], [], False),
+        Progress(True, [], [], False, wave),
+        Progress(True, [(row, {"own/accuracy": 0.5})], [], False),
+        Progress(True, [], [], True),
+    ]
+    # What stands for a reference is the value itself.
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([], refs))
+    monkeypatch.setattr(ray, "get", lambda value: value)
+    coordinator: Any = SimpleNamespace(progress=SimpleNamespace(remote=lambda *_: news.pop(0)))
+    seen: list[object] = []
+    over: Any = object()
+    session.follow(coordinator, over, lambda: seen.append("started"), lambda *one: seen.append(one), seen.append)
+    assert seen == ["started", wave, (row, {"own/accuracy": 0.5})] and not news

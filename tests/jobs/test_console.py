@@ -30,6 +30,7 @@ def test_a_job_log_has_a_plain_line_for_each_record(capsys: pytest.CaptureFixtur
 @pytest.mark.usefixtures("silent")
 def test_a_terminal_has_the_records_above_its_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
     with console.following(3, "a run"):
         LOG.warning("[bold]an actor[/bold] is gone")
     printed = capsys.readouterr().out

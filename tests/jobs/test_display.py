@@ -22,8 +22,14 @@ from tests.actors.toys import experiment, played
 from tests.jobs.commands import rayfl
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kind of terminal does not depend on where the tests run."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 @pytest.fixture
-def display() -> Iterator[Display]:
+def display(terminal: None) -> Iterator[Display]:
     with Display(Console(file=io.StringIO(), force_terminal=True, width=200)) as area:
         yield area
 
@@ -59,6 +65,16 @@ def test_nothing_of_it_goes_to_a_file_or_a_pipe():
             show(row(0), {})
             show.stopping()
     assert paper.getvalue() == ""
+
+
+def test_a_terminal_that_cannot_change_what_it_has_shown_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("TERM", "dumb")
+    area = Display(Console(force_terminal=True))
+    with console.following(2, "a run", display=area) as show:
+        show(row(0), {"own/accuracy": 0.5})
+    assert capsys.readouterr().out.startswith("1/2 rounds  own/accuracy 0.5000")
 
 
 def test_a_bar_shows_the_clients_of_the_round_under_way(display: Display):
