@@ -36,6 +36,7 @@ from rayfl.experiment.unknown_keys import CHOSEN
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.models import Architecture
 from rayfl.testing.executors import play
+from tests.test_floors import FLOOR
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -280,7 +281,13 @@ def test_every_experiment_shown_plays_a_round(page: Path, folder: Path):
         assert len(records) == 1 and records[0].metrics
 
 
-# What is registered.
+# What there is.
+
+
+def test_the_rooms_are_shown_in_the_order_of_the_floors():
+    shown = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "explanations" / "architecture.md"), flags=re.MULTILINE)
+    floors = [FLOOR[room] for row in shown for room in re.findall(r"`(\w+)(?:/|\.py)`", row)]
+    assert floors == sorted(floors, reverse=True) and len(floors) == len(FLOOR)
 
 
 def test_every_method_compressor_dataset_and_model_is_named():
