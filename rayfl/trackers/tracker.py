@@ -25,6 +25,9 @@ _EXTRAS = ("mlflow", "wandb")
 _VARIABLES = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}
 """How a tracker's own environment variables begin."""
 
+_QUIET = {"mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"), "wandb": ("WANDB_ERROR_REPORTING", "false")}
+"""What keeps a package from telling its makers of its use, unless the user has set it: offline is offline."""
+
 
 @dataclass(frozen=True)
 class TrackedRun:
@@ -101,6 +104,8 @@ class Tracker(Protocol):
 
 def adapter(name: str) -> type[Tracker]:
     """The tracker of a name. ImportError where its package is not installed."""
+    if name in _QUIET:
+        os.environ.setdefault(*_QUIET[name])
     module, kind = _ADAPTERS[name]
     return getattr(import_module(module), kind)
 

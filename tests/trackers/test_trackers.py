@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -313,6 +314,19 @@ def test_the_writer_gets_the_drivers_variables_of_the_trackers_asked_for(
     assert trackers.environment(["mlflow"])["MLFLOW_TRACKING_URI"] == (tmp_path / "store").as_uri()
     assert trackers.environment(["wandb"])["WANDB_MODE"] == "online"
     assert not any(key.startswith("WANDB") for key in trackers.environment(["mlflow"]))
+
+
+def test_no_package_tells_its_makers_of_its_use_unless_the_user_lets_it(monkeypatch: pytest.MonkeyPatch):
+    # Set first, so that what the adapters set is taken back.
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING"):
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)
+    for name in ALL:
+        trackers.adapter(name)
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true" and os.environ["WANDB_ERROR_REPORTING"] == "false"
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    trackers.adapter("mlflow")
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
 
 
 def test_a_sweeps_runs_are_a_group_of_one_experiment_with_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
