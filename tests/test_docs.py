@@ -134,7 +134,7 @@ def commands(text: str) -> Iterator[list[str]]:
     inline += re.findall(r"`(rayfl [a-z-][^`]*?\n[^`]*?)`", prose)
     for line in [*lines, *inline]:
         given = re.sub(r"[\[\]](?=[A-Zk-])|(?<=[A-Z.])\]| ?\.\.\.", "", line) if line in inline else line
-        found = re.search(r"(?:^(?:\$ )?|python -m )(rayfl|jobs\.run)(?: (.*))?$", given)
+        found = re.search(r"(?:^(?:\$ |\.venv/bin/)?|python -m )(rayfl|jobs\.run)(?: (.*))?$", given)
         if found and not line.startswith("rayfl: "):
             words = shlex.split(found[2] or "", comments=True)
             yield ["run", *words] if found[1] == "jobs.run" else words
