@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from matplotlib import pyplot
 
 import rayfl
-from docs import reference_pages
+from docs.generate import hooks, markdown, messages, pages
 from jobs.cli import main
 from jobs.command_line import WithSettings
 from jobs.shipped import experiment_file
@@ -89,14 +89,14 @@ def folder(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def anchors(page: Path) -> set[str]:
     """The names of a page's headings, those of its generated sections among them."""
-    headings = re.findall(r"^#+ (.+)$", reference_pages.with_sections(text_of(page)), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", hooks.with_sections(text_of(page)), flags=re.MULTILINE)
     words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
     return {re.sub(r"[\s-]+", "-", one) for one in words}
 
 
 @each_page
 def test_every_link_leads_somewhere(page: Path):
-    made = {DOCS / reference_pages.METHODS / f"{name}.md" for name in named(Method)}
+    made = {DOCS / pages.METHODS / f"{name}.md" for name in named(Method)}
     prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):
         target, _, anchor = link.partition("#")
@@ -116,10 +116,10 @@ def test_what_leads_out_of_the_documentation_has_a_page_on_the_site():
         for link in re.findall(r"\]\(((?:\.\./)+[^)#\s]+\.md)\)", text_of(page))
         if not (page.parent / link).resolve().is_relative_to(DOCS)
     }
-    assert leading_out and leading_out <= set(reference_pages.OUTSIDE)
-    assert not inside & set(reference_pages.OUTSIDE.values())
-    for path in reference_pages.OUTSIDE:
-        assert re.findall(r"\]\((?!https?://|#)", reference_pages.outside_page(path)) == []
+    assert leading_out and leading_out <= set(hooks.OUTSIDE)
+    assert not inside & set(hooks.OUTSIDE.values())
+    for path in hooks.OUTSIDE:
+        assert re.findall(r"\]\((?!https?://|#)", hooks.outside_page(path)) == []
 
 
 # Commands.
@@ -158,8 +158,8 @@ def test_every_command_shown_is_one(page: Path, folder: Path):
         assert arguments == [], words
         if isinstance(command, WithSettings) and "key=value" not in words:
             settings_exist(command, context, words[1:])
-        elif words[0] in reference_pages.COMMANDS.values() and words[1:] and words[1] != "NAME":
-            kind = next(kind for kind, name in reference_pages.COMMANDS.items() if name == words[0])
+        elif words[0] in pages.COMMANDS.values() and words[1:] and words[1] != "NAME":
+            kind = next(kind for kind, name in pages.COMMANDS.items() if name == words[0])
             assert find(kind, words[1]) is not None
 
 
@@ -184,7 +184,7 @@ def test_the_table_of_commands_is_whole():
     shown = set(re.findall(r"^\| `rayfl (\w+)", page, flags=re.MULTILINE))
     shown |= {"models", "datasets", "partitions", "compressors", "topologies"}
     assert shown == set(main.commands)
-    made = reference_pages.commands_section()
+    made = pages.commands_section()
     for name, command in main.commands.items():
         assert f"## rayfl {name}\n" in made
         for parameter in command.params:
@@ -302,37 +302,37 @@ def test_every_method_compressor_dataset_and_model_is_named():
 
 
 def test_the_reference_has_all_that_is_registered_and_every_setting():
-    for kind, name in reference_pages.COMMANDS.items():
+    for kind, name in pages.COMMANDS.items():
         for word, one in named(kind).items():
-            made = reference_pages.settings_table(one)
+            made = markdown.settings_table(one)
             fields = getattr(getattr(one, "Hyper", one), "model_fields", {})
             assert [key for key in fields if f"| `{key}` |" not in made] == [], word
         if kind is Method:
-            assert all(f"({word}.md)" in reference_pages.methods_section() for word in named(kind))
+            assert all(f"({word}.md)" in pages.methods_section() for word in named(kind))
         else:
-            assert all(f"## {word}\n" in reference_pages.SECTIONS[name]() for word in named(kind))
+            assert all(f"## {word}\n" in pages.SECTIONS[name]() for word in named(kind))
 
 
 def test_the_reference_of_the_experiment_has_every_table():
-    made = reference_pages.experiment_section()
+    made = pages.experiment_section()
     assert [key for key in Experiment.model_fields if f"`{key}`" not in made and f"[{key}]" not in made] == []
     assert "| `deadline_s` |" in made and "| `call_timeout_s` |" in made
 
 
 def test_a_method_page_weighs_what_is_sent():
-    sent, metrics = reference_pages.measured("fedavg")
+    sent, metrics = messages.measured("fedavg")
     by_name = {(one.name, one.direction): one for one in sent}
     # 64 x 10 + 10 + 10 x 10 + 10 parameters of four bytes, and a count of eight.
     assert by_name["delta", "up"].num_bytes == by_name["model", "down"].num_bytes == (3040,) * 4
     assert by_name["num_examples", "up"].num_bytes == (8,) * 4 and len(sent) == 3
     assert {"pooled/accuracy", "train/loss"} <= metrics
-    page = reference_pages.method_page("fedavg", named(Method)["fedavg"])
+    page = pages.method_page("fedavg", named(Method)["fedavg"])
     assert "McMahan et al., Communication-Efficient Learning" in page and "| `delta` | up | 3,040 | every |" in page
 
 
 def test_a_docstring_stays_as_it_is_written():
     text = "Steps a_i*b:\n- one <- two\n  goes on\n- `x_y`\nThe end.\n\n    z^(k) = |z|\n"
-    assert reference_pages.as_markdown(text) == (
+    assert markdown.as_markdown(text) == (
         "Steps a\\_i\\*b:\n\n- one &lt;- two\n  goes on\n- `x_y`\n\nThe end.\n\n    z^(k) = |z|"
     )
 
@@ -340,6 +340,4 @@ def test_a_docstring_stays_as_it_is_written():
 def test_nothing_is_left_to_be_filled_in():
     for page in PAGES:
         assert re.findall(r"\b[A-Z]+_(?:TABLE|OUTPUT|SOURCE)\b|\bTODO\b", text_of(page)) == []
-        assert [
-            mark for mark in reference_pages.MARK.findall(text_of(page)) if mark not in reference_pages.SECTIONS
-        ] == []
+        assert [mark for mark in hooks.MARK.findall(text_of(page)) if mark not in pages.SECTIONS] == []

@@ -1,0 +1,80 @@
+"""What mkdocs calls as it builds the site (mkdocs.yml): the pages that are made, of which git has no copies.
+
+Where a page says `<!-- reference: compressors -->` the section of that name takes its place; every method gets a page;
+k8s/README.md and CHANGELOG.md become pages.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docs.generate.markdown import code
+from docs.generate.pages import METHODS, SECTIONS, method_page
+from rayfl.choices import named
+from rayfl.methods.base import Method
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTSIDE = {"k8s/README.md": "kubernetes.md", "CHANGELOG.md": "changelog.md"}
+"""Files outside of docs/ that are pages of the site; a link to one as GitHub needs it leads to its page."""
+MARK = re.compile(r"<!-- reference: ([a-z-]+) -->")
+
+
+def on_config(config: "MkDocsConfig") -> None:
+    """Put the pages of the methods into the navigation."""
+    for pages in _lists(config.nav or []):
+        if f"{METHODS}/index.md" in pages:
+            pages += [f"{METHODS}/{name}.md" for name in named(Method)]
+
+
+def on_files(files: "Files", config: "MkDocsConfig") -> None:
+    """Add the pages that no file of docs/ has."""
+    from mkdocs.structure.files import File
+
+    for name, method in named(Method).items():
+        files.append(File.generated(config, f"{METHODS}/{name}.md", content=method_page(name, method)))
+    for path, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=outside_page(path)))
+
+
+def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
+    """Put the generated sections in their places, and lead links out of docs/ to the pages of those files."""
+    if page.parent is None:
+        # Of a tab that is one page a list of its pages says nothing.
+        page.meta["hide"] = ["navigation"]
+    up = "../" * page.file.src_uri.count("/")
+    for path, name in OUTSIDE.items():
+        markdown = markdown.replace(f"]({up}../{path}", f"]({up}{name}")
+    return with_sections(markdown)
+
+
+def outside_page(path: str) -> str:
+    """A file outside of docs/ as a page, on which links to other files of the repository are their paths."""
+    folder = Path(path).parent
+
+    def named_file(link: re.Match[str]) -> str:
+        file = (folder / link[2]).as_posix()
+        return code(file) if link[1] == link[2] else f"{link[1]} ({code(file)})"
+
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.sub(r"\[([^\]]+)\]\((?!https?://|#)([^)]+)\)", named_file, text)
+
+
+def with_sections(markdown: str) -> str:
+    """The same page with the generated sections in the places of their marks."""
+    return MARK.sub(lambda mark: SECTIONS[mark[1]](), markdown)
+
+
+# Any: the navigation of mkdocs.yml.
+def _lists(nav: Any) -> Iterable[list[Any]]:
+    """Every list of pages in the navigation."""
+    if isinstance(nav, list):
+        yield nav
+    parts = nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else ()
+    for part in parts:
+        yield from _lists(part)

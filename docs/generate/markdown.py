@@ -1,0 +1,55 @@
+"""Docstrings, tables and settings as Markdown."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jobs.catalogue import setting_rows
+
+
+def as_markdown(text: str) -> str:
+    """A docstring as Markdown: letters as they are, `- ` lists, and lines indented by four as they stand."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        verbatim, item, follows = line.startswith("    "), line.startswith("- "), line.startswith("  ")
+        before = lines[-1] if lines else ""
+        if before and (
+            (item and not before.startswith(("- ", "  ")))
+            or (not item and not follows and before.startswith(("- ", "  ")))
+            or verbatim != before.startswith("    ")
+        ):
+            lines.append("")
+        lines.append(
+            line if verbatim else f"- {escaped(line[2:])}" if item else f"{line[: 2 * follows]}{escaped(line)}"
+        )
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """A line in which Markdown and HTML change nothing but `code`."""
+    parts = re.split(r"(`[^`]*`)", text.strip())
+    return "".join(
+        part if number % 2 else re.sub(r"([\\*_{}\[\]#])", r"\\\1", part.replace("&", "&amp;").replace("<", "&lt;"))
+        for number, part in enumerate(parts)
+    )
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the cells are Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines) + "\n"
+
+
+def code(text: str) -> str:
+    """Text as code; an empty one as nothing."""
+    return f"`{text}`" if text else ""
+
+
+# Any: a class of a kind, or of settings.
+def settings_table(found: Any) -> str:
+    """The settings that a class takes, "" where it takes none."""
+    rows = [
+        [code(name), code(default), escaped(allowed), escaped(description)]
+        for name, default, allowed, description in setting_rows(found)
+    ]
+    return table(["setting", "default", "allowed", "what it is"], rows) if rows else ""

@@ -1,0 +1,82 @@
+"""What a method sends, weighed: one small run of it, in which every message of one client is watched."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from docs.generate.markdown import code, table
+from rayfl.choices import named
+from rayfl.determinism.process import prepare_process
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.methods.base import Method, PeerHalf
+from rayfl.testing.executors import play
+from rayfl.testing.watching import buffer_bits, watched
+
+MEASURED: Mapping[str, Any] = {
+    "rounds": 4,
+    "seed": 1,
+    "data": {"name": "synthetic", "num_groups": 4, "samples_per_group": 40, "dim": 64},
+    "partition": "natural",
+    "clients": {"count": 4},
+    "model": {"name": "mlp", "hidden": [10]},
+}
+"""The experiment in which every method's messages are weighed."""
+
+prepare_process()
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message of a method: its name, the direction, its bytes, and the rounds in which it was seen."""
+
+    name: str
+    direction: str
+    num_bytes: tuple[int, ...]
+    rounds: tuple[int, ...]
+
+
+@cache
+def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
+    """What one client of a method sends and receives in a small run, and the names of the metrics recorded."""
+    kind = named(Method)[name]
+    graph = {"topology": "ring"} if issubclass(kind, PeerHalf) or kind.uses_graph else {}
+    setup, log = watched(prepare(Experiment(**MEASURED, **graph, method=name)))
+    records, _ = play(setup)
+    seen: dict[tuple[str, str], dict[int, int]] = {}
+    for record in records:
+        round = record.row.round
+        down = [log.broadcasts.get(round, {}), *log.down.get((round, 0), [])]
+        messages = [("up", log.up.get((round, 0), {})), *(("down", message) for message in down)]
+        for direction, message in messages:
+            for word, packet in message.items():
+                key = (re.sub(r" \d+$", " N", word), "to each neighbour" if issubclass(kind, PeerHalf) else direction)
+                sizes = seen.setdefault(key, {})
+                sizes[round] = sizes.get(round, 0) + buffer_bits({word: packet}) // 8
+    sent = [Sent(*key, tuple(sizes.values()), tuple(sizes)) for key, sizes in seen.items()]
+    return tuple(sent), frozenset(metric.name for record in records for metric in record.metrics)
+
+
+def _num_parameters() -> int:
+    setup = prepare(Experiment(**MEASURED, method="local"))
+    return sum(array.size for array in setup.initial_arrays.values())
+
+
+def sent_section(name: str) -> str:
+    """What crosses the wire, weighed."""
+    sent, _ = measured(name)
+    size = _num_parameters()
+    intro = (
+        "Weighed as this page was built, at the defaults: the real buffers of one of four clients in "
+        f"{MEASURED['rounds']} rounds, with a model of {size} parameters, {4 * size:,} bytes as fp32."
+    )
+    if not sent:
+        return f"{intro} Nothing crossed the wire.\n"
+    rows = []
+    for one in sent:
+        low, high = min(one.num_bytes), max(one.num_bytes)
+        rounds = "every" if len(one.rounds) == MEASURED["rounds"] else ", ".join(map(str, one.rounds))
+        rows.append([code(one.name), one.direction, f"{low:,}" if low == high else f"{low:,} to {high:,}", rounds])
+    return f"{intro}\n\n{table(['message', 'direction', 'bytes', 'rounds'], rows)}"
