@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,7 +145,7 @@ class Chart:
     from_zero: bool = False
     log: bool = False
 
-    @property
+    @cached_property
     def coinciding(self) -> Sequence[int]:
         """For each line, how many lines it lies upon, one upon the other: 0 for one that lies upon none."""
         depths: list[int] = []

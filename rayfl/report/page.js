@@ -24,6 +24,8 @@
   const axisOf = (line) => (state.x in page.xs[line.x] ? state.x : Object.keys(page.xs[line.x])[0]);
   const said = (chart, value) =>
     chart.percent ? `${(100 * value).toFixed(2)} %` : value.toLocaleString("en", { maximumSignificantDigits: 4 });
+  // Vega-Lite writes titles into expressions, and leaves backslashes as they are.
+  const plain = (title) => title.replaceAll(/["\\]/g, "'");
   const shownLines = (chart) => chart.lines.filter((line) => !state.hidden.has(line.name));
 
   // Rows of the lines that are to be seen; `still`: those that have no place on the axes.
@@ -156,7 +158,13 @@
       return;
     }
     const options = { actions: false, renderer: many ? "canvas" : "svg", patch, tooltip: { theme: dark.matches ? "dark" : "light" } };
-    chart.view = (await vegaEmbed(place.firstElementChild, spec, options)).view;
+    try {
+      chart.view = (await vegaEmbed(place.firstElementChild, spec, options)).view;
+    } catch (error) {
+      chart.view = null;
+      note.textContent = `This chart cannot be drawn: ${error.message}`;
+      console.error(error);
+    }
   };
 
   // Charts near the reader come first; a newer turn ends an older one.
@@ -231,6 +239,7 @@
   const prepare = (chart) => {
     const place = document.getElementById(chart.id), figure = place.parentElement;
     chart.title = figure.dataset.title;
+    if (chart.lines) chart.y = plain(chart.y);
     place.append(make("div", { className: "vega" }));
     const tools = make("div", { className: "tools" });
     const button = (text, label, act) => {
@@ -323,6 +332,5 @@
   prepareSwitches();
   prepareTables();
   dark.addEventListener("change", () => drawAll());
-  addEventListener("beforeprint", () => drawAll());
   drawAll();
 })();

@@ -1,6 +1,8 @@
 """The machine's Chromium, in which pages are looked at: `python -m tests.report.browser` makes the README's picture."""
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +15,11 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.experiment.report_options import ReportOptions
-from rayfl.report.page import report
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.record import create_run_directory, describe_run
 
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "report.png"
-METHODS: dict[str, dict[str, Any]] = {
-    "FedAvg": {"method": {"name": "fedavg", "lr": 0.1}},
-    "FedAvg, top 10 %": {"method": {"name": "fedavg", "lr": 0.1}, "uplink": {"name": "topk", "keep_ratio": 0.1}},
-    "FedPSE": {"method": {"name": "fedpse", "lr": 0.1, "keep_ratio": 0.1}},
-    "Local training": {"method": {"name": "local", "lr": 0.1}},
-}
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def executable() -> str | None:
@@ -77,27 +71,13 @@ def played(directory: Path, **settings: Any) -> Path:
     return directory
 
 
-def draw_picture(path: Path = PICTURE) -> None:
-    """Compare methods on handwritten digits, ten clients, Dirichlet 0.3, three seeds, and take the page's picture."""
+def draw_picture(path: Path = ROOT / "docs" / "report.png") -> None:
+    """Run the README's comparison in one process, and take the picture of its page."""
     with tempfile.TemporaryDirectory() as scratch, chromium() as browser:
-        folder = Path(scratch)
-        runs = [
-            played(
-                folder / f"{label}-{seed}",
-                name="comparison",
-                label=label,
-                seed=seed,
-                rounds=40,
-                partition={"name": "dirichlet-class", "alpha": 0.3},
-                clients={"count": 10, "uplink_mbps": 10.0, "downlink_mbps": 50.0, "examples_per_s": 2000.0},
-                model="mlp",
-                **settings,
-            )
-            for label, settings in METHODS.items()
-            for seed in (1, 2, 3)
-        ]
-        compared = report(runs, folder / "comparison.html", ReportOptions(metric="own/accuracy"))
-        page = open_page(browser, compared, 1200, "light", [])
+        folder = Path(scratch) / "sweep"
+        command = [sys.executable, "-m", "rayfl", "sweep", "compare-digits", "--inline", "--dir", str(folder)]
+        subprocess.run(command, cwd=ROOT, check=True)
+        page = open_page(browser, folder / "comparison.html", 1200, "light", [])
         # What a target took, and then the switches and the first two charts.
         begin, end = (page.locator(place).bounding_box() for place in ("#runs", "#switches"))
         last = page.locator("figure").nth(1).bounding_box()

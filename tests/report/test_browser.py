@@ -9,12 +9,15 @@ import pytest
 from playwright.sync_api import expect
 
 from rayfl.report.page import report
+from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
+from rayfl.run_directory.record import Recorder, create_run_directory, describe_run
 from tests.report.browser import chromium, drawn, executable, open_page, played
 from tests.report.test_page import record
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium here: apt-get install chromium")
 
 EVIL = '<img src="x" onerror="alert(1)"></script><script>alert(2)</script>'
+QUOTES = '\\"+\'\\"'
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +47,24 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         record(folder / "b", [1.0] * 4, label="=image", training={"lr": 1}),
         record(folder / "c", [1.0] * 4, label="x" * 200, training={"lr": 2}),
     ]
+    hostile = create_run_directory(folder / "hostile")
+    describe_run(hostile, {"name": EVIL, "seed": 1, EVIL: {EVIL: EVIL}, "method": EVIL}, {EVIL: EVIL}, "")
+    with Recorder(hostile) as recorder:
+        for round in range(2):
+            names = (EVIL, QUOTES, f"{EVIL}/accuracy")
+            metrics = [MetricRow(client, name, 0.5) for client in (None, 0) for name in names]
+            recorder.round(RoundRow(round, 1, 0, 8, 8, 1.0, 1.0), [ClientRow(0, EVIL, 8, 8, 1, 1, 1.0)], metrics)
     return {
         "methods": report(methods, folder / "methods.html"),
         "peers": report([peers], folder / "peers.html"),
         "strange": report(strange, folder / "strange.html"),
-        "one": report(strange[:1], folder / "one.html"),
+        "hostile": report([hostile], folder / "hostile.html"),
     }
 
 
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize(
-    ("name", "scheme"), [("methods", "light"), ("peers", "dark"), ("strange", "light"), ("one", "dark")]
+    ("name", "scheme"), [("methods", "light"), ("peers", "dark"), ("strange", "light"), ("hostile", "dark")]
 )
 def test_nothing_is_complained_of_loaded_or_too_wide(browser, pages, name, width, scheme):
     complaints: list[str] = []
