@@ -37,8 +37,8 @@ _reports: int | None = None
 def report(**facts: Any) -> None:
     """Tell the parent what its sentence needs; without a parent nothing is done.
 
-    `resume`: the command that goes on. `cluster`: the address of a cluster that was joined. `processes`: names and
-    numbers of the processes without which Ray ends.
+    `run`: the run directory, which can be resumed once its experiment is written. `cluster`: the address of a cluster
+    that was joined. `processes`: names and numbers of the processes without which Ray ends.
     """
     if _reports is not None:
         os.write(_reports, json.dumps(facts).encode() + b"\n")
@@ -131,8 +131,9 @@ class _Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             os.kill(os.getpid(), number)
         _end_children()
-        resume = self.known.get("resume")
-        advice = f"go on with: {resume}" if resume else "run it again"
+        run = self.known.get("run")
+        begun = run is not None and Path(run, "experiment.json").is_file()
+        advice = f"go on with: rayfl resume {run}" if begun else "run it again"
         if os.isatty(1):
             # The child's live area has left its line open and the cursor hidden.
             os.write(1, b"\x1b[?25h\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from actors import supervisor
 from jobs.command_line import ABSOLUTE, EXISTING, EXPERIMENT, Supervised, WithSettings, sentences
 from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
@@ -91,6 +92,7 @@ def resume(directory: Path, overrides: Sequence[str], rounds: int | None, actors
     goes on also where torch, numpy or the hardware differ.
     """
     with sentences(), outliving_its_reader(), Display() as display:
+        supervisor.report(run=str(directory))
         display.stage("loading")
         from jobs.console import Audience
         from jobs.single import print_result

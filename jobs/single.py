@@ -48,11 +48,11 @@ def run(
     setup = _prepared(experiment, audience)
     files = kept_files(experiment.as_dict())
     directory, here = (output or free_directory(experiment)).absolute(), _here(experiment)
+    supervisor.report(run=str(directory))
     with _placed(experiment, setup, audience), new_run_directory(directory, overwrite):
         with writing(directory, "run it again"):
             write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
             write_origin(directory)
-        supervisor.report(resume=f"rayfl resume {directory}")
         _play_and_report(experiment, setup, directory, files, here, audience, resumed=False)
     return directory
 
@@ -94,7 +94,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     setup = _prepared(experiment, audience)
     here = check_platform(before, experiment)
     command = f"rayfl resume {before.directory}"
-    supervisor.report(resume=command)
+    supervisor.report(run=str(before.directory))
     with _placed(experiment, setup, audience, command):
         if experiment.runtime.executor == "inline":
             found = platform.with_kind(before.platform, here) if before.platform else here

@@ -269,7 +269,7 @@ def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audie
         return Outcome(one, directory, "failed", described(error)[0])
     finally:
         # The sweep goes on by the command that began it.
-        supervisor.report(resume=None)
+        supervisor.report(run=None)
     return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")
 
 

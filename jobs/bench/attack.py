@@ -169,7 +169,9 @@ class Run:
         self.unstruck += not done
         kills = self.story.kills - before
         self.story.lost = self.story.lost or fault(driver, self.directory, done, kills, self.unstruck)
-        return driver.process.returncode == 0
+        # A driver may be killed after its run is over.
+        begun = (self.directory / "experiment.json").exists()
+        return driver.process.returncode == 0 or (begun and read_run(self.directory).finished)
 
     def _arguments(self) -> list[str]:
         """What a user would type: `run`, or `resume` where there is a run; `--overwrite` where it only began."""

@@ -28,7 +28,7 @@ def lose():
 def command():
     os.write(2, b"[2026-11-22 05:23:51,788 E 17740 18595] core_worker.cc:609: lost\\n(raylet, ip=10.0.0.1) "
         b"core_worker dump\\nof another library\\n")
-    report(resume="rayfl resume runs/a")
+    report(run=sys.argv[1])
     {act}
 
 supervised(command, 7)
@@ -37,9 +37,9 @@ HIDDEN = "core_worker"
 """A part of Ray's own lines, which nobody sees."""
 
 
-def supervised(act: str) -> "subprocess.CompletedProcess[str]":
+def supervised(act: str, run: Path) -> "subprocess.CompletedProcess[str]":
     """A supervised command that does `act`."""
-    command = [sys.executable, "-c", COMMAND.replace("{act}", act)]
+    command = [sys.executable, "-c", COMMAND.replace("{act}", act), str(run)]
     return subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
     )
@@ -60,19 +60,24 @@ def supervised(act: str) -> "subprocess.CompletedProcess[str]":
         ("lose()", 7, "Ray's raylet has ended"),
     ],
 )
-def test_a_command_without_a_last_word_gets_one(act: str, code: int, sentence: str) -> None:
-    done = supervised(act)
+def test_a_command_without_a_last_word_gets_one(act: str, code: int, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").touch()
+    done = supervised(act, tmp_path)
     assert done.returncode == code
     if code == 7:
-        sentence = f"rayfl: the run failed: {sentence}; go on with: rayfl resume runs/a\n"
+        sentence = f"rayfl: the run failed: {sentence}; go on with: rayfl resume {tmp_path}\n"
     assert done.stderr == "of another library\n" + sentence or done.stderr == sentence + "of another library\n"
     if act == "lose()":
         assert not psutil.pid_exists(int(done.stdout))
 
 
+def test_a_run_that_did_not_begin_is_to_be_run_again(tmp_path: Path) -> None:
+    assert supervised("os._exit(1)", tmp_path).stderr.endswith("Ray has ended its process; run it again\n")
+
+
 def test_a_terminal_gets_its_cursor_and_a_new_line_back() -> None:
     master, slave = os.openpty()
-    command = [sys.executable, "-c", COMMAND.replace("{act}", "os.write(1, b'a bar'); os._exit(1)")]
+    command = [sys.executable, "-c", COMMAND.replace("{act}", "os.write(1, b'a bar'); os._exit(1)"), "run"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=slave, stderr=subprocess.PIPE, timeout=60)
     os.close(slave)
     assert os.read(master, 1000) == b"a bar\x1b[?25h\r\n" and b"Ray has ended its process" in done.stderr
@@ -81,7 +86,7 @@ def test_a_terminal_gets_its_cursor_and_a_new_line_back() -> None:
 
 def test_a_signal_reaches_the_command_and_its_death_follows_its_parents() -> None:
     act = "import signal; signal.signal(2, lambda *_: print('asked', flush=True)); print(os.getpid(), flush=True); "
-    command = [sys.executable, "-c", COMMAND.replace("{act}", act + "[signal.pause() for _ in range(9)]")]
+    command = [sys.executable, "-c", COMMAND.replace("{act}", act + "[signal.pause() for _ in range(9)]"), "run"]
     process = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
