@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 from matplotlib import pyplot
 
@@ -120,6 +121,14 @@ def test_what_leads_out_of_the_documentation_has_a_page_on_the_site():
     assert not inside & set(hooks.OUTSIDE.values())
     for path in hooks.OUTSIDE:
         assert re.findall(r"\]\((?!https?://|#)", hooks.outside_page(path)) == []
+
+
+def test_the_site_loads_nothing_from_elsewhere():
+    site = yaml.safe_load(text_of(ROOT / "mkdocs.yml"))
+    assert site["theme"]["font"] is False and site["use_directory_urls"] is False
+    # Without a file of this name the plugin `offline` would load one from elsewhere.
+    scripts = [*site["extra"]["polyfills"], *site["extra_css"], *site.get("extra_javascript", [])]
+    assert "iframe-worker.js" in scripts and all((DOCS / script).is_file() for script in scripts)
 
 
 # Commands.
