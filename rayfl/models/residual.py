@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rayfl.data.torchvision import torchvision
-from rayfl.models.base import Architecture, Width
+from rayfl.models.base import Architecture, MemoryFormat, Width
 from rayfl.models.convolutional import check_groups, start_convolution
 
 
@@ -46,6 +46,7 @@ class ResNet20(Architecture):
     """
 
     name: ClassVar[str] = "resnet20"
+    memory_format: ClassVar[MemoryFormat] = "channels_last"
     groups: Width = Field(default=8, description="groups of every GroupNorm; a divisor of 16")
 
     @model_validator(mode="after")
