@@ -22,12 +22,15 @@ def javascript() -> str:
     vl-convert takes two seconds to put it together, so it is kept beside the downloads of data, where that is possible.
     SettingsError where vl-convert fails.
     """
-    path = expanded(CACHE / "charts" / f"vega-{version('vl-convert-python')}.js")
+    # A user without a home has no such place: SettingsError, which is a ValueError.
+    name = f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
+        path = expanded(CACHE / "charts" / name)
         if (kept := read_text(path)).endswith(_END):
             return kept
     made = _made().replace("</script", "<\\/script").replace("<!--", "<\\!--") + _END
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
+        path = expanded(CACHE / "charts" / name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, made)
     return made

@@ -63,8 +63,8 @@ AXES = {
 _LABELS = {
     "type": "label",
     "size": {"signal": "[width, height]"},
-    "offset": [7, 3, 14],
-    "anchor": ["right", "top", "bottom", "left", "top-right", "bottom-right", "top-left", "bottom-left"],
+    "offset": [7, 7, 6, 6],
+    "anchor": ["right", "left", "top", "bottom"],
 }
 """Vega places labels of dots where they hide nothing; those without a place are left out."""
 MOST_POINTS = 400
@@ -239,7 +239,7 @@ def dots_chart(dots: Sequence[Dot], x: str, y: str, *, percent: bool = False, lo
         **({"low": lows, "high": tops} if any(dot.deviation for dot in dots) else {}),
     }
     log_x = max(rows["x"]) >= 10 * min(rows["x"])
-    across = alt.Scale(type="log", nice=False, padding=40) if log_x else alt.Scale(zero=False, padding=40)
+    across = alt.Scale(type="log", nice=False, padding=60) if log_x else alt.Scale(zero=False, padding=60)
     upwards = alt.Scale(type="log", padding=20) if log_y else _scale([*tops, *lows], percent)
     over = alt.X("x:Q", title=_logarithmic(x, log_x), scale=across)
     value = alt.Y("y:Q", title=_logarithmic(f"{y}, %" if percent else y, log_y), axis=_axis(percent), scale=upwards)
@@ -280,6 +280,7 @@ def stacked_chart(rounds: np.ndarray, parts: Sequence[tuple[str, int, np.ndarray
     import altair as alt
 
     places = thinned(np.arange(len(rounds)), MOST_POINTS)
+    whole = alt.Axis(format="d", tickMinStep=1, labelExpr="datum.value % 1 ? '' : datum.label")
     edges = np.append(rounds[places] - 0.5, rounds[-1] + 0.5)
     rows = {
         "series": [label for label, _, _ in parts for _ in places],
@@ -292,9 +293,9 @@ def stacked_chart(rounds: np.ndarray, parts: Sequence[tuple[str, int, np.ndarray
         alt.Chart(alt.NamedData("rows"))
         .mark_bar(opacity=0.85)
         .encode(
-            alt.X("left:Q", bin="binned", title="Round", axis=alt.Axis(tickMinStep=1, format="d")),
+            alt.X("left:Q", bin="binned", title="Round", axis=whole),
             alt.X2("right"),
-            alt.Y("y:Q", title=y, stack="zero", axis=alt.Axis(tickMinStep=1)),
+            alt.Y("y:Q", title=y, stack="zero", axis=whole),
             color=alt.Color("series:N"),
             order="order:Q",
             tooltip=[alt.Tooltip("series:N", title="Fate"), alt.Tooltip("y:Q", title=y)],

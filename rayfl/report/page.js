@@ -117,7 +117,7 @@
       // Lines at the edge are drawn whole.
       const inside = { range: [6, { expr: "width - 6" }], nice: false };
       x.scale = state.logX ? { type: "log", ...inside } : { zero: axis in page.axes, ...inside };
-      if (axis === "round") x.axis = { format: "d", tickMinStep: 1 };
+      if (axis === "round") x.axis = { format: "d", tickMinStep: 1, labelExpr: "datum.value % 1 ? '' : datum.label" };
       y.title = chart.log ? `${chart.y} (logarithmic)` : chart.y;
       y.scale = { domain, nice: false, range: [{ expr: "height - 5" }, 5] };
       Object.assign(y.scale, chart.log ? { type: "log" } : { zero: false });

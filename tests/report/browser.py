@@ -20,6 +20,7 @@ from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.record import create_run_directory, describe_run
 
 ROOT = Path(__file__).resolve().parents[2]
+_TIMEOUT_MS = 240_000
 
 
 def executable() -> str | None:
@@ -45,6 +46,8 @@ def open_page(browser: Browser, path: Path, width: int, scheme: str, complaints:
         color_scheme="dark" if scheme == "dark" else "light",
         device_scale_factor=1,
     )
+    # Tests of Ray beside this one may leave little of the machine for a while.
+    context.set_default_timeout(_TIMEOUT_MS)
     page = context.new_page()
     page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
@@ -57,7 +60,7 @@ def open_page(browser: Browser, path: Path, width: int, scheme: str, complaints:
 
 def drawn(page: Page) -> None:
     """Wait until no chart is to be drawn again."""
-    page.wait_for_selector("html[data-drawn]", state="attached", timeout=60_000)
+    page.wait_for_selector("html[data-drawn]", state="attached", timeout=_TIMEOUT_MS)
 
 
 # Any: settings of an experiment.

@@ -1,0 +1,41 @@
+"""The charts' JavaScript: kept where that is possible, made anew where what is kept was cut."""
+
+from pathlib import Path
+
+import pytest
+
+from rayfl.report import bundle
+from rayfl.settings import SettingsError
+
+MADE = 'var tag = "</script><!--";'
+SAFE = 'var tag = "<\\/script><\\!--";'
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often it was made."""
+    calls: list[int] = []
+    monkeypatch.setattr(bundle, "_made", lambda: calls.append(1) or MADE)
+    return calls
+
+
+def test_it_is_made_once_and_again_where_the_file_was_cut(tmp_path: Path, monkeypatch, made):
+    monkeypatch.setattr(bundle, "CACHE", tmp_path)
+    again = bundle.javascript.__wrapped__
+    assert again() == again() and again().startswith(SAFE) and len(made) == 1
+    (file,) = (tmp_path / "charts").iterdir()
+    file.write_text(file.read_text()[:-1])
+    assert again().startswith(SAFE) and len(made) == 2
+
+
+def test_it_does_without_a_place_for_it(tmp_path: Path, monkeypatch, made):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", Path("~nobody-of-this-name")):
+        monkeypatch.setattr(bundle, "CACHE", place)
+        assert bundle.javascript.__wrapped__().startswith(SAFE)
+
+
+def test_a_failure_gets_a_sentence(monkeypatch):
+    monkeypatch.setattr(bundle.sys, "executable", "/bin/false")
+    with pytest.raises(SettingsError, match=r"ended with code 1: it said nothing\): reinstall vl-convert-python"):
+        bundle._made()
