@@ -34,6 +34,8 @@ def experiment(method: str = "fedavg", /, **changes: Any) -> Experiment:
         "clients": {"count": 10, "per_round": 8, "dropout_after_training": 0.1},
         "model": {"name": "mlp", "hidden": [32]},
         "method": {"name": method, "lr": 0.1, "batch_size": 16},
+        # A tracker shows the experiment, which a run directory without a driver lacks.
+        "output": {"track": []},
     }
     if method == "local":
         settings["clients"] = {"count": 10}
