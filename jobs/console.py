@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ _WAVES = {"train": "client", "evaluate": "evaluating client", "reply": "answerin
 """What is done with the clients of a wave."""
 
 
-class Standing(Follower):
+class Standing(Follower, ABC):
     """How a run stands, in words: the clients of the round under way, accuracy, bytes, and the time left."""
 
     def __init__(self, rounds: int, every: int) -> None:
@@ -110,9 +111,13 @@ class Standing(Follower):
 
     def close(self) -> None:
         """Show how far it came."""
+        self.settle()
+        self.show()
+
+    def settle(self) -> None:
+        """From now on the words say how far it came."""
         if self.done:
             self.words = f"round {self.done}/{self.rounds}"
-        self.show()
 
     @property
     def text(self) -> str:
@@ -120,9 +125,9 @@ class Standing(Follower):
         sent = f"{headline(self.means)}  {megabytes(sum(self.sent.values()))}" if self.sent else ""
         return "  ".join(filter(None, (self.words, sent)))
 
+    @abstractmethod
     def show(self) -> None:
         """Show the words, and the rounds that are done."""
-        raise NotImplementedError
 
     def show_wave(self) -> None:
         """The same within a round, which may come often."""
@@ -174,8 +179,7 @@ class NotebookBar(Standing):
 
     def close(self) -> None:
         """Show how far it came, and for how long it took."""
-        if self.done:
-            self.words = f"round {self.done}/{self.rounds}"
+        self.settle()
         took = seconds(time.monotonic() - self.began_s)
         self.shown.update(self.html_type(self.html(f"{self.text}  {took}")))
 

@@ -23,14 +23,14 @@ def javascript() -> str:
     SettingsError where vl-convert fails.
     """
     # A user without a home has no such place: SettingsError, which is a ValueError.
-    name = f"vega-{version('vl-convert-python')}.js"
+    place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
-        path = expanded(CACHE / "charts" / name)
+        path = expanded(place)
         if (kept := read_text(path)).endswith(_END):
             return kept
     made = _made().replace("</script", "<\\/script").replace("<!--", "<\\!--") + _END
     with suppress(OSError, ValueError):
-        path = expanded(CACHE / "charts" / name)
+        path = expanded(place)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, made)
     return made

@@ -18,9 +18,10 @@ from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
 from rayfl.report.bundle import javascript
-from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, key, packed
+from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, key
 from rayfl.report.client_status import fates
 from rayfl.report.figures import sections
+from rayfl.report.packed_charts import packed
 from rayfl.report.ranking import described, differences, ranking
 from rayfl.report.scores import accuracy_names, measured, rank_value, smoothed
 from rayfl.report.series import (

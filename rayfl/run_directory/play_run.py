@@ -39,7 +39,7 @@ def play_run(
 
     `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
     dropped. `stopping` is asked after each round; where it says so, a checkpoint is saved and `Stopped` raised.
-    `on_checkpoint` is called with the seconds that each checkpoint took.
+    `on_checkpoint` is called with the seconds that each checkpoint took, also one that the disk refused.
     Checkpoints that are damaged or could not be written, where a resumed run goes on, and trackers that fail, are
     logged.
     DiskError where the records or the models cannot be written; without a checkpoint the run goes on.

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rayfl.report import wording
-from rayfl.report.charts import NUM_COLORS, Dot, Line, Strip, dots_chart, key, lines_chart, packed, strips_chart
+from rayfl.report.charts import NUM_COLORS, Dot, Line, Strip, dots_chart, key, lines_chart, strips_chart
+from rayfl.report.packed_charts import packed
 from rayfl.report.page import report
 from rayfl.report.panels import Figure
 from rayfl.report.ranking import differences, ranking
