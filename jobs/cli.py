@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from actors import supervisor
-from jobs.command_line import ABSOLUTE, EXISTING, EXPERIMENT, Supervised, WithSettings, sentences
+from jobs.bench.commands import bench
+from jobs.command_line import ABSOLUTE, EXPERIMENT, Supervised, WithSettings, sentences
 from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
 from jobs.standard_output import outliving_its_reader, print_table
@@ -367,51 +368,7 @@ _catalogue("compressors", "uplink")
 _catalogue("topologies", "topology")
 
 
-@main.command()
-@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-@click.option("--compressors", is_flag=True, help="Measure the compressors instead: time, size and error of packets.")
-@click.option("--exchange", is_flag=True, help="Measure an exchange among peers instead, without training.")
-@click.option("--chaos", is_flag=True, help="Kill what can be killed in a run instead, and compare the bits.")
-@click.option("--scale", is_flag=True, help="Measure runs of more and more clients instead, and what states cost.")
-@click.option("--peers", type=int, default=100, show_default=True, help="Peers of the exchange.")
-@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers compressed, or a peer's.")
-@click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The compressors' plot.")
-@click.option("--overwrite", is_flag=True, help="Replace the plot's or the table's file also where it is not ours.")
-@click.option("--kills", type=int, default=100, show_default=True, help="Kills of the chaos, at least.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of what the chaos strikes, and when.")
-@click.option("--json", "results", type=EXISTING, help="Where to write the table of the chaos as JSON.")
-def bench(
-    workloads: Sequence[str],
-    compressors: bool,
-    exchange: bool,
-    chaos: bool,
-    scale: bool,
-    peers: int,
-    entries: int,
-    plot: Path,
-    overwrite: bool,
-    kills: int,
-    seed: int,
-    results: Path | None,
-) -> None:
-    """Measure WORKLOADs (W1, W2, W3, W1x10; by default all) beside a bare PyTorch loop, or what an option names.
-
-    With --chaos a WORKLOAD is a method's name: by default fedpse, fedavg, dispfl and scaffold.
-    """
-    with sentences():
-        from jobs.bench.command import bench, bench_chaos, bench_compressors, bench_exchange, bench_scale
-
-        given = {"--compressors": compressors, "--exchange": exchange, "--chaos": chaos, "--scale": scale}
-        if len(chosen := [name for name, wanted in given.items() if wanted]) > 1:
-            raise ValueError(f"{' and '.join(chosen)} measure different things; give one of them")
-        if chaos:
-            sys.exit(bench_chaos(workloads, kills, seed, results, overwrite))
-        if scale:
-            sys.exit(bench_scale(workloads))
-        if exchange:
-            bench_exchange(workloads, peers, entries)
-            return
-        bench_compressors(workloads, entries, plot, overwrite) if compressors else bench(workloads)
+main.add_command(bench)
 
 
 if __name__ == "__main__":

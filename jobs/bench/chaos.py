@@ -1,10 +1,9 @@
-"""`rayfl bench --chaos`: runs whose processes are killed at random moments, and resumed; the bits must be the same.
+"""`rayfl bench chaos`: runs whose processes are killed at random moments, and resumed; the bits must be the same.
 
 Each run is a real `rayfl run` with a Ray of its own, or on a cluster that is started for it. Nothing that belongs to
 another Ray is touched.
 """
 
-import json
 import os
 import random
 import signal
@@ -20,18 +19,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from rich.table import Table
 
 from actors.errors import ClusterError
 from actors.faults import Nodes, own_cluster
 from jobs.bench.attack import Attack, Calm, Driver, Run, play
+from jobs.bench.figures import Column, Figures, Results
 from jobs.bench.victims import DRIVER, processes
 from jobs.console import print_table
 from rayfl.choices import find
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import checkpoint
-from rayfl.run_directory.output_files import CHAOS_TABLE, require_replaceable, write_output
 from rayfl.run_directory.record import read_run
 
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold")
@@ -63,27 +61,37 @@ class Row(NamedTuple):
     bits_different: int
 
 
-def bench(methods: Sequence[str], kills: int, seed: int, results: Path | None = None, overwrite: bool = False) -> int:
-    """Strikes of all kinds; prints a table, and the bits that differ as its last line.
+COLUMNS = (
+    Column("method", "method"),
+    Column("kind", "kind"),
+    Column("kills", "kills"),
+    Column("runs_lost", "runs lost"),
+    Column("rounds_repeated", "rounds repeated"),
+    Column("seconds_lost_a_kill", "seconds lost a kill", "{:.2f}"),
+    Column("bits_different", "bits different"),
+)
 
-    Returns an exit code: 1 where a bit differs, a run was lost, or fewer than `kills` kills were done. `results`: a
-    JSON file for the table, which replaces another file with `overwrite` only.
+
+def bench_chaos(methods: Sequence[str], kills: int, seed: int, results: Results) -> int:
+    """Strikes of all kinds; prints a table, and the bits that differ as its last line; writes `results`.
+
+    Returns an exit code: 1 where a bit differs, a run was lost, or fewer than `kills` kills were done. ValueError,
+    before anything is struck, for what is no method, for too few kills, and where `results` cannot be written.
     """
-    if results is not None:
-        require_replaceable(results, CHAOS_TABLE, overwrite)
-    begun, methods = time.monotonic(), list(dict.fromkeys(methods))
+    for name in methods:
+        find(Method, name)
+    if kills < 1:
+        raise ValueError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
+    results.require()
+    begun, methods = time.monotonic(), list(dict.fromkeys(methods or METHODS))
     rows = play_all({method: experiment(method) for method in methods}, plan(methods, kills, seed))
     rows.sort(key=lambda row: methods.index(row.method))
-    table = Table("method", "kind", "kills", "runs lost", "rounds repeated", "seconds lost a kill", "bits different")
+    figures = Figures("rows", COLUMNS)
     for row in rows:
-        cells = (row.kills, row.runs_lost, row.rounds_repeated, f"{row.seconds_lost_a_kill:.2f}", row.bits_different)
-        table.add_row(row.method, row.kind, *map(str, cells))
-    print_table(table)
+        figures.add(*row)
+    print_table(figures.table())
     total = {name: sum(row._asdict()[name] for row in rows) for name in ("kills", "runs_lost", "bits_different")}
-    if results is not None:
-        about = {"written_by": "rayfl bench --chaos", "seed": seed, "seconds": round(time.monotonic() - begun, 1)}
-        content = json.dumps({**about, **total, "rows": [row._asdict() for row in rows]}, indent=2)
-        write_output(results, f"{content}\n".encode(), CHAOS_TABLE, overwrite)
+    results.write(figures, seed=seed, seconds=round(time.monotonic() - begun, 1), **total)
     if total["kills"] < kills:
         print(f"only {total['kills']} of {kills} kills were done: the runs ended before")
     print(f"kills: {total['kills']}, runs lost: {total['runs_lost']}, seconds: {time.monotonic() - begun:.0f}")

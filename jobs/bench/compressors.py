@@ -7,7 +7,7 @@ the clock. A memory copy and np.partition of the same numbers are measured besid
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from jobs.bench.figures import Column, Figures, Results
 from jobs.standard_output import print_table
 from rayfl import choices, tree
 from rayfl.compress.base import Compressor, Packet
@@ -105,10 +106,10 @@ class References:
     partition_s: float
 
 
-def bench(num_entries: int, plot: Path, overwrite: bool = False) -> None:
-    """Measure everything on `num_entries` numbers, print the table and write the plot.
+def bench_compressors(num_entries: int, plot: Path, results: Results) -> None:
+    """Measure everything on `num_entries` numbers, print the table, and write the plot and `results`.
 
-    ValueError, before anything is measured, for what cannot be done, and where `plot` is another file.
+    ValueError, before anything is measured, for what cannot be done, and where one of the two is another file.
     """
     if num_entries < FEWEST_ENTRIES:
         raise ValueError(f"--entries {num_entries} is too few to divide into tensors; give {FEWEST_ENTRIES} or more")
@@ -116,7 +117,8 @@ def bench(num_entries: int, plot: Path, overwrite: bool = False) -> None:
         raise ValueError(f"--plot {plot} ends in {plot.suffix!r}; write a name that ends in .svg")
     if not plot.parent.is_dir():
         raise ValueError(f"--plot {plot}: there is no directory {plot.parent}; make it, or name another place")
-    require_replaceable(plot, COMPRESSORS_PLOT, overwrite)
+    require_replaceable(plot, COMPRESSORS_PLOT, results.overwrite)
+    results.require()
     # The numbers, what packets hold of them, and what is decoded.
     memory.require(12 * num_entries, f"--entries {num_entries}", "give fewer")
     prepare_process()
@@ -136,11 +138,14 @@ def bench(num_entries: int, plot: Path, overwrite: bool = False) -> None:
     print("0.01 times normal numbers times exp(N(0, 1) / 2) of their row and of their column, seed 0.")
     print(f"By the clock all of it took {clock:.1f} times its processor time: 1.0 on a machine that is otherwise idle.")
     drawn = [row for row in rows if row.error and row.num_bits >= num_entries / 1000]
-    write_output(plot, picture(drawn, num_entries).encode(), COMPRESSORS_PLOT, overwrite)
+    write_output(plot, picture(drawn, num_entries).encode(), COMPRESSORS_PLOT, results.overwrite)
     print(f"plot: {plot}")
     left_out = [row.label for row in rows if row.error is not None and row not in drawn]
     if left_out:
         print(f"Not in it, for want of error or bits: {', '.join(left_out)}")
+    columns = [Column(each.name) for each in fields(Measured)]
+    figures = Figures("compressors", columns, rows=[asdict(row) for row in rows])
+    results.write(figures, entries=num_entries, references=asdict(references), clock_to_processor_time=clock)
 
 
 def update(num_entries: int) -> Tree:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 
 from actors import session
+from jobs.bench.figures import Column, Figures, Results
 from jobs.bench.memory import descendants, run_watched
 from jobs.standard_output import print_table
 from rayfl import tree
@@ -149,10 +149,26 @@ def peer(setup: Setup, client: int, draw: np.random.Generator) -> tuple[State, M
     return {"params": params, "mask": mask}, {"weights": sparse_packet(params, mask)}
 
 
-def bench_exchange(peers: int, parameters: int) -> None:
-    """Measure an exchange on each of GRAPHS, in a process of its own, and print a row each.
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f}"
 
-    ValueError for too few peers or parameters.
+
+COLUMNS = (
+    Column("graph", "graph"),
+    Column("seconds", "seconds", "{:.1f}"),
+    Column("cpu_seconds", "CPU seconds", "{:.1f}"),
+    Column("calls", "calls", "{:,}"),
+    Column("messages_opened", "messages opened", "{:,}"),
+    Column("read_bytes", "read, GB", _gigabytes),
+    Column("written_bytes", "written, GB", _gigabytes),
+    Column("peak_bytes", "peak memory, GB", _gigabytes),
+)
+
+
+def bench_exchange(peers: int, parameters: int, results: Results) -> None:
+    """Measure an exchange on each of GRAPHS, in a process of its own; print a row each and write `results`.
+
+    ValueError, before anything is measured, for too few peers or parameters and where `results` cannot be written.
     """
     if peers < 11 or parameters < 1000:
         raise ValueError(
@@ -160,22 +176,19 @@ def bench_exchange(peers: int, parameters: int) -> None:
         )
     # A model, a mask and a message a peer.
     memory.require(8 * peers * parameters, f"--peers {peers} --entries {parameters}", "give fewer")
-    heads = ("seconds", "CPU seconds", "calls", "messages opened", "read, GB", "written, GB", "peak memory, GB")
-    table = Table("graph", *heads)
-    size = 0
+    results.require()
+    exchanges, size = Figures("exchanges", COLUMNS), 0
     for graph in GRAPHS:
         output, peak_bytes = run_watched("jobs.bench.exchange", graph, str(peers), str(parameters))
-        found = json.loads(output)
+        found = {"graph": graph, "peak_bytes": peak_bytes, **json.loads(output)}
         size = found["parameters"]
-        traffic = [f"{found[key] / 1e9:.2f}" for key in ("read_bytes", "written_bytes")]
-        counts = [f"{found[key]:,}" for key in ("calls", "messages_opened")]
-        times = [f"{found[key]:.1f}" for key in ("seconds", "cpu_seconds")]
-        table.add_row(graph, *times, *counts, *traffic, f"{peak_bytes / 1e9:.2f}")
-    print_table(table)
+        exchanges.add(*(found[column.key] for column in COLUMNS))
+    print_table(exchanges.table())
     print(
         f"{peers} peers of {size:,} parameters at density {DENSITY}; {ACTORS} actors of one thread each; no training."
     )
     print("Read, written: in the object store, by all calls. Peak memory: all processes and the store together.")
+    results.write(exchanges, peers=peers, parameters=size, density=DENSITY, actors=ACTORS)
 
 
 if __name__ == "__main__":

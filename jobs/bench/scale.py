@@ -1,4 +1,4 @@
-"""`rayfl bench --scale`: time and memory against the number of clients and actors, and what keeping states costs.
+"""`rayfl bench scale`: time and memory against the number of clients and actors, and what keeping states costs.
 
 Every run is a process of its own with a Ray of its own, one after another (jobs/bench/played.py). Every round has 100
 participants that do the same work however many clients there are.
@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from jobs.bench.chaos import bits_different
+from jobs.bench.figures import Column, Figures, Results
 from jobs.bench.memory import run_watched
 from jobs.bench.played import Played, from_json
 from jobs.standard_output import print_table
@@ -52,15 +52,21 @@ class Sizes:
         return self.keeping_rounds // 10, self.keeping_rounds // 2, self.keeping_rounds
 
 
-def bench(sizes: Sizes = Sizes()) -> int:
-    """Measure and print a table for each question; returns an exit code: 1 where spilled states came back changed."""
+def bench_scale(results: Results, sizes: Sizes = Sizes()) -> int:
+    """Measure, print a table for each question and write `results`.
+
+    Returns an exit code: 1 where spilled states came back changed. SettingsError, before anything is measured, where
+    `results` cannot be written.
+    """
+    results.require()
+    found: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="scale") as scratch:
-        for number, part in enumerate((populations, states, checkpoints)):
-            print_table(part(measured, Path(scratch) / str(number), sizes))
-        table, equal = spilling(measured, Path(scratch) / "spilling", sizes)
-        print_table(table)
+        for part in (populations, states, checkpoints, spilling):
+            found.append(part(measured, Path(scratch) / str(len(found)), sizes))
+            print_table(found[-1].table())
     print("Each run was a process of its own; MB are 10^6 bytes, shared pages counted once.")
-    return int(not equal)
+    results.write(*found)
+    return int(any(row.get("same_bits") is False for figures in found for row in figures.rows))
 
 
 def measured(experiment: Experiment, directory: Path, watched: Sequence[int]) -> tuple[Played, int]:
@@ -73,48 +79,73 @@ def measured(experiment: Experiment, directory: Path, watched: Sequence[int]) ->
     return from_json(output), peak_bytes
 
 
-def populations(measure: Measure, home: Path, sizes: Sizes) -> Table:
+def shown(size: float) -> str:
+    """Bytes as megabytes."""
+    return f"{size / MB:,.0f}"
+
+
+def populations(measure: Measure, home: Path, sizes: Sizes) -> Figures:
     """FedAvg with more and more clients on more and more actors."""
+    columns = (
+        Column("clients", "clients", "{:,}"),
+        Column("actors", "actors"),
+        Column("median_s", "seconds a round", "{:.3f}"),
+        Column("peak_bytes", "peak memory, MB", shown),
+        Column("growth_bytes", "growth, MB", lambda size: f"{size / MB:+.1f}"),
+    )
     title = f"FedAvg, Fashion-MNIST, convnet2, {sizes.participants} participants a round"
-    heads = ("clients", "actors", "seconds a round", "peak memory, MB", "growth, MB")
-    caption = f"44,426 parameters. Growth: from round {sizes.rounds // 4} to round {sizes.rounds}."
-    table = Table(*heads, title=title, caption=caption)
     watched = (sizes.rounds // 4, sizes.rounds)
+    caption = f"44,426 parameters. Growth: from round {watched[0]} to round {watched[1]}."
+    figures = Figures("populations", columns, title, caption)
     for clients in sizes.clients:
         for actors in sizes.actors:
             method = {"name": "fedavg", "lr": 0.05, "steps": 10, "batch_size": 6}
             chosen = experiment(clients, sizes.participants, sizes.rounds, "convnet2", method, actors=actors)
             played, peak = measure(chosen, home / f"{clients} clients, {actors} actors", watched)
             before, after = (played.resident[mark].total for mark in watched)
-            figures = (f"{median(played.seconds[1:]):.3f}", shown(peak), f"{(after - before) / MB:+.1f}")
-            table.add_row(f"{clients:,}", str(actors), *figures)
-    return table
+            figures.add(clients, actors, median(played.seconds[1:]), peak, after - before)
+    return figures
 
 
-def states(measure: Measure, home: Path, sizes: Sizes) -> Table:
+def states(measure: Measure, home: Path, sizes: Sizes) -> Figures:
     """Methods whose clients remember something: does memory grow with the rounds?"""
+    columns = (
+        Column("method", "method"),
+        Column("round", "round"),
+        Column("clients_seen", "clients seen", "{:,}"),
+        Column("coordinator_bytes", "coordinator", shown),
+        Column("actors_bytes", "actors", shown),
+        Column("stored_bytes", "store in use", shown),
+        Column("shared_bytes", "shared pages", shown),
+        Column("rest_bytes", "rest", shown),
+    )
     title = (
         f"{sizes.keepers:,} clients with states, mlp of 11,140 parameters, {sizes.participants} participants a round"
     )
-    heads = ("method", "round", "clients seen", "coordinator", "actors", "store in use", "shared pages", "rest")
     caption = "MB. Shared pages: those of the store that were ever in use. A client once seen has a state."
-    table = Table(*heads, title=title, caption=caption)
+    figures = Figures("states", columns, title, caption)
     for method in ("scaffold", "fedpse"):
         chosen = keeping(method, sizes, sizes.keeping_rounds)
         played, _ = measure(chosen, home / method, sizes.looks)
         for mark in sizes.looks:
             now = played.resident[mark]
-            cells = (now.coordinator, now.actors, played.stored[mark], now.shared, now.rest)
-            table.add_row(method, str(mark), f"{seen(home / method, mark):,}", *map(shown, cells))
-    return table
+            memory = (now.coordinator, now.actors, played.stored[mark], now.shared, now.rest)
+            figures.add(method, mark, seen(home / method, mark), *memory)
+    return figures
 
 
-def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Table:
+def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Figures:
     """The cost of saving, over the last two thirds of the rounds, when most clients have a state."""
+    columns = (
+        Column("every", "checkpoint every", lambda every: str(every or "never")),
+        Column("mean_s", "seconds a round", "{:.3f}"),
+        Column("beside_share", "beside the rounds", "{:.1%}"),
+        Column("checkpoints_share", "of them checkpoints", "{:.1%}"),
+        Column("checkpoint_bytes", "a checkpoint, MB", shown),
+    )
     title = f"Checkpoints: scaffold, {sizes.keepers:,} clients with states, mlp of 11,140 parameters"
-    heads = ("checkpoint every", "seconds a round", "beside the rounds", "of them checkpoints", "a checkpoint, MB")
     caption = "Seconds a round: mean, saving included. Beside the rounds: share of all time."
-    table = Table(*heads, title=title, caption=caption)
+    figures = Figures("checkpoints", columns, title, caption)
     first, records = sizes.checkpoint_rounds // 3, 0.0
     for every in (0, 10, 1):
         chosen = keeping("scaffold", sizes, sizes.checkpoint_rounds, every=every)
@@ -124,27 +155,31 @@ def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Table:
         beside = [all - work for all, work in zip(between, played.seconds[first:], strict=True)]
         records = sum(beside) / len(beside) if every == 0 else records
         mine = sum(beside) - records * len(beside)
-        figures = (f"{sum(between) / len(between):.3f}", f"{sum(beside) / sum(between):.1%}")
-        table.add_row(str(every or "never"), *figures, f"{mine / sum(between):.1%}", shown(saved_bytes(directory)))
-    return table
+        shares = (sum(beside) / sum(between), mine / sum(between))
+        figures.add(every, sum(between) / len(between), *shares, saved_bytes(directory))
+    return figures
 
 
-def spilling(measure: Measure, home: Path, sizes: Sizes) -> tuple[Table, bool]:
-    """States in a store that does not hold them, and in one that does; whether they ended as the same bits."""
-    table = Table(
-        *("object store, MB", "seconds a round", "states, MB", "spilled, MB", "read back, MB", "states and models"),
-        title=f"{sizes.spillers} clients of scaffold with 0.4 million parameters each, in a store too small for them",
+def spilling(measure: Measure, home: Path, sizes: Sizes) -> Figures:
+    """States in a store that does not hold them, and in one that does, which must end as the same bits."""
+    columns = (
+        Column("store_mb", "object store, MB"),
+        Column("median_s", "seconds a round", "{:.3f}"),
+        Column("states_bytes", "states, MB", shown),
+        Column("spilled_bytes", "spilled, MB", shown),
+        Column("restored_bytes", "read back, MB", shown),
+        Column("same_bits", "states and models", lambda same: "the same bits" if same else "OTHER BITS"),
     )
-    calm, equal = None, True
+    title = f"{sizes.spillers} clients of scaffold with 0.4 million parameters each, in a store too small for them"
+    figures, calm = Figures("spilling", columns, title), None
     for megabytes in (16 * sizes.small_store_mb, sizes.small_store_mb):
         directory = home / f"store of {megabytes} MB"
         played, _ = measure(spilling_experiment(sizes, megabytes), directory, ())
-        traffic = map(shown, (saved_bytes(directory), played.spilled_bytes, played.restored_bytes))
-        equal = calm is None or ends_alike(calm, directory)
-        verdict = "" if calm is None else "the same bits" if equal else "OTHER BITS"
-        table.add_row(str(megabytes), f"{median(played.seconds[1:]):.3f}", *traffic, verdict)
+        traffic = (saved_bytes(directory), played.spilled_bytes, played.restored_bytes)
+        same = None if calm is None else ends_alike(calm, directory)
+        figures.add(megabytes, median(played.seconds[1:]), *traffic, same)
         calm = directory
-    return table, equal
+    return figures
 
 
 # Any: tables, which Experiment makes into what they describe.
@@ -213,8 +248,3 @@ def ends_alike(a: Path, b: Path) -> bool:
     assert places[0] and places[1], "runs whose states are compared save them at the end"
     files = [{path.name: path.read_bytes() for path in place.glob("*.safetensors")} for place in places if place]
     return files[0] == files[1] and bits_different(a, b) == 0
-
-
-def shown(size: float) -> str:
-    """Bytes as megabytes."""
-    return f"{size / MB:,.0f}"

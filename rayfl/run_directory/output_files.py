@@ -37,7 +37,6 @@ PARTITION_PICTURE = OutputKind(
     (f"Software\0{WRITTEN_BY}".encode(), f"<dc:title>{WRITTEN_BY}</dc:title>".encode()),
 )
 COMPRESSORS_PLOT = OutputKind("a plot of compressors", (b'data-written-by="rayfl bench"',))
-CHAOS_TABLE = OutputKind("a table of the chaos", (b'"written_by": "rayfl bench --chaos"',))
 
 
 def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -> None:

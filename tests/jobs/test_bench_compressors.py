@@ -1,4 +1,4 @@
-"""`rayfl bench --compressors`: a row for every compressor with its packet's size and error, and the plot."""
+"""`rayfl bench compressors`: a row for every compressor with its packet's size and error, and the plot."""
 
 import math
 import re
@@ -30,8 +30,9 @@ def cells(output: str) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> tuple[dict[str, list[str]], str, Path]:
     plot = tmp_path_factory.mktemp("bench") / "plot.svg"
+    written = ("--json", plot.with_suffix(".json"))
     threads = torch.get_num_threads()
-    result = rayfl("bench", "--compressors", "--entries", ENTRIES, "--plot", plot)
+    result = rayfl("bench", "compressors", "--entries", ENTRIES, "--plot", plot, *written)
     assert result.exit_code == 0, result.output
     assert torch.get_num_threads() == threads
     return cells(result.output), result.output, plot
@@ -136,6 +137,6 @@ def test_the_input_has_heavy_tails():
 )
 def test_mistakes_end_in_a_sentence(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = rayfl("bench", "--compressors", *arguments)
+    result = rayfl("bench", "compressors", *arguments)
     assert result.exit_code == 2 and words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not list(tmp_path.iterdir())

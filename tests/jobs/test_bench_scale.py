@@ -1,4 +1,4 @@
-"""`rayfl bench --scale`: the tables' facts on a few clients, and spilled states that come back bit for bit."""
+"""`rayfl bench scale`: the tables' facts on a few clients, and spilled states that come back bit for bit."""
 
 import io
 from collections.abc import Sequence
@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
-from rich.table import Table
 
 from jobs.bench import played, scale
 from jobs.bench.chaos import bits_different
+from jobs.bench.figures import Figures
 from jobs.bench.memory import Resident
 from jobs.bench.played import Played
-from jobs.cli import main
 from jobs.single import run
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.run_directory import checkpoint
@@ -33,10 +31,10 @@ TINY = scale.Sizes(
 )
 
 
-def cells(table: Table) -> list[list[str]]:
+def cells(figures: Figures) -> list[list[str]]:
     """The rows of a table."""
     stream = io.StringIO()
-    Console(file=stream, width=200).print(table)
+    Console(file=stream, width=200).print(figures.table())
     rows = [line.strip("\u2502 ").split("\u2502") for line in stream.getvalue().splitlines() if "\u2502" in line]
     return [[cell.strip() for cell in row] for row in rows]
 
@@ -119,8 +117,8 @@ def test_changed_states_are_found(tmp_path: Path):
         run(experiment.model_copy(update={"seed": seed, "runtime": Runtime(executor="inline")}), directory)
         return Played(seconds=[0.0, 0.0]), 0
 
-    table, equal = scale.spilling(measure, tmp_path, sizes)
-    assert not equal and cells(table)[1][-1] == "OTHER BITS"
+    figures = scale.spilling(measure, tmp_path, sizes)
+    assert [row["same_bits"] for row in figures.rows] == [None, False] and cells(figures)[1][-1] == "OTHER BITS"
 
 
 @pytest.mark.ray
@@ -134,8 +132,3 @@ def test_spilled_states_come_back_bit_for_bit(tmp_path: Path):
     assert peak > result.resident[4].total / 2
     run(chosen.model_copy(update={"runtime": Runtime(executor="inline")}), tmp_path / "inline")
     assert scale.ends_alike(tmp_path / "inline", tmp_path / "spilled")
-
-
-def test_a_workload_beside_scale_is_a_mistake():
-    result = CliRunner().invoke(main, ["bench", "--scale", "W1"])
-    assert result.exit_code == 2 and "W1" in result.stderr and result.stderr.count("\n") == 1

@@ -1,0 +1,157 @@
+"""The commands `rayfl bench NAME`: what each measures, its options, and what became of older spellings.
+
+A list of commands loads nothing that it does not need.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from jobs.command_line import EXISTING, sentences
+
+_FORMER = ("compressors", "exchange", "chaos", "scale")
+"""Benches that were options of `rayfl bench` before each had a command."""
+
+
+class _Benches(click.Group):
+    """The benches; what is none of them gets a sentence that says how it is written."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            with sentences():
+                raise ValueError(f"{shlex.quote(args[0])} is no bench; write: {_spelling(self.commands, args)}")
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            with sentences():
+                raise ValueError(
+                    f"rayfl bench has no option {error.option_name}; write: {_spelling(self.commands, given)}"
+                ) from None
+            raise AssertionError("the sentence has ended the command") from None
+
+
+def _spelling(benches: Iterable[str], args: Sequence[str]) -> str:
+    """How the arguments of `rayfl bench`, which are no command, are written; they may be those of a former version."""
+    for bench in _FORMER:
+        if f"--{bench}" in args:
+            return shlex.join(["rayfl", "bench", bench, *(word for word in args if word != f"--{bench}")])
+    if args[0].startswith("W"):
+        return shlex.join(["rayfl", "bench", "rounds", *args])
+    return f"rayfl bench NAME, where NAME is one of {', '.join(_owners(args[0]) or benches)}"
+
+
+class _Bench(click.Command):
+    """A bench; an option or an argument that it does not have is refused in one sentence."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            name = f"rayfl bench {self.name}"
+            with sentences():
+                raise ValueError(f"{name}: {_why(error)}; see {name} --help") from None
+            raise AssertionError("the sentence has ended the command") from None
+
+
+def _why(error: click.UsageError) -> str:
+    """What is wrong, and where the option belongs to other benches, to which."""
+    if not isinstance(error, click.NoSuchOption):
+        text = error.format_message().rstrip(".")
+        return text[:1].lower() + text[1:]
+    owners = " and ".join(_owners(error.option_name))
+    return f"there is no option {error.option_name}" + (f", which is one of {owners}" if owners else "")
+
+
+def _owners(option: str) -> list[str]:
+    """The benches that have an option."""
+    return [name for name, one in bench.commands.items() if any(option in each.opts for each in one.params)]
+
+
+@click.group(cls=_Benches)
+def bench() -> None:
+    """Measure rayfl on this machine: each bench prints a table and writes its figures as JSON."""
+
+
+def _measuring(name: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a function the bench NAME, with the options that all benches have."""
+
+    def decorated(function: Callable[..., None]) -> click.Command:
+        overwriting = click.option("--overwrite", is_flag=True, help="Replace files that it did not write, too.")
+        written = click.option(
+            "--json",
+            "results",
+            type=EXISTING,
+            default=f"bench-{name}.json",
+            show_default=True,
+            help="Where to write the figures as JSON.",
+        )
+        return bench.command(name, cls=_Bench)(written(overwriting(function)))
+
+    return decorated
+
+
+@_measuring("rounds")
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+def rounds(workloads: Sequence[str], results: Path, overwrite: bool) -> None:
+    """Measure a round's time and memory beside a bare PyTorch loop: WORKLOADs W1, W2, W3, W1x10, by default all."""
+    with sentences():
+        from jobs.bench.figures import Results
+        from jobs.bench.rounds import bench_rounds
+
+        bench_rounds(workloads, Results("rounds", results, overwrite))
+
+
+@_measuring("compressors")
+@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers that are compressed.")
+@click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The plot of error and bits.")
+def compressors(entries: int, plot: Path, results: Path, overwrite: bool) -> None:
+    """Measure every compressor: time, size and error of its packets."""
+    with sentences():
+        from jobs.bench.compressors import bench_compressors
+        from jobs.bench.figures import Results
+
+        bench_compressors(entries, plot, Results("compressors", results, overwrite))
+
+
+@_measuring("exchange")
+@click.option("--peers", type=int, default=100, show_default=True, help="Peers of the exchange.")
+@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers in a peer's model.")
+def exchange(peers: int, entries: int, results: Path, overwrite: bool) -> None:
+    """Measure one exchange among peers without training: time, object store, memory."""
+    with sentences():
+        from jobs.bench.exchange import bench_exchange
+        from jobs.bench.figures import Results
+
+        bench_exchange(peers, entries, Results("exchange", results, overwrite))
+
+
+@_measuring("chaos")
+@click.argument("methods", nargs=-1, metavar="[METHOD]...")
+@click.option("--kills", type=int, default=100, show_default=True, help="Kills, at least.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of what is struck, and when.")
+def chaos(methods: Sequence[str], kills: int, seed: int, results: Path, overwrite: bool) -> None:
+    """Kill what can be killed in runs of METHODs (by default fedpse, fedavg, dispfl and scaffold); compare the bits."""
+    with sentences():
+        from jobs.bench.chaos import bench_chaos
+        from jobs.bench.figures import Results
+
+        sys.exit(bench_chaos(methods, kills, seed, Results("chaos", results, overwrite)))
+
+
+@_measuring("scale")
+def scale(results: Path, overwrite: bool) -> None:
+    """Measure runs of more and more clients, what their states cost, and states that spill to disk."""
+    with sentences():
+        from jobs.bench.figures import Results
+        from jobs.bench.scale import bench_scale
+
+        sys.exit(bench_scale(Results("scale", results, overwrite)))
