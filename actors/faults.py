@@ -1,4 +1,4 @@
-"""Losses made on purpose: a Ray cluster of one's own on this machine, whose nodes can be killed."""
+"""Clusters of one's own on this machine, and losses made on purpose: their nodes can be killed."""
 
 import logging
 import os
@@ -16,16 +16,15 @@ from actors.errors import ClusterError
 log = logging.getLogger("rayfl")
 
 Started = TypeVar("Started")
-NUM_NODES = 3
 NODE = {"object_store_memory": 200 * 10**6, "node_ip_address": access.LOOPBACK}
 
 
 class Nodes:
-    """A head without cores, for driver and coordinator, and nodes of one core for client actors."""
+    """A head without cores, for driver and coordinator, and nodes of `num_cpus` cores for client actors."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        for _ in range(NUM_NODES):
+    def __init__(self, cluster: Cluster, num_nodes: int, num_cpus: int) -> None:
+        self._cluster, self._num_cpus = cluster, num_cpus
+        for _ in range(num_nodes):
             self._add()
 
     @property
@@ -47,12 +46,12 @@ class Nodes:
         return 1
 
     def _add(self) -> None:
-        _started(lambda: self._cluster.add_node(num_cpus=1, **NODE))
+        _started(lambda: self._cluster.add_node(num_cpus=self._num_cpus, **NODE))
 
 
 @contextmanager
-def own_cluster() -> Iterator[Nodes]:
-    """Such a cluster, which ends with the block. ClusterError where it does not start.
+def own_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Iterator[Nodes]:
+    """Such a cluster, which ends with the block. ClusterError where it does not start. Cores are counted, not there.
 
     Only the main thread can start one: Ray handles signals for it.
     """
@@ -62,7 +61,7 @@ def own_cluster() -> Iterator[Nodes]:
         head = {"num_cpus": 0, "include_dashboard": False}
         cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head | NODE))
         try:
-            yield Nodes(cluster)
+            yield Nodes(cluster, num_nodes, num_cpus)
         finally:
             cluster.shutdown()
             signal.signal(signal.SIGTERM, before)

@@ -101,13 +101,21 @@ def _measuring(name: str) -> Callable[[Callable[..., None]], click.Command]:
 
 @_measuring("rounds")
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-def rounds(workloads: Sequence[str], results: Path, overwrite: bool) -> None:
+@click.option("--rounds", "count", type=int, help="Rounds that are measured, instead of the workload's own number.")
+@click.option("--peers", is_flag=True, help="Run Flower, pfl-research and BlazeFL on the same work, too.")
+@click.option("--peers-python", "pythons", multiple=True, metavar="PATH", help="The Python that has them; repeatable.")
+def rounds(
+    workloads: Sequence[str], count: int | None, peers: bool, pythons: Sequence[str], results: Path, overwrite: bool
+) -> None:
     """Measure a round's time and memory beside a bare PyTorch loop: WORKLOADs W1, W2, W3, W1x10, by default all."""
     with sentences():
         from jobs.bench.figures import Results
         from jobs.bench.rounds import bench_rounds
 
-        bench_rounds(workloads, Results("rounds", results, overwrite))
+        if pythons and not peers:
+            raise ValueError("--peers-python says where other simulators are, which --peers runs: give --peers, too")
+        others = (pythons or [sys.executable]) if peers else None
+        bench_rounds(workloads, Results("rounds", results, overwrite), count, others)
 
 
 @_measuring("compressors")
@@ -148,10 +156,35 @@ def chaos(methods: Sequence[str], kills: int, seed: int, results: Path, overwrit
 
 
 @_measuring("scale")
-def scale(results: Path, overwrite: bool) -> None:
-    """Measure runs of more and more clients, what their states cost, and states that spill to disk."""
+@click.option("--nodes", type=int, help="Measure many small calls on so many simulated nodes instead.")
+@click.option("--actors", type=int, multiple=True, help="Actors on the nodes; repeatable.  [default: 8 16 32 64]")
+@click.option("--participants", type=int, help="Clients of each round on the nodes.  [default: 1000]")
+def scale(nodes: int | None, actors: Sequence[int], participants: int | None, results: Path, overwrite: bool) -> None:
+    """Measure runs of more and more clients, what their states cost, and states that spill to disk.
+
+    With --nodes: rounds a second on a cluster of simulated nodes in this machine, and what the coordinator does.
+    """
     with sentences():
         from jobs.bench.figures import Results
-        from jobs.bench.scale import bench_scale
 
-        sys.exit(bench_scale(Results("scale", results, overwrite)))
+        written = Results("scale", results, overwrite)
+        if nodes is None:
+            if actors or participants is not None:
+                raise ValueError("--actors and --participants are those of simulated nodes: give --nodes, too")
+            from jobs.bench.scale import bench_scale
+
+            sys.exit(bench_scale(written))
+        from jobs.bench.nodes import ACTORS, PARTICIPANTS, bench_nodes
+
+        bench_nodes(nodes, actors or ACTORS, PARTICIPANTS if participants is None else participants, written)
+
+
+@_measuring("start")
+@click.option("--repeats", type=int, default=3, show_default=True, help="How often each is measured.")
+def start(repeats: int, results: Path, overwrite: bool) -> None:
+    """Measure how long the first line, the first round and the prompt take, and lists and refusals."""
+    with sentences():
+        from jobs.bench.figures import Results
+        from jobs.bench.start import bench_start
+
+        bench_start(repeats, Results("start", results, overwrite))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,13 +90,23 @@ class Peak:
             done.wait(self.interval_s)
 
 
-def run_watched(module: str, *arguments: str) -> tuple[str, int]:
-    """Run a module in a process of its own: the last line it prints, and its peak memory. ClusterError if it fails."""
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def run_watched(
+    module: str,
+    *arguments: str,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> tuple[str, int]:
+    """Run a module in a process of its own: the last line it prints, and its peak memory.
+
+    `environment` and `folder`: its variables and its current directory, by default this process's. ClusterError if it
+    fails.
+    """
+    command = [python, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder) as process:
         peak = Peak(process)
         output, _ = process.communicate()
         peak.thread.join()
     if process.returncode:
-        raise ClusterError(f"{' '.join(command[1:])} ended with exit code {process.returncode}; its output is above")
+        raise ClusterError(f"{' '.join(command)} ended with exit code {process.returncode}; its output is above")
     return output.strip().splitlines()[-1], peak.bytes

@@ -1,6 +1,7 @@
-"""rayfl's side of the benchmark: `python -m jobs.bench.ours W1 2` runs a workload on two actors of one thread each.
+"""rayfl's side of the benchmark: `python -m jobs.bench.ours W1 2 30` runs 30 rounds on two actors of one thread each.
 
-Prints the round times as JSON. `W1x10` registers every client ten times, so that only their number changes.
+Prints the times of the rounds after those that warm up, and the version, as JSON. `W1x10` registers every client ten
+times, so that only their number changes.
 """
 
 import json
@@ -13,6 +14,7 @@ import numpy as np
 
 from actors import session
 from jobs.bench.workloads import WORKLOADS
+from rayfl import __version__
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.platform import describe
 from rayfl.experiment.experiment import Experiment
@@ -22,9 +24,9 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory.record import create_run_directory, describe_run
 
 
-def main(name: str, actors: int) -> None:
+def main(name: str, actors: int, rounds: int) -> None:
     """Run the workload and print its round times."""
-    workload = WORKLOADS[name]
+    workload = replace(WORKLOADS[name], rounds=rounds)
     experiment = workload.experiment(actors=actors, num_cpus=1, object_store_memory_mb=1000)
     setup = registered(experiment, prepare(experiment), workload.copies)
     times: list[float] = []
@@ -32,7 +34,7 @@ def main(name: str, actors: int) -> None:
         directory = create_run_directory(Path(scratch) / name)
         describe_run(directory, experiment.as_dict(), describe(1), "")
         session.play_on_ray(experiment, setup, directory, lambda row, means: times.append(row.wall_s))
-    print(json.dumps(times[workload.warmup :]), flush=True)
+    print(json.dumps({"seconds": times[workload.warmup :], "version": __version__}), flush=True)
 
 
 def registered(experiment: Experiment, setup: Setup, copies: int) -> Setup:
@@ -53,4 +55,4 @@ def repeated(shards: Shards, copies: int) -> Shards:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

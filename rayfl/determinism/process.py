@@ -17,7 +17,12 @@ from typing import Literal
 InstructionSet = Literal["native", "avx2"]
 """How far ATen and oneDNN may go: to what the processor has, or to AVX2, which costs a CNN about half as much again."""
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30),
+    "MALLOC_TOP_PAD_": (-2, 64 << 20),
+}
+"""Numbers and values of glibc's `mallopt`, by the variables that say the same to a process as it starts."""
 
 _ALWAYS: dict[str, str | None] = {
     "MKL_CBWR": "AVX2,STRICT",
@@ -79,9 +84,21 @@ def prepare_process(instruction_set: InstructionSet = "native") -> None:
             os.environ[name] = value
     libc = _libc()
     if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_TOP_PAD, 64 << 20)
+        for number, value in _ALLOCATOR.values():
+            libc.mallopt(number, value)
+
+
+def environment(prepared: bool) -> dict[str, str]:
+    """This process's environment for a program that does not know rayfl.
+
+    `prepared`: with all that `prepare_process` sets, the allocator included; else with nothing of it.
+    """
+    pinned = _pinned("native")
+    others = {name: value for name, value in os.environ.items() if name not in pinned}
+    if not prepared:
+        return others
+    allocator = {name: str(value) for name, (_, value) in _ALLOCATOR.items()}
+    return {**others, **{name: value for name, value in pinned.items() if value is not None}, **allocator}
 
 
 def warn_if_late() -> None:

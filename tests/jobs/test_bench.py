@@ -106,14 +106,16 @@ def test_what_a_bench_does_not_take_is_refused(arguments: list[str], words: str,
     refused(rayfl("bench", *arguments), words, f"see rayfl bench {arguments[0]} --help")
 
 
-def test_the_better_bare_loop_is_the_measure():
+def test_the_best_bare_loop_is_bold_and_every_program_is_compared():
     figures = Figures("rounds", rounds.COLUMNS)
-    bare = {"one": Measured((2.0, 4.0, 3.0), 10**9), "two": Measured((2.0, 1.0, 2.5), 2 * 10**9)}
-    rounds.add_rows(figures, "W1", bare, Measured((2.4, 0.1, 9.9), 3 * 10**9))
-    assert [(row["program"], row["median_s"], row["ratio"]) for row in figures.rows] == [
-        ("one", 3.0, 2.4 / 3.0),
-        ("two", 2.0, 1.2),
-        ("rayfl", 2.4, 1.0),
+    bare = {"one": Measured((2.0, 4.0, 3.0), "2.13", 10**9), "two": Measured((2.0, 1.0, 2.5), "2.13", 2 * 10**9)}
+    others = {"BlazeFL": Measured((1.2,), "2.0.3", 10**9)}
+    rounds.add_rows(figures, "W1", bare, others, Measured((2.4, 0.1, 9.9), "0.1", 3 * 10**9))
+    assert [(row["program"], row["median_s"], row["ratio"], row["version"]) for row in figures.rows] == [
+        ("one", 3.0, 2.4 / 3.0, "2.13"),
+        ("two", 2.0, 1.2, "2.13"),
+        ("BlazeFL", 1.2, 2.0, "2.0.3"),
+        ("rayfl", 2.4, 1.0, "0.1"),
     ]
     styles = [str(row.style) for row in figures.table().rows]
-    assert [style == "bold" for style in styles] == [False, True, False]
+    assert [style == "bold" for style in styles] == [False, True, False, False]

@@ -1,0 +1,128 @@
+"""pfl-research, as its guide on fast distributed simulations says: `python -m jobs.bench.peers.pfl_research WORK`.
+
+Two processes of one thread each, which reduce their sums with torch.distributed; users are weighted by their samples.
+"""
+
+# Only who wants to measure it has the package.
+# pyright: reportMissingImports=false
+
+import os
+import socket
+import sys
+import time
+from importlib.metadata import version
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+
+from jobs.bench.peers.work import WORKERS, Tally, Work, size
+
+PACKAGE = "pfl"
+
+
+class Network(nn.Module):
+    """The network with the two functions that pfl asks a model for; counts what it trains on."""
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__()
+        self.network, self.examples, self.steps = network, 0, 0
+
+    def loss(self, inputs: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
+        """The loss of one step."""
+        self.examples, self.steps = self.examples + len(labels), self.steps + 1
+        return nn.functional.cross_entropy(self.network(inputs), labels)
+
+    # Any: pfl's metrics.
+    def metrics(self, inputs: Tensor, labels: Tensor, eval: bool = True) -> dict[str, Any]:
+        """What pfl measures in the rounds with an evaluation: the first alone, which is not counted."""
+        from pfl.metrics import Weighted
+
+        with torch.no_grad():
+            loss = nn.functional.cross_entropy(self.network(inputs), labels, reduction="sum").item()
+        return {"loss": Weighted(loss, len(labels))}
+
+
+def process(rank: int, folder: str, ports: list[int]) -> None:
+    """One of the processes; the first one reports. pfl reads the environment as it is imported."""
+    os.environ["PFL_WORKER_RANK"] = str(rank)
+    os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"127.0.0.1:{port}" for port in ports)
+    os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
+    torch.set_num_threads(1)
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.aggregate.weighting import WeightByDatapoints
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.hyperparam.base import NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    work = Work.read(Path(folder))
+    plan, (inputs, labels), tally, trained = work.plan, work.tensors, Tally(work), [0]
+    network = Network(work.network())
+
+    def user(client: int) -> Dataset:
+        trained[0] += 1
+        rows = work.rows(client)
+        rows = rows[torch.randperm(len(rows))]
+        return Dataset((inputs[rows], labels[rows]))
+
+    class Rounds(TrainingProcessCallback):
+        """Counts the rounds."""
+
+        def __init__(self) -> None:
+            self.begun = time.perf_counter()
+
+        # Any: pfl's own signature.
+        def after_central_iteration(
+            self, aggregate_metrics: Any, model: Any, *, central_context: Any
+        ) -> tuple[bool, Metrics]:
+            seconds = time.perf_counter() - self.begun
+            counts = torch.tensor([trained[0], network.examples, network.steps])
+            torch.distributed.all_reduce(counts)
+            tally.add(seconds, *counts.tolist())
+            trained[0] = network.examples = network.steps = 0
+            self.begun = time.perf_counter()
+            return False, Metrics()
+
+    # The users that rayfl draws, round after round.
+    data = FederatedDataset(user, cycle(work.selected.ravel().tolist()).__next__)
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=plan.rounds,
+            evaluation_frequency=plan.rounds,
+            train_cohort_size=plan.per_round,
+            val_cohort_size=None,
+        ),
+        SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]),
+        PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0)),
+        NNTrainHyperParams(
+            local_batch_size=plan.batch_size,
+            local_num_epochs=plan.epochs,
+            local_learning_rate=plan.lr,
+            local_num_steps=plan.steps,
+        ),
+        callbacks=[Rounds()],
+        send_metrics_to_platform=False,
+    )
+    if rank == 0:
+        tally.report(version(PACKAGE), size(network))
+
+
+def main(folder: str) -> None:
+    """Run the workload."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(WORKERS)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    spawn(process, (folder, ports), nprocs=WORKERS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

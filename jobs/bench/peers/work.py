@@ -1,0 +1,182 @@
+"""A workload as files, which programs without rayfl can read; and the proof that they did all of it and no more.
+
+WORK is a folder: `work.json` with the fields of `Work` that are plain values, and arrays beside it. All programs map
+the same arrays into memory, so that none has a copy of the data of its own.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+WORKERS = 2
+"""Clients that train at a time, with one thread each."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done: FedAvg with plain SGD.
+
+    `channels`: of two 5x5 convolutions with max pooling, none for a network of linear layers alone. `epochs` or `steps`
+    of local work on each of `per_round` clients; the first `warmup` of the `rounds` are not counted.
+    """
+
+    name: str
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...]
+    num_parameters: int
+    memory_format: str
+    lr: float
+    batch_size: int
+    epochs: int | None
+    steps: int | None
+    per_round: int
+    rounds: int
+    warmup: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """A plan with its data.
+
+    `inputs`: float32 [samples, 1, height, width]; `labels`: int64 [samples]. Client i has the rows
+    `indices[offsets[i]:offsets[i + 1]]`. `selected`: int64 [rounds, per_round], the clients that rayfl draws.
+    """
+
+    plan: Plan
+    inputs: np.ndarray
+    labels: np.ndarray
+    indices: np.ndarray
+    offsets: np.ndarray
+    selected: np.ndarray
+
+    def write(self, folder: Path) -> None:
+        """Write all files into a folder."""
+        (folder / "work.json").write_text(json.dumps(asdict(self.plan)), encoding="utf-8")
+        for each in fields(self)[1:]:
+            np.save(folder / f"{each.name}.npy", getattr(self, each.name))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Work":
+        """What `write` has written; pages of the arrays are shared by all who read them."""
+        # Any: what JSON holds.
+        table: dict[str, Any] = json.loads((folder / "work.json").read_text(encoding="utf-8"))
+        plan = Plan(**{**table, "channels": tuple(table["channels"]), "hidden": tuple(table["hidden"])})
+        arrays = {each.name: np.load(folder / f"{each.name}.npy", mmap_mode="c") for each in fields(cls)[1:]}
+        return cls(plan, **arrays)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients that are registered."""
+        return len(self.offsets) - 1
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of all samples."""
+        return torch.from_numpy(self.inputs), torch.from_numpy(self.labels)
+
+    def rows(self, client: int) -> Tensor:
+        """The samples of a client, int64."""
+        return torch.from_numpy(self.indices[self.offsets[client] : self.offsets[client + 1]].astype(np.int64))
+
+    def batches(self, client: int, generator: torch.Generator | None = None) -> list[Tensor]:
+        """The rows of each step of a client's local work, shuffled anew for every epoch."""
+        plan, rows, found = self.plan, self.rows(client), list[Tensor]()
+        while len(found) < (plan.steps or self.steps(client)):
+            found += rows[torch.randperm(len(rows), generator=generator)].split(plan.batch_size)
+        return found[: plan.steps]
+
+    def steps(self, client: int) -> int:
+        """The steps of a client's local work."""
+        size = int(self.offsets[client + 1] - self.offsets[client])
+        return self.plan.steps or (self.plan.epochs or 1) * -(-size // self.plan.batch_size)
+
+    def examples(self, client: int) -> int:
+        """The samples that a client's local work sees, those of each epoch counted anew."""
+        size = int(self.offsets[client + 1] - self.offsets[client])
+        if self.plan.steps:
+            whole, rest = divmod(self.plan.steps, -(-size // self.plan.batch_size))
+            return whole * size + min(size, rest * self.plan.batch_size)
+        return (self.plan.epochs or 1) * size
+
+    def network(self) -> nn.Sequential:
+        """A new network."""
+        _, channels, *sides = self.inputs.shape
+        layers: list[nn.Module] = []
+        for width in self.plan.channels:
+            layers += [nn.Conv2d(channels, width, 5), nn.ReLU(), nn.MaxPool2d(2)]
+            channels, sides = width, [(side - 4) // 2 for side in sides]
+        widths = [channels * sides[0] * sides[1], *self.plan.hidden]
+        layers.append(nn.Flatten())
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+
+
+@dataclass
+class Tally:
+    """What a program really did, round by round: seconds, clients, and the samples and steps of their local work."""
+
+    work: Work
+    seconds: list[float] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)
+    examples: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+    def add(self, seconds: float, clients: int, examples: int, steps: int) -> None:
+        """Count a round."""
+        self.seconds.append(seconds)
+        self.clients.append(clients)
+        self.examples.append(examples)
+        self.steps.append(steps)
+
+    def report(self, version: str, num_parameters: int) -> None:
+        """Print the counted rounds' seconds and the program's version as JSON. SystemExit where its work was other."""
+        if wrong := self.differences(num_parameters):
+            sys.exit(f"not the work of {self.work.plan.name}: {', '.join(wrong)}")
+        print(json.dumps({"seconds": self.seconds[self.work.plan.warmup :], "version": version}), flush=True)
+
+    def differences(self, num_parameters: int) -> list[str]:
+        """Where the work was not the plan's, in words. Clients may be drawn by other means where all are alike."""
+        plan, rounds = self.work.plan, self.work.selected.tolist()
+        expected: Mapping[str, Sequence[int]] = {
+            "clients": [plan.per_round] * plan.rounds,
+            "examples": [sum(map(self.work.examples, clients)) for clients in rounds],
+            "steps": [sum(map(self.work.steps, clients)) for clients in rounds],
+            "parameters": [plan.num_parameters],
+        }
+        done = {
+            "clients": self.clients,
+            "examples": self.examples,
+            "steps": self.steps,
+            "parameters": [num_parameters],
+        }
+        return [
+            f"{len(done[name])} rounds with {sorted(set(done[name]))} {name}, and not {len(wanted)} with "
+            f"{sorted(set(wanted))}"
+            for name, wanted in expected.items()
+            if done[name] != list(wanted)
+        ]
+
+
+def size(network: nn.Module) -> int:
+    """The number of a network's parameters."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def train(network: nn.Module, work: Work, steps: Sequence[Tensor]) -> None:
+    """Local work as a researcher writes it: SGD on the rows of each step."""
+    inputs, labels = work.tensors
+    optimizer = torch.optim.SGD(network.parameters(), lr=work.plan.lr)
+    for rows in steps:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(inputs[rows]), labels[rows]).backward()
+        optimizer.step()
