@@ -19,10 +19,11 @@ from typing import Any
 
 import ray
 from ray._private import worker
+from ray._private.node import Node
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors import access, heap, supervisor
+from actors import access, early_processes, heap, supervisor
 from actors.client import Actor
 from actors.coordinator import Coordinator, Progress, RunSpec
 from actors.errors import ClusterError, final_error
@@ -80,6 +81,7 @@ def play_on_ray(
         if _address(experiment.runtime) and heap.overflows(setup):
             log.warning(heap.ADVICE)
         placement = place(experiment.runtime, nodes())
+        early_processes.begin(placement)
         spec = RunSpec(
             placement,
             directory.absolute(),
@@ -325,26 +327,48 @@ def _own_processes() -> dict[str, int]:
 
 
 def _init(memory_mb: int | None, limits: Mapping[str, int]) -> None:
-    ray.init(
-        address="local",
-        _node_ip_address=access.LOOPBACK,
-        include_dashboard=False,
-        object_store_memory=None if memory_mb is None else memory_mb * 10**6,
-        logging_level=logging.CRITICAL,
-        log_to_driver=False,
-        _system_config={
-            # Ray frees once a second by default, and until then every round's models lie in fresh pages of the store.
-            "free_objects_period_milliseconds": 50,
-            # Ray keeps a history of the last 100,000 calls for its dashboard, which is off: 3 to 4 kB each.
-            "task_events_report_interval_ms": 0,
-            # Ray would start workers now and let ray.init wait for all of them: for ever where one dies as it starts.
-            "prestart_worker_first_driver": False,
-            # Ray takes a worker that died as it started for one that is slow, and waits. By default it waits 60 s, and
-            # two such deaths are all of runtime.start_timeout_s.
-            "worker_register_timeout_seconds": 30,
-            **limits,
-        },
-    )
+    with _without_idle_processes():
+        ray.init(
+            address="local",
+            _node_ip_address=access.LOOPBACK,
+            include_dashboard=False,
+            object_store_memory=None if memory_mb is None else memory_mb * 10**6,
+            logging_level=logging.CRITICAL,
+            log_to_driver=False,
+            _system_config={
+                # Ray frees once a second by default, and until then every round's models lie in fresh pages of the
+                # store.
+                "free_objects_period_milliseconds": 50,
+                # Ray keeps a history of the last 100,000 calls for its dashboard, which is off: 3 to 4 kB each.
+                "task_events_report_interval_ms": 0,
+                # Ray would start workers now and let ray.init wait for all of them: for ever where one dies as it
+                # starts.
+                "prestart_worker_first_driver": False,
+                # Ray takes a worker that died as it started for one that is slow, and waits. By default it waits 60 s,
+                # and two such deaths are all of runtime.start_timeout_s.
+                "worker_register_timeout_seconds": 30,
+                **limits,
+            },
+        )
+
+
+@contextmanager
+def _without_idle_processes() -> Iterator[None]:
+    """A Ray that is started inside has neither of two Python processes that would have nothing to do.
+
+    With include_dashboard=False Ray still starts the dashboard's, to report its use, which is off, and ray.init waits
+    until it answers; the log monitor's sends workers' output to the driver, which log_to_driver=False takes from none.
+    Each of them loads Ray: a second of a core, and 70 MB.
+    """
+    skipped = ("start_api_server", "start_log_monitor")
+    before = {name: getattr(Node, name) for name in skipped}
+    for name in skipped:
+        setattr(Node, name, lambda node, **settings: None)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from actors.placement import nodes, place
 from jobs import console
 from jobs.console import Audience
 from jobs.display import Display
+from jobs.run_page import DRAWING, RunPage, draw
 from rayfl.determinism import platform
 from rayfl.experiment.description import write_description
 from rayfl.experiment.experiment import Experiment, read, split_override
@@ -49,11 +50,14 @@ def run(
     files = kept_files(experiment.as_dict())
     directory, here = (output or free_directory(experiment)).absolute(), _here(experiment)
     supervisor.report(run=str(directory))
+    page = RunPage(experiment, directory, audience)
     with _placed(experiment, setup, audience), new_run_directory(directory, overwrite):
         with writing(directory, "run it again"):
             write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
             write_origin(directory)
-        _play_and_report(experiment, setup, directory, files, here, audience, resumed=False)
+        _play(experiment, setup, files, here, audience, page, resumed=False)
+        page.begin()
+    page.finish()
     return directory
 
 
@@ -68,7 +72,7 @@ def resume(directory: Path, overrides: Sequence[str] = (), audience: Audience | 
     before = read_run(directory.absolute())
     if _lacks_its_page(before) and not any(split_override(one)[0] == ["rounds"] for one in overrides):
         (audience or Audience()).stage(DRAWING)
-        _report(before.directory)
+        draw(before.directory)
         return before.directory
     warn_of_package(before.directory)
     return go_on(before, resumable(before, overrides), audience)
@@ -95,12 +99,15 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     here = check_platform(before, experiment)
     command = f"rayfl resume {before.directory}"
     supervisor.report(run=str(before.directory))
+    page = RunPage(experiment, before.directory, audience)
     with _placed(experiment, setup, audience, command):
         if experiment.runtime.executor == "inline":
             found = platform.with_kind(before.platform, here) if before.platform else here
             with writing(before.directory, f"go on with: {command}"):
                 write_description(before.directory, files, found)
-        _play_and_report(experiment, setup, before.directory, files, here, audience, resumed=True)
+        _play(experiment, setup, files, here, audience, page, resumed=True)
+        page.begin()
+    page.finish()
     return before.directory
 
 
@@ -268,16 +275,17 @@ def check_platform(before: Run, experiment: Experiment) -> platform.Platform:
     return here
 
 
-def _play_and_report(
+def _play(
     experiment: Experiment,
     setup: Setup,
-    directory: Path,
     files: KeptFiles,
     here: platform.Platform,
     audience: Audience,
+    page: RunPage,
     resumed: bool,
 ) -> None:
-    title, every = experiment.label or experiment.name, experiment.evaluation.every
+    """Play all rounds that are left."""
+    directory, title, every = page.directory, experiment.label or experiment.name, experiment.evaluation.every
     with console.following(experiment.rounds, title, audience.show, audience.display, every) as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
@@ -285,6 +293,7 @@ def _play_and_report(
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
             show(row, means)
             audience.on_round(row, means)
+            page.load()
 
         if experiment.runtime.executor == "inline":
             with session.stoppable(show.stopping) as stopping, suppress(Stopped):
@@ -312,25 +321,12 @@ def _play_and_report(
                 on_wave=show.wave,
                 on_stop=show.stopping,
             )
-    if experiment.output.report:
-        audience.stage(DRAWING)
-        _report(directory)
-
-
-DRAWING = "drawing the page"
 
 
 def warn_of_package(directory: Path) -> None:
     """Log that what is written there will be deleted, if it will."""
     if sentence := package_folder.warning(directory):
         _LOG.warning(sentence)
-
-
-def _report(directory: Path) -> None:
-    from rayfl.report.page import report
-
-    with writing(directory, f"draw the page with: rayfl report {directory}"):
-        report([directory], directory / "report.html")
 
 
 def free_directory(experiment: Experiment) -> Path:
@@ -370,7 +366,7 @@ def run_or_resume(file: Path, overrides: Sequence[str], directory: Path, display
     else:
         if experiment.output.report and not (directory / "report.html").exists():
             audience.stage(DRAWING)
-            _report(directory)
+            draw(directory)
         print(f"{directory} is finished: nothing is left to run")
     return print_result(directory, display)
 

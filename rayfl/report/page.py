@@ -48,6 +48,13 @@ _MOST_BYTES = 2_000_000
 """Of a page. Its JavaScript takes 0.93 MB of them."""
 
 
+def load_early() -> None:
+    """Load what a page takes longest to load, so that drawing one later does not wait for it."""
+    import altair  # noqa: F401
+
+    javascript()
+
+
 def report(
     directories: Sequence[Path], output: Path, options: ReportOptions | None = None, overwrite: bool = False
 ) -> Path:

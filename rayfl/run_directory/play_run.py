@@ -55,7 +55,6 @@ def play_run(
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             recorder.round(record.row, record.clients, record.metrics)
-            tracking.round(record.row, record.means)
             last = run_state.round >= setup.rounds
             stop = not last and stopping()
             if checkpoints.due(run_state.round, last or stop):
@@ -64,6 +63,7 @@ def play_run(
                 _save(directory, run_state, executor, recorder.num_rows, setup.identity)
                 on_checkpoint(time.perf_counter() - begun)
             on_round(record)
+            tracking.round(record.row, record.means)
             if stop:
                 raise Stopped
 

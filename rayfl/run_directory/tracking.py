@@ -40,21 +40,32 @@ class Stopped(Exception):
 
 
 class Tracking:
-    """The trackers of one run. Each is left aside, with one notice, when it fails for the first time."""
+    """The trackers of one run. Each is left aside, with one notice, when it fails for the first time.
+
+    They are begun when there is something for them: their packages take a second to load, which a first round can do
+    without.
+    """
 
     def __init__(self, directory: Path, names: Collection[TrackerName]) -> None:
-        """Begin or go on in every tracker of these names. SettingsError where the directory's experiment is gone."""
-        self._directory = directory
+        """Prepare to begin or go on in every tracker of these names. SettingsError where the directory's experiment is
+        gone."""
+        self._directory, self._names = directory, tuple(names)
         self._trackers: dict[str, Tracker] = {}
         self._marks: dict[str, Mark] = {}
         if not names:
             return
         self._marks = _read_marks(directory / MARKS)
-        run, rounds = tracked_run(directory), read_table(directory, "rounds")
+        self._run, rounds = tracked_run(directory), read_table(directory, "rounds")
+        self._num_recorded = len(rounds)
         self._total_bits = sum(int(rounds[name].to_numpy().sum()) for name in ("uplink_bits", "downlink_bits"))
+
+    def _begin(self) -> None:
+        """Begin or go on in every tracker, once."""
+        names, self._names = self._names, ()
         for name in names:
-            self._tolerating(name, lambda name=name: self._open(name, run, len(rounds)))
-        self._write_marks()
+            self._tolerating(name, lambda name=name: self._open(name, self._run, self._num_recorded))
+        if names:
+            self._write_marks()
 
     def _open(self, name: str, run: TrackedRun, num_recorded: int) -> None:
         """Begin or go on in a tracker, and send it the recorded rounds that it lacks."""
@@ -76,12 +87,16 @@ class Tracking:
         found, bits = [], 0
         for table_row in read_table(self._directory, "rounds").to_pylist():
             row = RoundRow(**table_row)
+            # What came since is sent on its own.
+            if len(found) == self._num_recorded:
+                break
             bits += row.uplink_bits + row.downlink_bits
             found.append((row.round, {**values.get(row.round, {}), **_communication(row, bits)}))
         return found
 
     def round(self, row: "RoundRow", means: Mapping[str, float]) -> None:
         """Send a round to every tracker."""
+        self._begin()
         if not self._trackers:
             return
         self._total_bits += row.uplink_bits + row.downlink_bits
@@ -97,6 +112,7 @@ class Tracking:
 
     def model(self, path: Path) -> None:
         """Hand a final model to every tracker."""
+        self._begin()
         self._each(lambda tracker: tracker.model(path))
 
     def _each(self, act: Callable[[Tracker], object]) -> None:
@@ -144,6 +160,7 @@ class Tracking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._begin()
         status: Status = "failed"
         if error is None:
             status = "finished"

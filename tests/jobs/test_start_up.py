@@ -1,0 +1,208 @@
+"""What a command does not load, and what a run loads only when its first round is over."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from ray._private.node import Node
+
+from actors import early_processes, session
+from actors.placement import Placement
+from jobs import run_page
+from jobs.console import Audience
+from jobs.run_page import RunPage
+from rayfl.experiment.experiment import Experiment
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.tracking import Tracking
+from rayfl.settings import SettingsError
+from tests.jobs.commands import rayfl
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAWS = {"altair", "vl_convert", "matplotlib", "pandas", "torchvision", "tensorboard", "mlflow", "wandb", "jinja2"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("jobs.cli", {"torch", "ray", "numpy", "pyarrow", "pydantic", *DRAWS}),
+        ("rayfl.settings, jobs.bench.commands", {"torch", "ray", "numpy", "pyarrow", *DRAWS}),
+        ("jobs.catalogue, rayfl.experiment.experiment", {"ray", *DRAWS}),
+        ("jobs.single", DRAWS),
+        ("actors.client, actors.coordinator", {"torchvision", *DRAWS}),
+        ("rayfl.rounds.worker, rayfl.run_directory.play_run", {"ray", *DRAWS}),
+    ],
+)
+def test_what_is_not_needed_is_not_loaded(modules: str, absent: set[str]):
+    program = f"import sys, {modules}\nprint(*({absent!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    """A run's directory without rounds."""
+    (tmp_path / "file.toml").write_text(
+        'rounds = 1\ndata = "digits"\npartition = "iid"\nclients = {count = 2}\nmodel = "logistic"\nmethod = "fedavg"\n'
+        "output = {report = false}\n"
+    )
+    run = tmp_path / "run"
+    assert rayfl("run", tmp_path / "file.toml", "--inline", "--output", run).exit_code == 0
+    return run
+
+
+def test_trackers_begin_with_the_first_round_that_is_over(described: Path, monkeypatch: pytest.MonkeyPatch):
+    begun: list[str] = []
+
+    class Fake:
+        next_round, mark = 0, None
+
+        def __init__(self, run: object, mark: object, num_recorded: int) -> None:
+            begun.append("begin")
+
+        def round(self, round: int, values: object) -> None:
+            begun.append(f"round {round}")
+
+        def close(self, status: str) -> None:
+            begun.append(status)
+
+    monkeypatch.setattr("rayfl.run_directory.tracking.adapter", lambda name: Fake)
+    row = RoundRow(**read_row(described))
+    with Tracking(described, ("tensorboard",)) as tracking:
+        assert begun == []
+        tracking.round(row, {})
+        # The recorded round came first, and the same round is not sent twice.
+        assert begun == ["begin", "round 0"]
+    assert begun[2:] == ["finished"]
+    begun.clear()
+    # A run that has nothing left to play still sends what a tracker lacks.
+    with Tracking(described, ("tensorboard",)):
+        pass
+    assert begun == ["begin", "round 0", "finished"]
+
+
+def read_row(directory: Path) -> dict[str, object]:
+    from rayfl.run_directory.tables import read_table
+
+    return read_table(directory, "rounds").to_pylist()[0]
+
+
+def page(report: bool, executor: str, directory: Path) -> RunPage:
+    experiment = Experiment(
+        rounds=1,
+        data="digits",
+        partition="iid",
+        clients={"count": 2},
+        model="logistic",
+        method="fedavg",
+        output={"report": report},
+        runtime={"executor": executor},
+    )
+    return RunPage(experiment, directory, Audience())
+
+
+def test_a_page_is_loaded_once_and_drawn_beside_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    loaded, drawn, ended = threading.Semaphore(0), list[Path](), threading.Event()
+
+    def draw(directory: Path) -> None:
+        assert ended.wait(60)
+        drawn.append(directory)
+
+    monkeypatch.setattr("rayfl.report.page.load_early", loaded.release)
+    monkeypatch.setattr(run_page, "draw", draw)
+    one = page(True, "ray", tmp_path)
+    one.load()
+    one.load()
+    assert loaded.acquire(timeout=60) and not loaded.acquire(timeout=0.2)
+    one.begin()
+    assert drawn == []
+    # What follows goes on although the page is not there yet.
+    ended.set()
+    one.finish()
+    assert drawn == [tmp_path]
+
+
+@pytest.mark.parametrize(("report", "executor"), [(False, "ray"), (True, "inline")])
+def test_nothing_is_loaded_beside_rounds_in_this_process_or_for_no_page(
+    report: bool, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*given: object) -> None:
+        raise AssertionError("nobody asked for it")
+
+    monkeypatch.setattr("rayfl.report.page.load_early", refuse)
+    monkeypatch.setattr(RunPage, "_load", refuse)
+    drawn: list[Path] = []
+    monkeypatch.setattr(run_page, "draw", drawn.append)
+    one = page(report, executor, tmp_path)
+    one.load()
+    one.begin()
+    one.finish()
+    assert drawn == ([tmp_path] if report else [])
+
+
+def test_what_goes_wrong_with_a_page_is_raised_where_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(directory: Path) -> None:
+        raise SettingsError("the page of another run")
+
+    monkeypatch.setattr(run_page, "draw", refuse)
+    one = page(True, "inline", tmp_path)
+    one.begin()
+    with pytest.raises(SettingsError, match="the page of another run"):
+        one.finish()
+
+
+def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.MonkeyPatch):
+    skipped = {name: getattr(Node, name) for name in ("start_api_server", "start_log_monitor")}
+    found: list[object] = []
+
+    def init(**settings: object) -> None:
+        node = object.__new__(Node)
+        found.append(node.start_api_server(include_dashboard=False, raise_on_failure=False))
+        found.append(node.start_log_monitor())
+        raise RuntimeError
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(RuntimeError):
+        session._init(None, {})
+    assert found == [None, None]
+    # Also after an error Ray is what it was.
+    assert {name: getattr(Node, name) for name in skipped} == skipped
+
+
+@pytest.mark.parametrize(("num_gpus", "nodes", "expected"), [(0.0, 1, 3), (0.5, 1, 0), (0.0, 2, 0)])
+def test_processes_load_early_where_all_actors_are_on_one_node_without_gpus(
+    num_gpus: float, nodes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[object] = []
+
+    class Task:
+        def options(self, **options: object) -> "Task":
+            asked.append(options)
+            return self
+
+        def remote(self, instruction_set: str) -> None:
+            asked.append(instruction_set)
+
+    monkeypatch.setattr(early_processes, "load", Task())
+    monkeypatch.setattr("ray.nodes", lambda: [{}] * nodes)
+    early_processes.begin(Placement(3, 0.5, num_gpus, instruction_set="avx2"))
+    assert asked == [{"num_cpus": 0.5}, "avx2"] * expected
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_takes_over_a_process_that_has_loaded_torch():
+    import ray
+
+    from actors.client import ClientActor
+
+    # All cores, so that no other process is idle; the actor asks while the task still runs.
+    early_processes.load.options(num_cpus=4).remote("native")
+    actor = ClientActor.options(num_cpus=4).remote()
+    try:
+        assert ray.get(actor.__ray_call__.remote(lambda self: "torch" in __import__("sys").modules))
+    finally:
+        ray.kill(actor)
