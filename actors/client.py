@@ -43,18 +43,20 @@ class ClientActor(OwnPackages):
             hide_gpus()
 
     def join(self, setup: Sequence[ray.ObjectRef]) -> "Joined":
-        """Read the setup and prepare torch. SettingsError if there is no GPU to work on.
+        """Read the setup and prepare torch. SettingsError if there is no GPU to work on; FilesMissing if the data are
+        mapped from files that are not on this node.
 
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early.
         """
         import torch
 
+        from actors.setups import read_setup
         from rayfl.determinism.platform import describe
         from rayfl.determinism.torch_flags import fix
         from rayfl.rounds.worker import Worker
         from rayfl.settings import SettingsError
 
-        self.worker = Worker(ray.get(setup[0]))
+        self.worker = Worker(read_setup(setup[0]))
         device = self.worker.setup.device
         if device.type == "cuda":
             if not torch.cuda.is_available():

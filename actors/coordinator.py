@@ -123,6 +123,7 @@ class Coordinator(OwnPackages):
             from actors.kinds import Kinds
             from actors.metrics import RunMetrics
             from actors.pool import RayExecutor
+            from actors.setups import read_setup
             from rayfl.run_directory.play_run import Stopped
             from rayfl.run_directory.record import read_platform
 
@@ -138,7 +139,7 @@ class Coordinator(OwnPackages):
                 self._under_way,
             )
             try:
-                value = ray.get(setup[0])
+                value = read_setup(setup[0])
                 # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
                 # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory

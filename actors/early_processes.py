@@ -20,10 +20,10 @@ def load(instruction_set: InstructionSet) -> None:
 def begin(placement: Placement) -> None:
     """Have as many processes load torch as there will be actors; nobody waits for them.
 
-    Each asks for what an actor asks for, so that no actor starts in another process meanwhile. Only where all actors
-    are on one node and none has a GPU: elsewhere Ray would start these processes where no actor comes.
+    Each asks for what an actor asks for, so that no actor starts in another process meanwhile. Only in a Ray of our own
+    and without GPUs: elsewhere these processes may start where no actor comes, or wait for room that an actor needs.
     """
-    if placement.num_gpus or len(ray.nodes()) > 1:
+    if placement.num_gpus or placement.most is not None:
         return
     for _ in range(placement.num_actors):
         load.options(num_cpus=placement.num_cpus).remote(placement.instruction_set)

@@ -4,7 +4,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ class Nodes:
     def __init__(self, cluster: Cluster, num_nodes: int, num_cpus: int) -> None:
         self._cluster, self._num_cpus = cluster, num_cpus
         for _ in range(num_nodes):
-            self._add()
+            self.add()
 
     @property
     def address(self) -> str:
@@ -42,11 +42,18 @@ class Nodes:
         """Kill one of the nodes, its actors and its object store with it, and have another one join; returns 1."""
         lost = chance.choice(sorted(self._cluster.worker_nodes, key=lambda node: node.unique_id))
         self._cluster.remove_node(lost, allow_graceful=False)
-        self._add()
+        self.add()
         return 1
 
-    def _add(self) -> None:
-        _started(lambda: self._cluster.add_node(num_cpus=self._num_cpus, **NODE))
+    def add(self, labels: Mapping[str, str] | None = None) -> str:
+        """Have a node join, with these labels; returns its id."""
+        node = _started(lambda: self._cluster.add_node(num_cpus=self._num_cpus, labels=dict(labels or {}), **NODE))
+        return str(node.node_id)
+
+    def remove(self, node_id: str) -> None:
+        """Kill a node, its actors and its object store with it."""
+        (lost,) = (node for node in self._cluster.worker_nodes if node.node_id == node_id)
+        self._cluster.remove_node(lost, allow_graceful=False)
 
 
 @contextmanager

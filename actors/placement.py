@@ -1,18 +1,21 @@
-"""How many client actors run, and which cores and share of a GPU each asks Ray for.
+"""How many client actors run, which cores and share of a GPU each asks Ray for, and which nodes they may run on.
 
 Ray lets a request that no node can satisfy wait for ever, so requests are checked against every node beforehand.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import ray
 import torch
 
+from actors.labels import matches, unmatched
 from rayfl.determinism.process import InstructionSet
 from rayfl.experiment.experiment import Runtime
-from rayfl.settings import SettingsError
+from rayfl.settings import SettingsError, shown
 
 _UNIT = 10_000
 """Ray counts resources in steps of 1/10000."""
@@ -20,15 +23,17 @@ _UNIT = 10_000
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of the cluster has."""
+    """What a node of the cluster has: its address, cores, GPUs, labels, and Ray's id of it."""
 
     name: str
     cpus: float
     gpus: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
 
     def holds(self, num_cpus: float, num_gpus: float) -> int:
         """Actors of this size that fit on the node. Shares below 1 lie on one GPU."""
-        by_cpu = _steps(self.cpus) // _steps(num_cpus)
+        by_cpu = _steps(self.cpus) // _steps(num_cpus) if num_cpus else sys.maxsize
         if num_gpus == 0:
             return by_cpu
         share = _steps(num_gpus)
@@ -41,7 +46,9 @@ class Node:
 class Placement:
     """The pool of client actors: how many, what each asks for, how long all may take to start, and a call to answer.
 
-    `instruction_set` is what they compute with; `mixed` lets machines that compute differently work together.
+    `instruction_set` is what they compute with; `mixed` lets machines that compute differently work together. `labels`
+    select their nodes and `strategy` spreads them. `most`: the actors to which the pool grows where nodes join; None:
+    nodes do not come and go, and there are `num_actors`. `notices` are worth telling the user.
     """
 
     num_actors: int
@@ -51,43 +58,91 @@ class Placement:
     call_timeout_s: float | None = None
     instruction_set: InstructionSet = "native"
     mixed: bool = False
+    strategy: Literal["spread", "pack"] = "spread"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    most: int | None = None
+    notices: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def size(self) -> str:
+        """What an actor asks for, in words."""
+        labels = "".join(f", {key}={value}" for key, value in self.labels.items())
+        return f"num_cpus={self.num_cpus:g}, num_gpus={self.num_gpus:g}{labels}"
+
+    def room(self, nodes: Sequence[Node], without: Collection[str] = ()) -> dict[str, int]:
+        """The actors that each node holds, by the node's id, but for the nodes `without`; nodes without room are left
+        out."""
+        held = {
+            node.id: node.holds(self.num_cpus, self.num_gpus)
+            for node in nodes
+            if matches(self.labels, node.labels) and node.id not in without
+        }
+        return {node: count for node, count in held.items() if count}
+
+
+def packed(room: Mapping[str, int], there: Mapping[str, int]) -> str:
+    """The node for the next actor of a pool that keeps to few nodes, where each holds `room` of them and has `there`
+    of them: of those that have some the one with the least room left, else the largest. "" where none has room."""
+    left = {node: held - there.get(node, 0) for node, held in room.items() if held > there.get(node, 0)}
+    begun = [node for node in left if there.get(node)]
+    if begun:
+        return min(begun, key=lambda node: (left[node], node))
+    return max(left, key=lambda node: (left[node], node), default="")
 
 
 def nodes() -> list[Node]:
     """The living nodes of the cluster that this process belongs to."""
     return [
-        Node(node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        Node(
+            node["NodeManagerAddress"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+            node["Labels"],
+            node["NodeID"],
+        )
         for node in ray.nodes()
         if node["Alive"]
     ]
 
 
-def place(runtime: Runtime, nodes: Sequence[Node]) -> Placement:
-    """The pool that an experiment asks for. SettingsError if these nodes cannot hold it."""
-    _check_gpu(runtime, nodes)
-    wanted = runtime.actors or _default_actors(runtime, nodes)
-    num_cpus = runtime.num_cpus or _even_share(wanted, runtime.num_gpus, nodes)
-    fitting = sum(node.holds(num_cpus, runtime.num_gpus) for node in nodes)
-    if fitting < wanted:
-        raise SettingsError(
-            f"runtime.actors={wanted} with num_cpus={num_cpus:g} and num_gpus={runtime.num_gpus:g} each do not fit: "
-            f"the cluster holds {fitting} of them ({_listed(nodes)}); ask for fewer actors or for less an actor"
-        )
-    return Placement(
+def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize, joined: bool = False) -> Placement:
+    """The pool that an experiment asks for, where a round can use `most_calls` actors.
+
+    `joined`: the cluster is not this run's own, so that nodes may come and go: actors without room wait for nodes, and
+    a cluster without any worker is waited for. SettingsError if these nodes cannot hold what is asked for.
+    """
+    waits = joined and not _has_cores(nodes)
+    chosen = nodes if waits else _chosen(runtime, nodes)
+    wanted = _wanted(runtime, chosen, most_calls)
+    at_once = min(wanted, max(1, _room(runtime, chosen))) if joined else wanted
+    placement = Placement(
         num_actors=wanted,
-        num_cpus=num_cpus,
+        num_cpus=runtime.num_cpus or _default_cpus(runtime, chosen, at_once),
         num_gpus=runtime.num_gpus,
         start_timeout_s=runtime.start_timeout_s,
         call_timeout_s=runtime.call_timeout_s,
         instruction_set=runtime.instruction_set,
         mixed=runtime.mixed,
+        strategy=runtime.strategy,
+        labels=runtime.selector,
+        most=_most(runtime, most_calls) if joined else None,
     )
+    fitting = sum(node.holds(placement.num_cpus, placement.num_gpus) for node in chosen)
+    if not waits and fitting < (1 if joined else wanted):
+        if not _has_cores(chosen):
+            raise SettingsError(f"no node has cores for client actors ({_listed(chosen)}); start one that has some")
+        raise SettingsError(
+            f"runtime.actors={wanted} with num_cpus={placement.num_cpus:g} and num_gpus={runtime.num_gpus:g} each do "
+            f"not fit: the cluster holds {fitting} of them ({_listed(chosen)}); ask for fewer actors or for less an "
+            "actor"
+        )
+    return replace(placement, notices=tuple(_notices(placement, runtime, fitting, most_calls)))
 
 
 def require_room_here(runtime: Runtime) -> None:
     """SettingsError where a Ray of this machine alone could never hold the actors, known before it starts."""
     cores = os.cpu_count() or 1
-    if (runtime.actors or 0) > cores * _UNIT:
+    if isinstance(runtime.actors, int) and runtime.actors > cores * _UNIT:
         raise SettingsError(
             f"runtime.actors={runtime.actors} do not fit: this machine has {cores} cores, of which Ray gives an actor "
             f"at least {1 / _UNIT:g}; ask for fewer actors"
@@ -99,44 +154,94 @@ def require_room_here(runtime: Runtime) -> None:
         )
 
 
-def share(runtime: Runtime, nodes: Sequence[Node], parallel: int) -> Runtime:
+def share(
+    runtime: Runtime, nodes: Sequence[Node], parallel: int, most_calls: int = sys.maxsize, joined: bool = False
+) -> Runtime:
     """The runtime of each of `parallel` runs at once, such that the actors of all fit. SettingsError if they do not.
 
-    Where the experiment leaves the number of actors open, the runs together have as many as one alone would have.
+    Where the experiment leaves the number of actors open, the runs together have as many as have room; a single run
+    is left to `place`.
     """
-    _check_gpu(runtime, nodes)
-    actors = runtime.actors or max(1, _default_actors(runtime, nodes) // parallel)
+    if parallel == 1:
+        place(runtime, nodes, most_calls, joined)
+        return runtime
+    if isinstance(runtime.actors, int):
+        actors = runtime.actors
+    else:
+        room = _room(runtime, nodes if joined and not _has_cores(nodes) else _chosen(runtime, nodes))
+        actors = min(max(1, room // parallel), sys.maxsize if runtime.actors == "all" else most_calls)
     try:
-        placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes)
+        placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes, joined=joined)
     except SettingsError as error:
         raise SettingsError(f"{error} (--parallel {parallel}: {actors} actors a run)") from None
     return runtime.model_copy(update={"actors": actors, "num_cpus": placement.num_cpus})
 
 
-def _check_gpu(runtime: Runtime, nodes: Sequence[Node]) -> None:
+def _has_cores(nodes: Sequence[Node]) -> bool:
+    return any(node.cpus for node in nodes)
+
+
+def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that the labels select. SettingsError where they select none with cores, or none holds one actor."""
+    workers = [node for node in nodes if node.cpus] or nodes
+    chosen = [node for node in workers if matches(runtime.selector, node.labels)]
+    if not chosen:
+        setting = "labels" if runtime.labels else "accelerator_type"
+        asked = unmatched(runtime.selector, [node.labels for node in workers])
+        raise SettingsError(f"runtime.{setting} asks for {asked}; ask for another, or start a node that has it")
+    _check_size(runtime, chosen)
+    return chosen
+
+
+def _check_size(runtime: Runtime, nodes: Sequence[Node]) -> None:
     """SettingsError for what no node could ever give a single actor."""
     share = runtime.num_gpus
-    most = max((node.gpus for node in nodes), default=0.0)
+    most = max(node.gpus for node in nodes)
+    which = "no node that runtime.labels selects" if runtime.selector else "no node"
     if share and not most:
         raise SettingsError(
-            f"num_gpus={share:g} an actor, but no node has a GPU; set runtime.num_gpus=0 or start a node that has one"
+            f"num_gpus={share:g} an actor, but {which} has a GPU; set runtime.num_gpus=0 or start a node that has one"
         )
     if share > most:
-        raise SettingsError(f"num_gpus={share:g} an actor, but no node has more than {most:g}; ask for less")
-    most = max((node.cpus for node in nodes), default=0.0)
-    if runtime.num_cpus and runtime.num_cpus > most:
+        raise SettingsError(f"num_gpus={share:g} an actor, but {which} has more than {most:g}; ask for less")
+    most = max(node.cpus for node in nodes)
+    if runtime.num_cpus and most and runtime.num_cpus > most:
         raise SettingsError(
-            f"num_cpus={runtime.num_cpus:g} an actor, but no node has more than {most:g}; set runtime.num_cpus lower"
+            f"num_cpus={runtime.num_cpus:g} an actor, but {which} has more than {most:g}; set runtime.num_cpus lower"
         )
 
 
-def _default_actors(runtime: Runtime, nodes: Sequence[Node]) -> int:
-    """One actor a core, or as many as have room where an actor's size is given."""
-    if runtime.num_cpus:
-        return sum(node.holds(runtime.num_cpus, runtime.num_gpus) for node in nodes) or 1
-    if runtime.num_gpus:
-        return sum(min(int(node.cpus), node.holds(1 / _UNIT, runtime.num_gpus)) for node in nodes) or 1
-    return max(1, sum(int(node.cpus) for node in nodes))
+def _wanted(runtime: Runtime, nodes: Sequence[Node], most_calls: int) -> int:
+    """The actors asked for, or as many as have room: all of them, or as many as a round can use."""
+    if isinstance(runtime.actors, int):
+        return runtime.actors
+    room = max(1, _room(runtime, nodes))
+    return room if runtime.actors == "all" else min(room, most_calls)
+
+
+def _most(runtime: Runtime, most_calls: int) -> int:
+    """The actors to which a pool may grow."""
+    if isinstance(runtime.actors, int):
+        return runtime.actors
+    return sys.maxsize if runtime.actors == "all" else most_calls
+
+
+def _room(runtime: Runtime, nodes: Sequence[Node]) -> int:
+    """The actors that these nodes hold: with the cores of their threads each, or on GPUs with one core at least."""
+    if runtime.num_cpus is None and runtime.num_gpus:
+        return sum(min(int(node.cpus), node.holds(1 / _UNIT, runtime.num_gpus)) for node in nodes)
+    held = sum(node.holds(runtime.num_cpus or runtime.threads, runtime.num_gpus) for node in nodes)
+    # Where no node has a core for each thread, every node holds one actor, which gets all cores.
+    return held if held or runtime.num_cpus else sum(node.cpus > 0 for node in nodes)
+
+
+def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> float:
+    """A core for each thread where so many actors fit, or where there is no core yet; else an even share."""
+    threads = float(runtime.threads)
+    fitting = sum(node.holds(threads, runtime.num_gpus) for node in nodes)
+    if fitting >= num_actors or not _has_cores(nodes):
+        return threads
+    return _even_share(num_actors, runtime.num_gpus, nodes)
 
 
 def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> float:
@@ -151,6 +256,28 @@ def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> floa
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low / _UNIT
+
+
+def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: int) -> list[str]:
+    """What the user should know of a pool, `fitting` actors of which have room now."""
+    found, wanted = [], placement.num_actors
+    if wanted > most_calls:
+        found.append(
+            f"runtime.actors={shown(runtime.actors)}: a round has work for {most_calls} at once, so "
+            f"{wanted - most_calls} of {wanted} actors idle while clients train"
+        )
+    if placement.most is not None and not fitting:
+        found.append(
+            f"the cluster has no node for client actors yet; waiting for one, at most runtime.start_timeout_s="
+            f"{runtime.start_timeout_s:g}: {wanted} actors with {placement.size} each are asked for, which an "
+            "autoscaler sees"
+        )
+    elif fitting < wanted:
+        found.append(
+            f"the cluster has room for {fitting} of {wanted} client actors ({placement.size} each); the others start "
+            "when nodes join"
+        )
+    return found
 
 
 def _steps(amount: float) -> int:

@@ -30,6 +30,7 @@ from actors.errors import ClusterError, final_error
 from actors.losses import Loss, Setbacks, decide
 from actors.placement import Placement, nodes, place, require_room_here, share
 from actors.pool import RayExecutor
+from actors.setups import put_setup
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.input_files import KeptFiles
@@ -80,7 +81,9 @@ def play_on_ray(
     with session(experiment.runtime, setup):
         if _address(experiment.runtime) and heap.overflows(setup):
             log.warning(heap.ADVICE)
-        placement = place(experiment.runtime, nodes())
+        placement = placed(experiment.runtime, setup)
+        for sentence in placement.notices:
+            log.warning(sentence)
         early_processes.begin(placement)
         spec = RunSpec(
             placement,
@@ -93,7 +96,7 @@ def play_on_ray(
             experiment.output.track,
             environment(experiment.output.track),
         )
-        reference = ray.put(setup)
+        reference = put_setup(setup)
         setbacks, reached, asked = Setbacks(), -1, False
         coordinator: Actor | None = None
 
@@ -188,10 +191,10 @@ def follow(
 
 
 @contextmanager
-def executor(setup: Setup, runtime: Runtime) -> Iterator[RayExecutor]:
+def executor(setup: Setup, runtime: Runtime, kind: type[RayExecutor] = RayExecutor) -> Iterator[RayExecutor]:
     """Client actors for this process's own use, without a coordinator (benchmarks, tests)."""
     with session(runtime, setup):
-        pool = RayExecutor(ray.put(setup), place(runtime, nodes()))
+        pool = kind(put_setup(setup), placed(runtime, setup))
         try:
             yield pool
         finally:
@@ -259,9 +262,15 @@ def address() -> str:
     return ray.get_runtime_context().gcs_address
 
 
-def shared(runtime: Runtime, parallel: int) -> Runtime:
-    """The runtime of each of `parallel` runs at once in this session. SettingsError if the cluster cannot hold them."""
-    return share(runtime, nodes(), parallel)
+def placed(runtime: Runtime, setup: Setup) -> Placement:
+    """The client actors of a run in this session. SettingsError if the cluster cannot hold them."""
+    return place(runtime, nodes(), setup.most_calls, joined=_address(runtime) is not None)
+
+
+def shared(runtime: Runtime, parallel: int, most_calls: int) -> Runtime:
+    """The runtime of each of `parallel` runs at once in this session, of which each can use `most_calls` actors.
+    SettingsError if the cluster cannot hold them."""
+    return share(runtime, nodes(), parallel, most_calls, joined=_address(runtime) is not None)
 
 
 def _join(address: str) -> None:
@@ -361,8 +370,9 @@ def _without_idle_processes() -> Iterator[None]:
     Each of them loads Ray: a second of a core, and 70 MB.
     """
     skipped = ("start_api_server", "start_log_monitor")
-    before = {name: getattr(Node, name) for name in skipped}
-    for name in skipped:
+    # They are Ray's own affair, so that another version may lack them.
+    before = {name: getattr(Node, name) for name in skipped if hasattr(Node, name)}
+    for name in before:
         setattr(Node, name, lambda node, **settings: None)
     try:
         yield

@@ -33,7 +33,7 @@ def main() -> None:
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
-@click.option("--actors", type=int, help="Number of client actors; changes the time and nothing else.")
+@click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
 @click.option("--output", type=ABSOLUTE, help="Run directory; by default the next free runs/NAME.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Go on with the run in --output if there is one.")
@@ -42,7 +42,7 @@ def run(
     file: Path,
     overrides: Sequence[str],
     rounds: int | None,
-    actors: int | None,
+    actors: str | None,
     output: Path | None,
     overwrite: bool,
     resumed: bool,
@@ -84,9 +84,9 @@ def run(
 @click.argument("directory", type=ABSOLUTE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds in all, to go on with a run that is finished.")
-@click.option("--actors", type=int, help="Number of client actors; changes the time and nothing else.")
+@click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
 @click.option("--inline", is_flag=True, help="Go on in this process, without Ray.")
-def resume(directory: Path, overrides: Sequence[str], rounds: int | None, actors: int | None, inline: bool) -> None:
+def resume(directory: Path, overrides: Sequence[str], rounds: int | None, actors: str | None, inline: bool) -> None:
     """Go on with the run in DIRECTORY where it was cut: the same numbers as without the cut.
 
     KEY=VALUE may change what does not change the numbers, such as runtime.address. With runtime.mixed=true the run
@@ -104,7 +104,7 @@ def resume(directory: Path, overrides: Sequence[str], rounds: int | None, actors
             sys.exit(INTERRUPTED)
 
 
-def _settings(rounds: int | None, actors: int | None, inline: bool) -> list[str]:
+def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
     """The options that stand for settings, as overrides."""
     found = [f"rounds={rounds}"] * (rounds is not None)
     found += [f"runtime.actors={actors}"] * (actors is not None)
@@ -117,7 +117,7 @@ def _settings(rounds: int | None, actors: int | None, inline: bool) -> list[str]
 @click.option("--dir", "directory", type=ABSOLUTE, help="Sweep directory; what finished there is not run again.")
 @click.option("--parallel", type=int, default=1, metavar="N", help="Runs at once; they share the machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
-@click.option("--actors", type=int, help="Number of client actors of each run.")
+@click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
 @click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
 @click.option("--overwrite", is_flag=True, help="Run again what has finished in --dir.")
@@ -128,7 +128,7 @@ def sweep(
     directory: Path | None,
     parallel: int,
     rounds: int | None,
-    actors: int | None,
+    actors: str | None,
     target: float | None,
     best_over: Sequence[str],
     overwrite: bool,

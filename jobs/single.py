@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from actors import package_folder, session, supervisor
-from actors.placement import nodes, place
 from jobs import console
 from jobs.console import Audience
 from jobs.display import Display
@@ -133,7 +132,7 @@ def _placed(experiment: Experiment, setup: Setup, audience: Audience, resume: st
         return
     audience.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
     with session.session(experiment.runtime, setup, resume):
-        place(experiment.runtime, nodes())
+        session.placed(experiment.runtime, setup)
         yield
 
 

@@ -123,10 +123,12 @@ def run_all(
     warn_of_package(directory)
     combinations = [_grouped(one, directory.name) for one in combinations]
     audience.stage(f"checking {len(combinations)} experiments")
-    waiting, outcomes = _validated(combinations, directory, parallel, overwrite)
+    waiting, outcomes, most_calls = _validated(combinations, directory, parallel, overwrite)
     if waiting:
         with _session([one.experiment for one in waiting], audience) as on_ray:
-            outcomes += _run_waiting(waiting, directory, min(parallel, len(waiting)), on_ray, overwrite, audience)
+            parallel = min(parallel, len(waiting))
+            waiting = [_sharing(one, parallel, most_calls[one.directory]) for one in waiting]
+            outcomes += _run_waiting(waiting, directory, parallel, on_ray, overwrite, audience)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     finished = [outcome.directory for outcome in outcomes if outcome.status in ("finished", "skipped")]
@@ -154,18 +156,20 @@ def _page(finished: Sequence[Path], directory: Path, options: ReportOptions, ove
 
 def _validated(
     combinations: Sequence[Combination], directory: Path, parallel: int, overwrite: bool
-) -> tuple[list[Combination], list[Outcome]]:
-    """The combinations to run, and the outcomes of those that finished before."""
+) -> tuple[list[Combination], list[Outcome], dict[str, int]]:
+    """The combinations to run, the outcomes of those that finished before, and how many actors each can use, by its
+    directory."""
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise SettingsError(f"{directory} is no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
     require_settings([one.experiment.as_dict() for one in combinations], combinations[0].experiment.report.best_over)
-    waiting, skipped = [], []
+    waiting, skipped, most_calls = [], [], {}
     for one in combinations:
         try:
             # Also compressors that cannot carry this model: they say so as they make their memory.
             setup = prepare(one.experiment)
             setup.uplink.init(setup.initial)
+            most_calls[one.directory] = setup.most_calls
             place = directory / one.directory
             found = None if overwrite else earlier_run(place, one.experiment)
             if found is None:
@@ -177,7 +181,7 @@ def _validated(
             skipped.append(Outcome(one, directory / one.directory, "skipped"))
         else:
             waiting.append(one)
-    return waiting, skipped
+    return waiting, skipped, most_calls
 
 
 def _require_names(experiment: Experiment, found: Run | None, parallel: int) -> None:
@@ -216,22 +220,23 @@ def _run_waiting(
     overwrite: bool,
     audience: Audience,
 ) -> list[Outcome]:
-    experiments = {one.directory: _sharing(one, parallel) for one in waiting}
     overall = Overall(audience.display, len(waiting))
     if parallel == 1:
         return list(_one_by_one(waiting, directory, overwrite, audience, overall))
     address = session.address() if on_ray else None
-    return _Processes(directory, experiments, address, overwrite, overall).run(waiting, parallel)
+    return _Processes(directory, address, overwrite, overall).run(waiting, parallel)
 
 
-def _sharing(one: Combination, parallel: int) -> Experiment:
-    """The experiment with its share of the cluster. SettingsError if that is too small for its actors."""
-    if one.experiment.runtime.executor == "inline":
-        return one.experiment
+def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
+    """The combination with its share of the cluster. SettingsError if that is too small for its actors."""
+    runtime = one.experiment.runtime
+    if runtime.executor == "inline":
+        return one
     try:
-        return one.experiment.model_copy(update={"runtime": session.shared(one.experiment.runtime, parallel)})
+        runtime = session.shared(runtime, parallel, most_calls)
     except ValueError as error:
         raise SettingsError(f"{one.title}: {error}") from None
+    return replace(one, experiment=one.experiment.model_copy(update={"runtime": runtime}))
 
 
 def _one_by_one(
@@ -278,7 +283,6 @@ class _Processes:
     """Runs combinations in processes of their own, which join the Ray at `address`."""
 
     directory: Path
-    experiments: dict[str, Experiment]
     address: str | None
     overwrite: bool
     overall: Overall
@@ -321,7 +325,7 @@ class _Processes:
         """One run, from its start to its end; None if it was not begun."""
         directory = self.directory / one.directory
         try:
-            command = self._command(directory, self.experiments[one.directory], file)
+            command = self._command(directory, one.experiment, file)
         except (ValueError, OSError) as error:
             return Outcome(one, directory, "failed", str(error))
         with tempfile.TemporaryFile("w+") as errors:

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from collections import abc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -222,6 +223,8 @@ def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False)
     if get_origin(annotation) is tuple:
         length = "" if Ellipsis in arguments else f"{len(arguments)} "
         return f"a list of {length}{describe(arguments[0], several=True)}"
+    if get_origin(annotation) is abc.Mapping:
+        return f"a table of {describe(arguments[1], several=True)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         keys = list(annotation.model_fields)
         return f"a table with {listed(keys, 'and')}" if 0 < len(keys) < 5 else "a table"

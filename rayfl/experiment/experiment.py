@@ -112,15 +112,36 @@ class Splits(Settings):
 LEAST_SHARE = 0.0001
 """The least of a resource that Ray can count."""
 
+LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+"""A value of a node's label, or its key less a prefix, as Kubernetes writes them."""
+LABEL_KEY = rf"({LABEL}/)?{LABEL}"
+LABEL_SELECTOR = rf"!?({LABEL}|in\({LABEL}(, ?{LABEL})*\))"
+ACCELERATOR_KEY, NODE_KEY = "ray.io/accelerator-type", "ray.io/node-id"
+"""Labels that Ray gives to nodes by itself."""
+
 
 class Runtime(Settings):
     """The `[runtime]` table: where and how a run executes. threads, instruction_set, engine, stack_width and
     device decide its bits."""
 
     executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
-    actors: int | None = Field(default=None, ge=1, description="client actors; by default one a core")
-    num_cpus: float | None = Field(default=None, gt=0, description="cores an actor asks Ray for; default: cores/actors")
+    actors: Annotated[int, Field(ge=1)] | Literal["all"] | None = Field(
+        default=None,
+        description="client actors; all: as many as have room; default: those, but no more than a round can use",
+    )
+    num_cpus: float | None = Field(
+        default=None, gt=0, description="cores an actor asks Ray for; default: its threads, or an even share of all"
+    )
     num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU an actor asks Ray for, e.g. 0.25")
+    strategy: Literal["spread", "pack"] = Field(
+        default="spread", description="spread: actors on as many nodes as there are; pack: on as few as have room"
+    )
+    labels: Mapping[str, str] | None = Field(
+        default=None, description="labels of the nodes that actors may run on, as Ray's label selectors have them"
+    )
+    accelerator_type: str | None = Field(
+        default=None, description="accelerator of the nodes that actors may run on, e.g. A100"
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="torch threads an actor")
     instruction_set: InstructionSet = Field(
         default="native", description="native: what the processor has; avx2: slower, the same whatever it has"
@@ -149,6 +170,28 @@ class Runtime(Settings):
         if 0 < share < LEAST_SHARE:
             raise ValueError(f"num_gpus={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}")
         return self
+
+    @model_validator(mode="after")
+    def _labels_select(self) -> "Runtime":
+        for key, value in (self.labels or {}).items():
+            if not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value):
+                raise ValueError(
+                    f"labels has {shown(key)} = {shown(value)}, which selects no nodes; give a label's key, and its "
+                    "value as 'spot', '!spot', 'in(a, b)' or '!in(a, b)'"
+                )
+            if key == NODE_KEY:
+                raise ValueError(f"labels has {key}, which every start of a node makes anew; choose by another label")
+        if self.accelerator_type is not None and not re.fullmatch(LABEL, self.accelerator_type):
+            raise ValueError(f"accelerator_type={shown(self.accelerator_type)} is no name that Ray has for one")
+        if self.accelerator_type is not None and ACCELERATOR_KEY in (self.labels or {}):
+            raise ValueError(f"accelerator_type is the label {ACCELERATOR_KEY}, which labels has too; give one of them")
+        return self
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels of the nodes that actors may run on, `accelerator_type` among them."""
+        kind = {} if self.accelerator_type is None else {ACCELERATOR_KEY: self.accelerator_type}
+        return {**(self.labels or {}), **kind}
 
     @property
     def device_name(self) -> str:

@@ -15,6 +15,9 @@ _ONLY_TIME = (
     "actors",
     "num_cpus",
     "num_gpus",
+    "strategy",
+    "labels",
+    "accelerator_type",
     "mixed",
     "address",
     "object_store_memory_mb",
@@ -28,8 +31,8 @@ says so."""
 def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     """All that decides a run's numbers but for its seed, as dotted keys."""
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
-    only_time = {f"runtime.{key}" for key in _ONLY_TIME}
-    return {key: value for key, value in dotted(kept).items() if key not in only_time}
+    only_time = [f"runtime.{key}" for key in _ONLY_TIME]
+    return {key: value for key, value in dotted(kept).items() if not any(lies_in(key, one) for one in only_time)}
 
 
 def digest(experiment: Mapping[str, object], *follows_rounds: object) -> str:

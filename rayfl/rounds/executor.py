@@ -52,7 +52,10 @@ def num_clients(jobs: Sequence[Job]) -> int:
 class Executor(Protocol):
     """Runs jobs. Results come in the order of the jobs, whoever did them and in whatever order they were ready."""
 
-    num_workers: int
+    @property
+    def num_workers(self) -> int:
+        """Workers that take jobs now."""
+        ...
 
     def put(self, value: Any) -> Ref:
         """Make `value` readable by every worker, once."""

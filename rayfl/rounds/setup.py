@@ -162,6 +162,14 @@ class Setup:
         """Clients that are trained together: a stack under vmap, one in the loop."""
         return self.stack_width if self.engine is engines.run_vmap else 1
 
+    @property
+    def most_calls(self) -> int:
+        """Actors that a round can use at most: clients that train at once, or stacks of them. Without a server, or
+        where the method says so, all clients train."""
+        everyone = self.is_peer or self.plan(0).trainers == "all"
+        clients = self.num_clients if everyone else self.population.settings.num_selected
+        return -(-clients // self.work_width)
+
     def first_state(self, client: int) -> State:
         """What a client remembers before its first round."""
         draws = seeding.FirstDraws(self.seed, client)

@@ -14,6 +14,7 @@ from actors import losses, pool, session
 from actors.coordinator import Progress
 from actors.errors import ClusterError
 from actors.losses import TRIES, Cause
+from actors.pending import Call
 from actors.placement import Placement
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
@@ -135,8 +136,8 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     setup = prepare(experiment())
     with session.executor(setup, Runtime(actors=1)) as executor:
         monkeypatch.setattr(executor, "_start", lambda: None)
-        call = pool.Call(0, executor._idle.pop(), [], 0.0)
-        pending = pool.PendingCalls("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
+        call = Call(0, executor._idle.pop(), [], 0.0)
+        pending = executor._pending("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
         for times in range(1, 5):
             for cause in CAUSES:
                 executor._lose(pending, call, "a reason", cause)

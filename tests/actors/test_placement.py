@@ -1,5 +1,7 @@
 """Placement: pure arithmetic over the nodes of a cluster."""
 
+import sys
+
 import pytest
 import ray
 
@@ -9,6 +11,13 @@ from rayfl.settings import SettingsError
 
 LAPTOP = [Node("a", 2.0, 0.0)]
 PAIR = [Node("a", 8.0, 2.0), Node("b", 4.0, 0.0)]
+BIG = [Node("a", 64.0, 0.0)]
+HEAD = [Node("head", 0.0, 0.0)]
+ZONES = [
+    *HEAD,
+    Node("a", 4.0, 0.0, {"zone": "west", "ray.io/market-type": "spot"}),
+    Node("b", 2.0, 1.0, {"zone": "east", "ray.io/accelerator-type": "T4"}),
+]
 
 
 @pytest.mark.parametrize(
@@ -33,21 +42,94 @@ def test_how_many_actors_a_node_holds(node: Node, num_cpus: float, num_gpus: flo
     ("runtime", "cluster", "expected"),
     [
         ({}, LAPTOP, (2, 1.0, 0.0)),
-        ({"actors": 1}, LAPTOP, (1, 2.0, 0.0)),
+        ({"actors": "all"}, LAPTOP, (2, 1.0, 0.0)),
+        # The rest of the cores stays for others.
+        ({"actors": 1}, LAPTOP, (1, 1.0, 0.0)),
+        ({"threads": 2}, LAPTOP, (1, 2.0, 0.0)),
+        # Where the cores do not do, all get an even share.
         ({"actors": 3}, LAPTOP, (3, 0.6666, 0.0)),
         ({"actors": 20}, LAPTOP, (20, 0.1, 0.0)),
+        ({"actors": 2, "threads": 2}, LAPTOP, (2, 1.0, 0.0)),
+        ({"threads": 4}, LAPTOP, (1, 2.0, 0.0)),
         ({}, PAIR, (12, 1.0, 0.0)),
+        ({"threads": 3}, PAIR, (3, 3.0, 0.0)),
+        ({"actors": 5}, PAIR, (5, 1.0, 0.0)),
         # 12 cores for 5 actors are 2.4 each, of which a holds 3 and b 1; with 2 cores a holds 4 and b 2.
-        ({"actors": 5}, PAIR, (5, 2.0, 0.0)),
+        ({"actors": 5, "threads": 4}, PAIR, (5, 2.0, 0.0)),
         ({"num_cpus": 3.0}, PAIR, (3, 3.0, 0.0)),
+        ({"actors": 1}, BIG, (1, 1.0, 0.0)),
         # 2 GPUs hold 8 quarters, all on a, with its 8 cores.
         ({"num_gpus": 0.25}, PAIR, (8, 1.0, 0.25)),
-        ({"num_gpus": 1.0}, PAIR, (2, 4.0, 1.0)),
-        ({"num_gpus": 0.5, "actors": 3}, PAIR, (3, 2.6666, 0.5)),
+        ({"num_gpus": 1.0}, PAIR, (2, 1.0, 1.0)),
+        ({"num_gpus": 0.5, "threads": 4}, PAIR, (4, 2.0, 0.5)),
+        ({"num_gpus": 0.5, "actors": 3}, PAIR, (3, 1.0, 0.5)),
     ],
 )
 def test_defaults_fill_the_cluster(runtime: dict, cluster: list[Node], expected: tuple[int, float, float]) -> None:
     assert place(Runtime(**runtime), cluster) == Placement(*expected)
+
+
+@pytest.mark.parametrize(
+    ("actors", "expected", "notice"),
+    [
+        (None, 10, None),
+        (10, 10, None),
+        ("all", 64, "runtime.actors='all': a round has work for 10 at once, so 54 of 64 actors idle while clients"),
+        (12, 12, "runtime.actors=12: a round has work for 10 at once, so 2 of 12 actors idle while clients train"),
+    ],
+)
+def test_there_are_as_many_actors_as_a_round_can_use(actors, expected: int, notice: str | None) -> None:
+    placement = place(Runtime(actors=actors), BIG, most_calls=10)
+    assert (placement.num_actors, placement.num_cpus) == (expected, 1.0)
+    assert [sentence.startswith(notice or "?") for sentence in placement.notices] == [True] * (notice is not None)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "expected"),
+    [
+        ({"labels": {"zone": "west"}}, 4),
+        ({"labels": {"zone": "!west"}}, 2),
+        # A node without a label has none of its values.
+        ({"labels": {"ray.io/market-type": "!spot"}}, 2),
+        ({"labels": {"zone": "in(west, east)"}}, 6),
+        ({"labels": {"zone": "in(west,east)", "ray.io/market-type": "!in(spot,other)"}}, 2),
+        ({"accelerator_type": "T4"}, 2),
+        ({"accelerator_type": "T4", "num_gpus": 0.5, "labels": {"zone": "east"}}, 2),
+    ],
+)
+def test_labels_choose_nodes(runtime: dict, expected: int) -> None:
+    placement = place(Runtime(**runtime), ZONES)
+    assert placement.num_actors == expected
+    assert sum(placement.room([Node(n.name, n.cpus, n.gpus, n.labels, n.name) for n in ZONES]).values()) == expected
+
+
+def test_the_room_of_a_cluster_is_that_of_its_nodes() -> None:
+    cluster = [Node("a", 4.0, 0.0, {"zone": "west"}, "1"), Node("b", 2.0, 0.0, {}, "2"), Node("c", 0.5, 0.0, {}, "3")]
+    assert Placement(1, 1.0, 0.0).room(cluster) == {"1": 4, "2": 2}
+    assert Placement(1, 1.0, 0.0).room(cluster, without={"1"}) == {"2": 2}
+    assert Placement(1, 1.0, 0.0, labels={"zone": "!west"}).room(cluster) == {"2": 2}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cluster", "expected", "most", "notice"),
+    [
+        # A number is asked for at once; the others are as many as have room now, and grow.
+        ({"actors": 20}, PAIR, (20, 1.0), 20, "the cluster has room for 12 of 20 client actors (num_cpus=1, num_gpus"),
+        ({"actors": 20, "threads": 4}, PAIR, (20, 4.0), 20, "the cluster has room for 3 of 20 client actors"),
+        ({"actors": 4}, PAIR, (4, 1.0), 4, ""),
+        ({}, PAIR, (10, 1.0), 10, ""),
+        ({"actors": "all", "num_gpus": 0.25}, PAIR, (8, 1.0), sys.maxsize, ""),
+        # The GPUs are what decides, and the cores are shared.
+        ({"actors": 30, "num_gpus": 0.5, "threads": 4}, PAIR, (30, 2.0), 30, "the cluster has room for 4 of 30"),
+        ({}, HEAD, (1, 1.0), 10, "the cluster has no node for client actors yet; waiting for one, at most"),
+        ({"actors": 5, "threads": 2}, HEAD, (5, 2.0), 5, "the cluster has no node for client actors yet; waiting"),
+        ({"num_gpus": 4, "labels": {"zone": "west"}}, HEAD, (1, 1.0), 10, "zone=west each are asked for, which an"),
+    ],
+)
+def test_a_joined_cluster_may_grow(runtime, cluster, expected, most: int, notice: str) -> None:
+    placement = place(Runtime(**runtime), cluster, most_calls=10, joined=True)
+    assert (placement.num_actors, placement.num_cpus, placement.most) == (*expected, most)
+    assert any(notice in sentence for sentence in placement.notices) if notice else not placement.notices
 
 
 @pytest.mark.parametrize(
@@ -59,7 +141,26 @@ def test_defaults_fill_the_cluster(runtime: dict, cluster: list[Node], expected:
         ({"num_cpus": 1, "actors": 3}, LAPTOP, "the cluster holds 2 of them (a: 2 cores, 0 GPUs)"),
         ({"num_gpus": 0.25, "actors": 9}, PAIR, "the cluster holds 8 of them"),
         ({"actors": 10**9}, PAIR, "runtime.actors=1000000000 with num_cpus=0.0001"),
-        ({}, [Node("a", 0.0, 0.0)], "the cluster holds 0 of them"),
+        ({}, HEAD, "no node has cores for client actors (head: 0 cores, 0 GPUs); start one that has some"),
+        ({"num_gpus": 2}, ZONES, "num_gpus=2 an actor, but no node has more than 1; ask for less"),
+        ({"num_gpus": 1, "labels": {"zone": "west"}}, ZONES, "but no node that runtime.labels selects has a GPU; set"),
+        (
+            {"labels": {"zone": "north"}},
+            ZONES,
+            "runtime.labels asks for zone='north', and no node has that; nodes have zone=east, zone=west; ask for",
+        ),
+        (
+            {"labels": {"rack": "7"}},
+            ZONES,
+            "rack='7', and no node has that label; labels of nodes are: ray.io/accelerator-type, ray.io/market-type, z",
+        ),
+        (
+            {"labels": {"zone": "east", "ray.io/market-type": "spot"}},
+            ZONES,
+            "zone='east', ray.io/market-type='spot', and no node has that together; nodes have ray.io/market-type=spot",
+        ),
+        ({"labels": {"zone": "a"}}, LAPTOP, "zone='a', and no node has that label; labels of nodes are: none; ask for"),
+        ({"accelerator_type": "H100"}, ZONES, "runtime.accelerator_type asks for ray.io/accelerator-type='H100', and"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: list[Node], sentence: str) -> None:
@@ -71,7 +172,8 @@ def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: li
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_nodes_of_a_running_cluster() -> None:
-    assert nodes() == [Node(ray.util.get_node_ip_address(), 4.0, 1.0)]
+    (node,) = nodes()
+    assert node == Node(ray.util.get_node_ip_address(), 4.0, 1.0, node.labels, node.labels["ray.io/node-id"])
     with pytest.raises(SettingsError, match="holds 4 of them"):
         place(Runtime(actors=5, num_gpus=0.25), nodes())
 
@@ -82,19 +184,29 @@ def test_the_nodes_of_a_running_cluster() -> None:
         # Two cores for two runs: an actor of one core each; for three: an actor each, of which three fit.
         ({}, LAPTOP, 2, (1, 1.0)),
         ({}, LAPTOP, 3, (1, 0.6666)),
-        ({}, LAPTOP, 1, (2, 1.0)),
         ({"actors": 4}, LAPTOP, 2, (4, 0.25)),
+        # 64 actors have room, and each of the two runs can use 20.
+        ({}, BIG, 2, (20, 1.0)),
+        ({"actors": "all"}, BIG, 2, (32, 1.0)),
         ({}, PAIR, 3, (4, 1.0)),
         # Shares of 0.25 of two GPUs are eight actors, and two runs have four each.
         ({"num_gpus": 0.25}, PAIR, 2, (4, 1.0)),
     ],
 )
 def test_runs_at_once_share_the_cluster(runtime, cluster, parallel, expected) -> None:
-    shared = share(Runtime(**runtime), cluster, parallel)
+    shared = share(Runtime(**runtime), cluster, parallel, most_calls=20)
     assert (shared.actors, pytest.approx(shared.num_cpus)) == expected
     # What all runs ask for together fits.
     together = shared.model_copy(update={"actors": expected[0] * parallel})
     assert place(together, cluster).num_actors == expected[0] * parallel
+
+
+def test_a_run_by_itself_keeps_what_it_asks_for() -> None:
+    assert share(Runtime(), LAPTOP, 1) == Runtime()
+    with pytest.raises(SettingsError, match="no node has cores"):
+        share(Runtime(), HEAD, 1)
+    # Two runs on a cluster that has no workers yet ask for one actor each.
+    assert share(Runtime(), HEAD, 2, joined=True).actors == 1
 
 
 def test_runs_that_do_not_fit_beside_each_other_are_refused() -> None:

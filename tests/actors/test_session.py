@@ -48,7 +48,7 @@ def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path
     expected: list[tuple[int, Mapping[str, float]]] = []
     play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda r: expected.append((r.row.round, r.means)))
     assert finished and rows == expected
-    assert starts == [Placement(1, 4.0, 0.0)]
+    assert starts == [Placement(1, 1.0, 0.0)]
     assert_same_run(tmp_path / "ray", tmp_path / "inline")
 
 

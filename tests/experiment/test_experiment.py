@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from rayfl.choices import Choice, named
 from rayfl.experiment.experiment import Experiment, read, to_toml
+from rayfl.experiment.identity import determining_settings
 from rayfl.methods.base import Method
 from rayfl.settings import KINDS, Settings, SettingsError, describe
 
@@ -48,7 +49,13 @@ EXPERIMENTS: list[dict[str, Any]] = [
         "data": {"name": "synthetic", "shape": [1, 16, 16], "samples_per_group": 10},
         "partition": {"name": "natural"},
         "topology": {"name": "erdos-renyi", "p": 0.25},
-        "runtime": {"executor": "inline", "stack_width": 2, "device": "cpu"},
+        "runtime": {
+            "executor": "inline",
+            "stack_width": 2,
+            "device": "cpu",
+            "actors": "all",
+            "labels": {"ray.io/market-type": "!in(spot, other)", "zone": "west"},
+        },
         "splits": {"validation_ratio": 0.2},
         "evaluation": {"every": 0, "own": False},
         "output": {"directory": 'C:\\runs "x"'},
@@ -72,6 +79,14 @@ def test_python_objects_and_tables_are_the_same():
     parts = {name: getattr(short, name) for name in type(short).model_fields}
     assert Experiment(**parts) == short
     assert experiment_of({"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": "fedpse"}) == short
+
+
+@pytest.mark.parametrize(
+    "runtime", [{"labels": {"zone": "west"}}, {"accelerator_type": "A100"}, {"strategy": "pack"}, {"actors": "all"}]
+)
+def test_where_actors_run_decides_no_number(runtime: dict[str, Any]):
+    plain, placed = (determining_settings(experiment_of(given).as_dict()) for given in ({}, {"runtime": runtime}))
+    assert plain == placed
 
 
 def every_kind() -> list[type[BaseModel]]:

@@ -29,6 +29,29 @@ UNION = (
         ({"clients": {"num_clients": 5}}, "unknown key 'clients.num_clients': did you mean 'count'?"),
         ({"num_clients": 5}, "unknown key 'num_clients': did you mean 'clients.count'?"),
         ({"lr": 0.1}, "unknown key 'lr': did you mean 'method.lr'?"),
+        (
+            {"runtime": {"actors": "most"}},
+            "runtime.actors='most' is not allowed; it must be a whole number of at least 1 or 'all', or be left out",
+        ),
+        ({"runtime": {"labels": {"zone": 3}}},
+         "runtime.labels={'zone': 3} is not allowed; it must be a table of texts, or be left out"),
+        (
+            {"runtime": {"labels": {"zone": "a,b"}}},
+            "runtime.labels has 'zone' = 'a,b', which selects no nodes; give a label's key, and its value as 'spot', "
+            "'!spot', 'in(a, b)' or '!in(a, b)'",
+        ),
+        (
+            {"runtime": {"labels": {"ray.io/node-id": "0a"}}},
+            "runtime.labels has ray.io/node-id, which every start of a node makes anew; choose by another label",
+        ),
+        (
+            {"runtime": {"accelerator_type": "A 100"}},
+            "runtime.accelerator_type='A 100' is no name that Ray has for one",
+        ),
+        (
+            {"runtime": {"accelerator_type": "A100", "labels": {"ray.io/accelerator-type": "T4"}}},
+            "runtime.accelerator_type is the label ray.io/accelerator-type, which labels has too; give one of them",
+        ),
         ({"runtime": {"seed": 3}}, "unknown key 'runtime.seed': did you mean 'seed'"),
         ({"learning_rat": 0.1}, "unknown key 'learning_rat': known are: "),
         ({"method": {"name": "fedavg", "keep_ratio": 0.1, "lr": 0.1}},

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rayfl.data.datasets import Samples
+from rayfl.data.mapped import mapped
 from rayfl.limits.regular_files import expanded
 
 FORMAT = 1
@@ -66,12 +67,7 @@ def _save(folder: Path, splits: Splits) -> bool:
 def _load(folder: Path, split: str) -> Samples:
     groups = folder / f"{split}-groups.npy"
     return Samples(
-        inputs=_mapped(folder / f"{split}-inputs.npy"),
-        labels=_mapped(folder / f"{split}-labels.npy"),
-        groups=_mapped(groups) if groups.exists() else None,
+        inputs=mapped(folder / f"{split}-inputs.npy"),
+        labels=mapped(folder / f"{split}-labels.npy"),
+        groups=mapped(groups) if groups.exists() else None,
     )
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """Map a file as a plain array, since pickle cannot share a memmap's buffer."""
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -1,0 +1,77 @@
+"""Calls of client actors: those under way, and what is left of the jobs of one wave."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ray import ObjectRef
+
+from actors.client import Actor
+from actors.locality import Inputs, WaitingJobs
+from actors.losses import Cause
+from actors.sentences import describe_call
+from rayfl.rounds.executor import Job, JobResult, Ref, Wave, num_clients
+
+
+@dataclass(frozen=True)
+class Call:
+    """A job in flight."""
+
+    index: int
+    actor: Actor
+    outputs: list[ObjectRef]
+    deadline: float
+
+
+@dataclass
+class PendingCalls:
+    """The jobs of one `run`: waiting, under way, done or failed.
+
+    `inputs`: where those of each job lie, () where nobody looked; `nodes`: where actors are that can be near them.
+    """
+
+    kind: str
+    shared: Ref
+    jobs: Sequence[Job]
+    inputs: Sequence[Inputs] = ()
+    nodes: Collection[str] = ()
+    waiting: WaitingJobs = field(init=False)
+    losses: Counter[tuple[int, Cause]] = field(default_factory=Counter)
+    done: dict[int, JobResult] = field(default_factory=dict)
+    failed: dict[int, BaseException] = field(default_factory=dict)
+    flying: dict[ObjectRef, Call] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inputs = self.inputs or [Inputs()] * len(self.jobs)
+        self.waiting = WaitingJobs([one.home(self.nodes) for one in self.inputs])
+
+    def fail(self, index: int, error: BaseException) -> None:
+        """Note a job's error, after which no later job is sent: a single worker would not have come to it."""
+        self.failed[index] = error
+        self.waiting.keep_before(min(self.failed))
+
+    def send_again(self, index: int) -> None:
+        """Let a job wait again, unless one before it has failed."""
+        if index < min(self.failed, default=len(self.jobs)):
+            self.waiting.put_back(index)
+
+    @property
+    def deadline(self) -> float:
+        """When the first call under way will have taken too long."""
+        return min((call.deadline for call in self.flying.values()), default=math.inf)
+
+    @property
+    def wave(self) -> Wave:
+        """How far they have come."""
+        return Wave(self.kind, num_clients([self.jobs[index] for index in self.done]), num_clients(self.jobs))
+
+    def late(self) -> list[ObjectRef]:
+        """The calls under way that have taken too long."""
+        now = time.monotonic()
+        return [ref for ref, call in self.flying.items() if call.deadline <= now]
+
+    def about(self, call: Call) -> str:
+        """Round, step and clients of a call."""
+        return describe_call(self.kind, self.shared, self.jobs[call.index])
