@@ -179,6 +179,20 @@ def scale(nodes: int | None, actors: Sequence[int], participants: int | None, re
         bench_nodes(nodes, actors or ACTORS, PARTICIPANTS if participants is None else participants, written)
 
 
+@_measuring("locality")
+@click.option("--clients", default=200, show_default=True, help="Clients, of which all and then a quarter take part.")
+@click.option("--nodes", default=4, show_default=True, help="Simulated nodes, with one core each.")
+@click.option("--rounds", default=10, show_default=True, help="Rounds of each run.")
+@click.option("--hidden", default=1000, show_default=True, help="Width of the model, which has 75 parameters for each.")
+def locality(clients: int, nodes: int, rounds: int, hidden: int, results: Path, overwrite: bool) -> None:
+    """Measure what a round moves between nodes, with calls sent to where states lie and to whoever is free."""
+    with sentences():
+        from jobs.bench.figures import Results
+        from jobs.bench.locality import bench_locality
+
+        bench_locality(clients, nodes, rounds, hidden, Results("locality", results, overwrite))
+
+
 @_measuring("start")
 @click.option("--repeats", type=int, default=3, show_default=True, help="How often each is measured.")
 def start(repeats: int, results: Path, overwrite: bool) -> None:

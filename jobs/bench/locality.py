@@ -1,4 +1,4 @@
-"""What a round moves between nodes: `python -m jobs.bench.locality` (--help for the sizes).
+"""`rayfl bench locality`: what a round moves between nodes.
 
 Scaffold's clients remember a control variate as large as the model. Simulated nodes on one machine, with one core and a
 client actor each, hold them; the same rounds are played with calls sent to the nodes of their clients' states, and with
@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-import click
-from rich.table import Table
-
 from actors import session
 from actors.faults import own_cluster
 from actors.pending import PendingCalls
 from actors.pool import RayExecutor
+from jobs.bench.figures import Column, Figures, Results
 from jobs.standard_output import print_table
 from rayfl.determinism.process import prepare_process
 from rayfl.experiment.experiment import Experiment, Runtime
@@ -24,8 +22,6 @@ from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
-
-MB = 10**6
 
 
 class InOrder(RayExecutor):
@@ -80,6 +76,10 @@ def play(setup: Setup, runtime: Runtime, kind: type[RayExecutor]) -> Rounds:
     return found
 
 
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f}"
+
+
 def loopback_bytes() -> int:
     """Bytes received on the loopback device since the machine started, of all its processes. 0 where Linux is not."""
     devices = Path("/proc/net/dev")
@@ -87,14 +87,32 @@ def loopback_bytes() -> int:
     return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
 
 
-def bench(clients: int, nodes: int, rounds: int, hidden: int) -> None:
-    """Print a table: all clients a round, and a quarter of them. ClusterError where no cluster starts; AssertionError
-    where a round's loss depends on who did the work."""
+COLUMNS = (
+    Column("participants", "participants"),
+    Column("way", "a call goes to"),
+    Column("state_bytes", "states read, MB", _megabytes),
+    Column("moved_bytes", "from another node, MB", _megabytes),
+    Column("loopback_bytes", "loopback, MB", _megabytes),
+    Column("median_s", "seconds", "{:.2f}"),
+)
+
+
+def bench_locality(clients: int, nodes: int, rounds: int, hidden: int, results: Results) -> None:
+    """Print a table, all clients a round and a quarter of them, and write `results`.
+
+    ValueError, before anything is measured, for what cannot be done and where `results` cannot be written; ClusterError
+    where no cluster starts; AssertionError where a round's loss depends on who did the work.
+    """
     from rayfl.experiment.prepare import prepare
 
-    heads = ("participants", "a call goes to", "states read, MB", "from another node, MB", "loopback, MB", "seconds")
+    least = {"--clients": (clients, 4), "--nodes": (nodes, 1), "--rounds": (rounds, 2), "--hidden": (hidden, 1)}
+    for option, (value, bound) in least.items():
+        if value < bound:
+            raise ValueError(f"{option} {value} is not allowed; it must be a whole number of at least {bound}")
+    results.require()
+    prepare_process()
     title = f"A round of scaffold: {clients} clients on {nodes} simulated nodes"
-    table = Table(*heads, title=title, caption=f"Medians of the second half of {rounds} rounds.")
+    figures = Figures("rounds", COLUMNS, title, f"Medians of the second half of {rounds} rounds.")
     with own_cluster(nodes) as cluster:
         runtime = Runtime(address=cluster.address, actors=nodes)
         with session.session(runtime):
@@ -104,23 +122,7 @@ def bench(clients: int, nodes: int, rounds: int, hidden: int) -> None:
                 assert len({tuple(each.losses) for each in played.values()}) == 1, "a loss depends on who did the work"
                 size = 4 * sum(array.size for array in setup.initial_arrays.values())
                 for way, each in played.items():
-                    half = len(each.moved) // 2
-                    figures = [median(values[half:]) / MB for values in (each.moved, each.network)]
-                    cells = [f"{value:.1f}" for value in (participants * size / MB, *figures)]
-                    table.add_row(str(participants), way, *cells, f"{median(each.seconds[half:]):.2f}")
-    print_table(table)
-
-
-@click.command()
-@click.option("--clients", default=200, show_default=True, help="Clients, of which all and then a quarter take part.")
-@click.option("--nodes", default=4, show_default=True, help="Simulated nodes, with one core each.")
-@click.option("--rounds", default=10, show_default=True, help="Rounds of each run.")
-@click.option("--hidden", default=1000, show_default=True, help="Width of the model, which has 75 parameters for each.")
-def main(clients: int, nodes: int, rounds: int, hidden: int) -> None:
-    """Measure what a round moves between nodes."""
-    bench(clients, nodes, rounds, hidden)
-
-
-if __name__ == "__main__":
-    prepare_process()
-    main()
+                    medians = [median(values[rounds // 2 :]) for values in (each.moved, each.network, each.seconds)]
+                    figures.add(participants, way, participants * size, *medians)
+    print_table(figures.table())
+    results.write(figures, clients=clients, nodes=nodes, rounds=rounds, hidden=hidden)
