@@ -78,7 +78,7 @@ def run_demo(scratch: str) -> "Watched":
     watched = Watched(words, STAGES)
     watched.wait()
     if watched.code or END not in watched.seconds or len(watched.seconds) <= len(STAGES):
-        raise ClusterError(f"rayfl {' '.join(words)} did not show all of its stages: {watched.text[-2000:]}")
+        raise ClusterError(f"rayfl {' '.join(words)} did not show all of its stages: {watched.last_line}")
     return watched
 
 
@@ -178,6 +178,11 @@ class Watched:
     def code(self) -> int:
         """Its exit code."""
         return self.process.wait()
+
+    @property
+    def last_line(self) -> str:
+        """What the terminal showed last."""
+        return ([""] + [line.strip() for line in re.split(r"[\r\n]+", self.text) if line.strip()])[-1]
 
     def wait(self) -> None:
         """Wait for its end."""

@@ -8,6 +8,7 @@ Two processes of one thread each, which reduce their sums with torch.distributed
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 
 from jobs.bench.peers.work import WORKERS, Tally, Work, size
 
@@ -46,10 +46,10 @@ class Network(nn.Module):
         return {"loss": Weighted(loss, len(labels))}
 
 
-def process(rank: int, folder: str, ports: list[int]) -> None:
+def process(folder: str, rank: int, ports: str) -> None:
     """One of the processes; the first one reports. pfl reads the environment as it is imported."""
     os.environ["PFL_WORKER_RANK"] = str(rank)
-    os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"127.0.0.1:{port}" for port in ports)
+    os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"127.0.0.1:{port}" for port in ports.split(","))
     os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
     torch.set_num_threads(1)
     from pfl.aggregate.simulate import SimulatedBackend
@@ -79,10 +79,8 @@ def process(rank: int, folder: str, ports: list[int]) -> None:
         def __init__(self) -> None:
             self.begun = time.perf_counter()
 
-        # Any: pfl's own signature.
-        def after_central_iteration(
-            self, aggregate_metrics: Any, model: Any, *, central_context: Any
-        ) -> tuple[bool, Metrics]:
+        # Any: pfl's own signature; what it calls the round differs between its versions.
+        def after_central_iteration(self, aggregate_metrics: Any, model: Any, **which: Any) -> tuple[bool, Metrics]:
             seconds = time.perf_counter() - self.begun
             counts = torch.tensor([trained[0], network.examples, network.steps])
             torch.distributed.all_reduce(counts)
@@ -116,13 +114,18 @@ def process(rank: int, folder: str, ports: list[int]) -> None:
 
 
 def main(folder: str) -> None:
-    """Run the workload."""
+    """Run the workload. The processes are programs: pfl does not know those that multiprocessing starts."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(WORKERS)]
-    ports = [each.getsockname()[1] for each in sockets]
+    ports = ",".join(str(each.getsockname()[1]) for each in sockets)
     for each in sockets:
         each.close()
-    spawn(process, (folder, ports), nprocs=WORKERS)
+    program = [sys.executable, "-m", "jobs.bench.peers.pfl_research", folder]
+    started = [subprocess.Popen([*program, str(rank), ports]) for rank in range(WORKERS)]
+    sys.exit(max(abs(each.wait()) for each in started))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) == 2:
+        main(sys.argv[1])
+    else:
+        process(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -43,7 +43,7 @@ class Plan:
     warmup: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Work:
     """A plan with its data.
 
