@@ -5,13 +5,14 @@ rounded products of its entries and its weight, whether it begins a sum or joins
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import Packet
+from rayfl.compress.base import Packet, decoded_bytes
 from rayfl.tree import Tree
 
 
@@ -78,6 +79,14 @@ class Gather(ABC):
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
         """Both together. The caller owns `a`, whose memory is used up; `b` is not changed."""
 
+    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        """Both together, in new memory: neither is changed."""
+        return self.merge(a.copied(), b)
+
+    def sum_bytes(self, before: int, packet: Packet) -> int:
+        """Bytes of a sum of `before` bytes with one more packet; 0 where the packet's codec does not tell."""
+        return max(before, decoded_bytes(packet))
+
     @abstractmethod
     def result(self, total: Aggregate) -> Tree:
         """What a method uses in most cases."""
@@ -93,7 +102,10 @@ class WeightedMean(Gather):
         return replace(total, sum=_plus(total.sum, packet, weight), weight=total.weight + weight, count=total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return _together(a, b)
+        return _together(a, b, _merged)
+
+    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        return _together(a, b, _joined)
 
     def result(self, total: Aggregate) -> Tree:
         return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}
@@ -109,7 +121,10 @@ class Sum(Gather):
         return replace(total, sum=_plus(total.sum, packet, 1.0), weight=total.weight + weight, count=total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return _together(a, b)
+        return _together(a, b, _merged)
+
+    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        return _together(a, b, _joined)
 
     def result(self, total: Aggregate) -> Tree:
         return total.sum
@@ -138,7 +153,13 @@ class ElementwiseMean(Gather):
         return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, weights, total.count + 1)
 
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return replace(_together(a, b), weights=_merged(a.weights, b.weights))
+        return replace(_together(a, b, _merged), weights=_merged(a.weights, b.weights))
+
+    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        return replace(_together(a, b, _joined), weights=_joined(a.weights, b.weights))
+
+    def sum_bytes(self, before: int, packet: Packet) -> int:
+        return max(before, 2 * decoded_bytes(packet))
 
     def result(self, total: Aggregate) -> Tree:
         if not total.count:
@@ -156,6 +177,9 @@ class Collect(Gather):
         total.items[sender] = packet.decode()
         return replace(total, weight=total.weight + weight, count=total.count + 1)
 
+    def sum_bytes(self, before: int, packet: Packet) -> int:
+        return before + decoded_bytes(packet)
+
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
         a.items.update(b.items)
         return replace(a, weight=a.weight + b.weight, count=a.count + b.count)
@@ -171,14 +195,14 @@ class Relay(Collect):
 
 def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
     if not total:
-        # Adding 0 turns -0.0 into 0.0. No sum becomes -0.0 after that, so entries that a packet leaves out may stay.
-        return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in packet.decode().items()}
+        # No sum becomes -0.0 after this, so entries that a packet leaves out may stay.
+        return packet.times(weight)
     packet.add_to(total, weight)
     return total
 
 
-def _together(a: Aggregate, b: Aggregate) -> Aggregate:
-    return replace(a, sum=_merged(a.sum, b.sum), weight=a.weight + b.weight, count=a.count + b.count)
+def _together(a: Aggregate, b: Aggregate, plus: Callable[[Tree, Tree], Tree]) -> Aggregate:
+    return replace(a, sum=plus(a.sum, b.sum), weight=a.weight + b.weight, count=a.count + b.count)
 
 
 def _merged(a: Tree, b: Tree) -> Tree:
@@ -188,6 +212,11 @@ def _merged(a: Tree, b: Tree) -> Tree:
     for name, tensor in b.items():
         a[name].add_(tensor)
     return a
+
+
+def _joined(a: Tree, b: Tree) -> Tree:
+    """`a` plus `b` in new memory."""
+    return tree.add(a, b) if a and b else tree.map(torch.clone, a or b)
 
 
 # Any: on the wire the same record holds numpy arrays where it holds tensors otherwise.

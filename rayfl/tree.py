@@ -43,6 +43,18 @@ def sub(a: Tree, b: Tree) -> Tree:
     return {name: torch.sub(tensor, b[name]) for name, tensor in a.items()}
 
 
+@dataclass(frozen=True)
+class Difference:
+    """a - b, not yet subtracted: whoever adds it to a sum may do so a piece at a time, and need not hold it."""
+
+    a: Tree
+    b: Tree
+
+    def tree(self) -> Tree:
+        """a - b."""
+        return sub(self.a, self.b)
+
+
 def mul(a: Tree, b: Tree) -> Tree:
     """Entrywise a * b."""
     return {name: torch.mul(tensor, b[name]) for name, tensor in a.items()}

@@ -119,6 +119,18 @@ def test_merging_uses_up_the_first_and_leaves_the_second(rule: Gather):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_joining_is_merging_in_new_memory(rule: Gather):
+    a, b = gathered(rule, (dense(1, 2), 1.0)), gathered(rule, (dense(3, 4), 2.0))
+    for left, right in ((a, b), (a, rule.empty()), (rule.empty(), b), (rule.empty(), rule.empty())):
+        before = str((left, right))
+        joined = rule.joined(left, right)
+        assert str(joined) == str(rule.merge(left.copied(), right))
+        for tensor in joined.sum.values():
+            tensor.add_(1.0)
+        assert str((left, right)) == before
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_adding_does_not_write_into_packets(rule: Gather):
     first, second = dense(1, 2), dense(3, 4)
     gathered(rule, (first, 1.0), (second, 1.0), (first, 1.0))

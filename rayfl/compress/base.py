@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayfl.choices import Choice
-from rayfl.tree import ALIGNMENT_BYTES, Tree
+from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a tree's tensors in order; both ends know them, so they are not billed."""
@@ -22,6 +22,9 @@ LARGE = 1 << 20
 
 PIECE = 1 << 16
 """Entries of a piece, which fits into the processor's cache; a multiple of 8, so that bits fill whole bytes."""
+
+BLOCK = 1 << 18
+"""Entries that are multiplied and added at a time: few enough for a cache, many enough that calls cost little."""
 
 
 class Codec(Protocol):
@@ -135,6 +138,14 @@ class Packet:
         """total += weight * self.decode(), in place."""
         self.codec.add_to(self.parts, total, weight)
 
+    def times(self, weight: float) -> Tree:
+        """weight * self.decode() in new tensors, and 0.0 where that is -0.0, as if it had been added to zeros."""
+        return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.decode().items()}
+
+    def written(self) -> "Packet":
+        """The same packet with its buffers made, where they are not yet (`DenseDifference`)."""
+        return self
+
     def pieces(self) -> "Iterator[Packet]":
         """The packet in pieces, see `Divisible`. TypeError for a codec that is not."""
         if not isinstance(self.codec, Divisible):
@@ -172,6 +183,12 @@ class Opened(Packet):
 
 
 Message = Mapping[str, Packet]
+
+
+def decoded_bytes(packet: Packet) -> int:
+    """Bytes of a packet's decoded float32 tensors; 0 for a codec that does not name its shapes."""
+    shapes: Shapes = getattr(packet.codec, "shapes", ())
+    return 4 * sum(math.prod(shape) for _, shape in shapes)
 
 
 def shapes_of(x: Tree) -> Shapes:
@@ -219,15 +236,15 @@ def _add(decoded: Tree, total: Tree, weight: float) -> None:
 def _add_scaled(total: Tensor, x: Tensor, weight: float) -> None:
     """Add weight * x in place, rounding the products first as a sum's first message has them.
 
-    `add_(x, alpha=weight)` may round once where a product and then a sum round twice. A piece of products at a time
+    `add_(x, alpha=weight)` may round once where a product and then a sum round twice. A block of products at a time
     stays in the processor's cache.
     """
-    if x.numel() <= PIECE or not (x.is_contiguous() and total.is_contiguous()):
+    if x.numel() <= BLOCK or not (x.is_contiguous() and total.is_contiguous()):
         total.add_(x * weight)
         return
-    flat, products = total.view(-1), torch.empty(PIECE, dtype=total.dtype, device=total.device)
-    for piece, values in zip(flat.split(PIECE), x.view(-1).split(PIECE), strict=True):
-        piece.add_(torch.mul(values, weight, out=products[: len(values)]))
+    flat, products = total.view(-1), torch.empty(BLOCK, dtype=total.dtype, device=total.device)
+    for block, values in zip(flat.split(BLOCK), x.view(-1).split(BLOCK), strict=True):
+        block.add_(torch.mul(values, weight, out=products[: len(values)]))
 
 
 def message_bits(message: Message) -> int:
@@ -248,6 +265,13 @@ class Compressor(Choice, ABC):
     @abstractmethod
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Encode the tree `x`; returns the packet and the memory for the next call. ValueError on NaN or infinity."""
+
+    def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """Encode `x.tree()`; a compressor that sends it as it is may leave the subtraction to whoever reads the packet.
+
+        ValueError on NaN or infinity: here, or where the packet's buffers are made or added.
+        """
+        return self.encode(x.tree(), memory, generator)
 
     def keeping(self, ratio: float) -> "Compressor | None":
         """The same compressor for a client that keeps a share `ratio` of the entries; None where it sends no share."""
@@ -281,13 +305,20 @@ class Compressor(Choice, ABC):
 
 
 def encode_trees(
-    compressor: Compressor, trees: Mapping[str, Tree], memories: Mapping[str, Tree], generator: np.random.Generator
+    compressor: Compressor,
+    trees: Mapping[str, Tree | Difference],
+    memories: Mapping[str, Tree],
+    generator: np.random.Generator,
 ) -> tuple[dict[str, Packet], dict[str, Tree]]:
     """Encode every tree with one compressor; returns the packets and the new memories, both under the trees' names."""
     packets: dict[str, Packet] = {}
     memories = dict(memories)
     for name, value in trees.items():
-        packets[name], memory = compressor.encode(value, memories.get(name) or compressor.init(value), generator)
+        if isinstance(value, Difference):
+            memory = memories.get(name) or compressor.init(value.a)
+            packets[name], memory = compressor.encode_difference(value, memory, generator)
+        else:
+            packets[name], memory = compressor.encode(value, memories.get(name) or compressor.init(value), generator)
         if memory:
             memories[name] = memory
     return packets, memories

@@ -1,14 +1,18 @@
 """Dense: every entry is sent, at 32 or 16 bits."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, cuts, shapes_of
+from rayfl import tree
+from rayfl.compress.base import BLOCK, Packet, Quantizer, Shapes, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import (
     BUFFER_TYPES,
     UNIT_ROUNDOFF,
@@ -18,7 +22,7 @@ from rayfl.compress.values import (
     encode_values,
     entries,
 )
-from rayfl.tree import Tree
+from rayfl.tree import Difference, Tree, num_entries
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,82 @@ class DenseCodec(WholeTensorCodec):
             yield Packet({name: buffer[first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
 
 
+class DenseDifference(Packet):
+    """A dense fp32 packet whose buffers are made where they are read; until then it is the two trees that it is of.
+
+    `add_to` and `times` subtract, check, multiply and add a block at a time: one pass over the memory where a tree of
+    differences would take four. Nobody may write into the two trees while it lives.
+    """
+
+    def __init__(self, difference: Difference) -> None:
+        # A packet is frozen, and `parts` are still to come.
+        vars(self).update(codec=DenseCodec(shapes_of(difference.a), "fp32"), difference=difference)
+
+    difference: Difference
+
+    @cached_property
+    def parts(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The buffers. ValueError on NaN and infinity."""
+        return Dense().encode(self.difference.tree(), {}, np.random.default_rng(0))[0].parts
+
+    @property
+    def num_bits(self) -> int:
+        return 32 * num_entries(self.difference.a)
+
+    def add_to(self, total: Tree, weight: float) -> None:
+        """See `Packet`. ValueError on NaN and infinity, when `total` is no longer of use."""
+        if "parts" in vars(self) or not plain(total):
+            super().add_to(total, weight)
+        else:
+            self._go_through(total, weight, lambda block, products: block.add_(products))
+
+    def times(self, weight: float) -> Tree:
+        """See `Packet`. ValueError on NaN and infinity."""
+        if "parts" in vars(self):
+            return super().times(weight)
+        total = tree.map(torch.empty_like, self.difference.a)
+        self._go_through(total, weight, lambda block, products: torch.add(products, 0.0, out=block))
+        return total
+
+    def _go_through(self, total: Tree, weight: float, take: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Give `take` every block of `total` and the rounded products of the differences there and the weight.
+
+        ValueError at the end if a difference is NaN or infinite.
+        """
+        kept, check = torch.empty(min(BLOCK, num_entries(total))), torch.zeros(())
+        for name, tensor in total.items():
+            trees = (tensor, self.difference.a[name], self.difference.b[name])
+            for block, left, right in zip(*map(blocks, trees), strict=True):
+                products = torch.sub(left, right, out=kept.narrow(0, 0, block.numel()))
+                check += products.sum()
+                take(block, products.mul_(weight))
+        if not math.isfinite(check):
+            # One of finite numbers may overflow.
+            for name, tensor in self.difference.tree().items():
+                entries(name, tensor)
+
+    def written(self) -> Packet:
+        return Packet(self.parts, self.codec)
+
+    # Any: what pickle asks for.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packet, (self.parts, self.codec)
+
+
+def blocks(tensor: Tensor) -> Sequence[Tensor]:
+    """The entries of a contiguous tensor, row by row, BLOCK at a time."""
+    flat = tensor.view(-1)
+    return (flat,) if flat.numel() <= BLOCK else flat.split(BLOCK)
+
+
+def plain(x: Tree) -> bool:
+    """Whether all tensors are float32 in main memory, row by row."""
+    return all(
+        tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+        for tensor in x.values()
+    )
+
+
 class Dense(Quantizer):
     """All entries as fp32, or rounded to nearest even as fp16 or bf16. float64 input is sent as float32.
 
@@ -57,6 +137,12 @@ class Dense(Quantizer):
         """One buffer a tensor. ValueError on NaN, infinity and numbers too large for `dtype`."""
         parts = {name: encode_values(name, entries(name, tensor), self.dtype) for name, tensor in x.items()}
         return Packet(parts, DenseCodec(shapes_of(x), self.dtype)), memory
+
+    def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """As fp32 nothing is subtracted yet."""
+        if self.dtype == "fp32" and plain(x.a) and plain(x.b):
+            return DenseDifference(x), memory
+        return super().encode_difference(x, memory, generator)
 
     def omega(self, num_entries: int) -> float | None:
         return 0.0 if self.dtype == "fp32" else None

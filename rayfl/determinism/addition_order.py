@@ -7,7 +7,7 @@ change a bit.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 Node = tuple[int, int]
@@ -73,13 +73,22 @@ def add_up(node: Node, empty: Callable[[], T], add: Callable[[T, int], T], merge
     return merge(total, add_up(right, empty, add, merge))
 
 
-def total(root: Node, sums: Mapping[Node, T], own: Callable[[T], T], merge: Callable[[T, T], T]) -> T:
+def total(root: Node, sums: Mapping[Node, T], join: Callable[[T, T], T], merge: Callable[[T, T], T]) -> T:
     """The sum of `root` from the sums of nodes that cover it, which stay as they are.
 
-    `own` copies a sum, so that `merge` may use it up.
+    `merge` adds the second sum to the first, which it uses up; `join` makes a new one of both.
     """
     if root in sums:
         return sums[root]
     left, right = halves(root)
-    begun = own(sums[left]) if left in sums else total(left, sums, own, merge)
-    return merge(begun, total(right, sums, own, merge))
+    below = total(right, sums, join, merge)
+    return join(sums[left], below) if left in sums else merge(total(left, sums, join, merge), below)
+
+
+def ready_nodes(root: Node, known: Collection[Node]) -> list[Node]:
+    """The nodes at and below `root`, in order, whose sums are not known while those of both their halves are."""
+    if root in known or root[1] - root[0] == 1:
+        return []
+    if all(half in known for half in halves(root)):
+        return [root]
+    return [node for half in halves(root) for node in ready_nodes(half, known)]

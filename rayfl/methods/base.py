@@ -26,13 +26,14 @@ from rayfl.population.client import Traits
 from rayfl.settings import Settings
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
+from rayfl.tree import Difference, State, Tree
 
 Carry = State
 """What a client holds while it trains; `carry["params"]` is the model in training."""
 Metrics = Mapping[str, float]
-Upload = Mapping[str, Packet | Tree]
-"""What a client sends, by name: a tree, which the engine encodes with the experiment's uplink, or a finished packet."""
+Upload = Mapping[str, Packet | Tree | Difference]
+"""What a client sends, by name: a tree, or a difference of two, which the engine encodes with the experiment's uplink;
+or a finished packet."""
 Split = Literal["train", "validation", "heldout"]
 
 

@@ -29,7 +29,7 @@ class FedAvg(GradientMethod, ModelServer):
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        return self.finished(state, {"delta": self.progress(carry)}, carry, ctx)
+        return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -48,7 +48,7 @@ class FedMGDA(GradientMethod, ModelServer):
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        return Finished(state, {"delta": self.progress(carry)}, metrics=self.train_loss(carry, ctx))
+        return Finished(state, {"delta": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -56,9 +56,7 @@ class FedU(GradientMethod, CountedExchanges):
         return self.start(received["model"].decode() if received else state["params"])
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        return Finished(
-            {"params": carry["params"]}, {"change": self.progress(carry)}, metrics=self.train_loss(carry, ctx)
-        )
+        return Finished({"params": carry["params"]}, {"change": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {"params": received["model"].decode()}

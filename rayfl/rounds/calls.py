@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
@@ -27,11 +27,13 @@ class RoundInputs:
 class TrainJob:
     """A run of a round's participants to train: the nodes of the summation tree that it is, and each client's fate.
 
-    Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`.
+    Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then what each node has
+    sent (`sums.Sent`); nothing of the latter where `Setup.keeps_messages`. `packets`: that may be packets.
     """
 
     nodes: tuple[Node, ...]
     fates: Mapping[int, Fate]
+    packets: bool = False
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -69,10 +71,21 @@ class MixJob:
 
 @dataclass(frozen=True)
 class AddJob:
-    """Messages to add up, one for each leaf of the nodes. Inputs: (message, weight) by client."""
+    """Messages to add up, one for each leaf of the nodes.
+
+    Inputs: (message, weight) by client. Outputs: the sums of each node (`sums.Added`).
+    """
 
     nodes: tuple[Node, ...]
     clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """A node of the summation tree, and nodes that cover it. Inputs: what these have sent. Output: its sum."""
+
+    node: Node
+    parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
@@ -120,8 +133,8 @@ class ClientResult:
 
 
 @dataclass(frozen=True)
-class PartialSums:
-    """A job's sums (on the wire) by node of the summation tree and message name, and the results of its clients."""
+class Trained:
+    """The results of a job's clients, and the bytes that the sums of all its nodes have, or would have."""
 
-    sums: Mapping[Node, Mapping[str, Any]]
     results: tuple[ClientResult, ...] = ()
+    sum_bytes: int = 0

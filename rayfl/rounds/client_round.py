@@ -104,6 +104,9 @@ class ClientRound:
             num_received=self.num_received,
         )
         result = apply_deadline(setup, self.plan, result)
+        added = result.fate is Fate.DELIVERED and not setup.keeps_messages
+        if not added or setup.relayed:
+            message = {name: packet.written() for name, packet in message.items()}
         if self.round_inputs.evaluated and result.fate.counts:
             ctx = setup.context(self.round, self.plan, self.client, "judge after training")
             metrics = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)

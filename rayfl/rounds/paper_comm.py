@@ -5,12 +5,13 @@ a peer, or the server, or a client that is sent more than the server gets (other
 are not counted. 1 MB = 1e6 bytes. Table 3 has the mean over peers instead; with a server it is that over the clients.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
 
 import numpy as np
 
-from rayfl.compress.base import Codec, Message
+from rayfl.compress.base import Codec, Message, Packet
 from rayfl.compress.dense import DenseCodec
 from rayfl.compress.known_support import KnownSupportCodec
 from rayfl.compress.sparse import SparseCodec
@@ -20,27 +21,27 @@ BYTES_A_VALUE = 4
 
 def num_values(message: Message) -> int:
     """Numbers in a message's dense and sparse packets."""
-    return sum(_values(packet.codec, packet.parts) for packet in message.values())
+    return sum(_values(packet.codec, packet) for packet in message.values())
 
 
 @singledispatch
-def _values(codec: Codec, parts: Mapping[str, np.ndarray]) -> int:
+def _values(codec: Codec, packet: Packet) -> int:
     return 0
 
 
 @_values.register
-def _(codec: DenseCodec, parts: Mapping[str, np.ndarray]) -> int:
-    return sum(part.size for part in parts.values())
+def _(codec: DenseCodec, packet: Packet) -> int:
+    return sum(math.prod(shape) for _, shape in codec.shapes)
 
 
 @_values.register
-def _(codec: KnownSupportCodec, parts: Mapping[str, np.ndarray]) -> int:
-    return sum(part.size for part in parts.values())
+def _(codec: KnownSupportCodec, packet: Packet) -> int:
+    return sum(part.size for part in packet.parts.values())
 
 
 @_values.register
-def _(codec: SparseCodec, parts: Mapping[str, np.ndarray]) -> int:
-    return sum(parts[f"{name}.values"].size for name, _ in codec.shapes)
+def _(codec: SparseCodec, packet: Packet) -> int:
+    return sum(packet.parts[f"{name}.values"].size for name, _ in codec.shapes)
 
 
 def paper_comm(graph: np.ndarray, values: Mapping[int, int]) -> dict[str, float]:

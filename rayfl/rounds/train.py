@@ -1,21 +1,20 @@
 """Local work of a round's participants: who takes part, who is back in time, and what arrived."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from rayfl import gather
-from rayfl.determinism.addition_order import cut, nodes_within, total
+from rayfl.determinism.addition_order import Node, cut, nodes_within
 from rayfl.gather import Aggregate, Handle
 from rayfl.methods.base import Plan
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds.calls import AddJob, PartialSums, RoundInputs, TrainJob
+from rayfl.rounds.calls import AddJob, RoundInputs, TrainJob
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.cutoff import apply_over_selection
-from rayfl.rounds.executor import Executor, Job, JobResult, Ref
+from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.run_state import RunState, calls_per_wave
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker import merged
+from rayfl.rounds.sum_up import MOST_ALONE, sum_up
 from rayfl.tree import Tree
 
 
@@ -44,53 +43,50 @@ def train(
     clients, jobs = list(fates), []
     for run in cut(len(clients), calls_per_wave(setup, executor), setup.work_width):
         nodes = nodes_within(run, (0, len(clients)))
-        work = TrainJob(tuple(nodes), {client: fates[client] for client in clients[slice(*run)]})
+        drawn = {client: fates[client] for client in clients[slice(*run)]}
+        work = TrainJob(tuple(nodes), drawn, packets=executor.num_workers > MOST_ALONE)
         inputs = run_state.inputs(setup.memory_slots, work.clients)
-        jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained)))
+        num_sums = 0 if setup.keeps_messages else len(nodes)
+        jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained) + num_sums))
     put = executor.put(round_inputs)
     done = executor.run("train", put, jobs)
     results = apply_over_selection(setup, round_inputs.plan, [one for answer in done for one in answer.result.results])
     ledger.results |= results
+    sum_bytes = sum(answer.result.sum_bytes for answer in done)
     outputs: dict[int, ClientOutputs] = {}
+    sums: dict[Node, Ref] = {}
     for job, answer in zip(jobs, done, strict=True):
+        if not setup.keeps_messages:
+            # Taken out of the answers, so that a sum is free as soon as it has been added.
+            sums |= {node: answer.outputs.pop() for node in reversed(job.work.nodes)}
         outputs |= ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
     outputs = {client: one for client, one in outputs.items() if results[client].fate.counts}
     delivered = {client: one for client, one in outputs.items() if results[client].fate is Fate.DELIVERED}
     messages = {client: one.message for client, one in delivered.items()} if setup.keeps_messages else {}
     if setup.keeps_messages and not setup.is_peer:
-        sums = add_messages(setup, executor, put, messages)
-    else:
-        sums = sum_up(setup, done, len(clients))
+        sums, sum_bytes = add_messages(setup, executor, put, messages)
+    received = sum_up(setup, executor, put, sums, sum_bytes)
     for name in setup.relayed:
         sent: dict[int, Tree | Handle] = {
             client: executor.handle(one.packets[name])
             for client, one in delivered.items()
             if name in results[client].relayed
         }
-        sums[name] = Aggregate(setup.method.gather[name], count=len(sent), items=sent)
-    return run_state.updated(setup.memory_slots, outputs), sums, messages
+        received[name] = Aggregate(setup.method.gather[name], count=len(sent), items=sent)
+    return run_state.updated(setup.memory_slots, outputs), received, messages
 
 
 def add_messages(
     setup: Setup, executor: Executor, round_inputs: Ref, messages: Mapping[int, Ref]
-) -> dict[str, Aggregate]:
-    """Messages that were kept until it was known whose count, added as if nobody else had been selected."""
+) -> tuple[dict[Node, Ref], int]:
+    """Add up messages that were kept until it was known whose count, as if nobody else had been selected.
+
+    Returns the sums of nodes that cover the tree, and their bytes.
+    """
     clients = list(messages)
     nodes = cut(len(clients), calls_per_wave(setup, executor))
     works = [AddJob((node,), tuple(clients[slice(*node)])) for node in nodes]
-    jobs = [Job(work, tuple(messages[client] for client in work.clients)) for work in works]
-    return sum_up(setup, executor.run("add", round_inputs, jobs), len(clients))
-
-
-def sum_up(setup: Setup, done: Sequence[JobResult], num_leaves: int) -> dict[str, Aggregate]:
-    """The partial sums of all calls, merged along the rest of the summation tree."""
-    if setup.is_peer or not num_leaves:
-        return {name: rule.empty() for name, rule in setup.method.gather.items()}
-    answers: list[PartialSums] = [answer.result for answer in done]
-    sums = {
-        node: {name: gather.from_wire(one) for name, one in by_name.items()}
-        for answer in answers
-        for node, by_name in answer.sums.items()
-    }
-    # What came from the calls is read-only on Ray.
-    return total((0, num_leaves), sums, lambda one: {name: part.copied() for name, part in one.items()}, merged)
+    jobs = [Job(work, tuple(messages[client] for client in work.clients), 1) for work in works]
+    done = executor.run("add", round_inputs, jobs)
+    sums = {node: answer.outputs[0] for node, answer in zip(nodes, done, strict=True)}
+    return sums, sum(answer.result.sum_bytes for answer in done)

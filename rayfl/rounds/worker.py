@@ -10,19 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from rayfl import gather, tree
+from rayfl import tree
 from rayfl.compress.base import Message, message_bits
-from rayfl.determinism.addition_order import Node, add_up
-from rayfl.gather import Aggregate
+from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import AddJob, ClientJob, ClientResult, MixJob, PartialSums, PooledJob, RoundInputs, TrainJob
+from rayfl.rounds.calls import (
+    AddJob,
+    ClientJob,
+    ClientResult,
+    MergeJob,
+    MixJob,
+    PooledJob,
+    RoundInputs,
+    Trained,
+    TrainJob,
+)
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
 from rayfl.rounds.mask_comparison import MaskBits, mask_bits
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
+from rayfl.rounds.sums import FromClient, Summing, on_wire
 from rayfl.rounds.uplink_memory import with_memory, without_memory
 from rayfl.tree import State, Tree
 
@@ -34,6 +44,7 @@ class Worker:
     def __init__(self, setup: Setup, on_client: Callable[[], None] = lambda: None) -> None:
         self.setup = setup
         self.method = setup.method
+        self.summing = Summing(setup)
         self._on_client = on_client
 
     # Any: inputs and outputs are states, memories or messages; each kind of job says which.
@@ -44,25 +55,27 @@ class Worker:
         """
         return getattr(self, kind)(round_inputs, job, inputs)
 
-    def train(self, round_inputs: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[PartialSums, list[Any]]:
+    def train(self, round_inputs: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Download, local work, upload, for every client of the job."""
         kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
         trained = self._trained(round_inputs, job, kept)
         results: list[ClientResult] = []
         outputs: list[Any] = []
 
-        def add(sums: dict[str, Aggregate], leaf: int) -> dict[str, Aggregate]:
+        def next_sent() -> FromClient | None:
             client_round, result, left = next(trained)
             results.append(result)
             self._on_client()
             if client_round.fate.trains:
                 outputs.extend(left.pack(self.setup.output_slots))
-            if result.fate is Fate.DELIVERED and not self.setup.keeps_messages:
-                message, weight = left.message
-                self._add(sums, message, weight, result.client)
-            return sums
+            if result.fate is not Fate.DELIVERED or self.setup.keeps_messages:
+                return None
+            return FromClient(result.client, *left.message)
 
-        return self._partial_sums(job.nodes, add, results), outputs
+        sent = [self.summing.sent(node, next_sent, round_inputs.round, job.packets) for node in job.nodes]
+        if self.setup.keeps_messages:
+            return Trained(tuple(results)), outputs
+        return Trained(tuple(results), sum(one.sum_bytes for one in sent)), outputs + sent
 
     def _trained(
         self, round_inputs: RoundInputs, job: TrainJob, kept: Mapping[int, ClientOutputs]
@@ -92,41 +105,25 @@ class Worker:
                 if one.client in untrained:
                     yield one, untrained[one.client], ClientOutputs()
                     continue
-                with naming_round_and_client(one.round, one.client):
-                    finished = one.finish(*next(carries))
-                yield one, *finished
+                # The result is bound to no name, so that its trees are free before the next client trains.
+                yield one, *self._finished(one, carries)
 
-    def _partial_sums(
-        self,
-        nodes: Sequence[Node],
-        add: Callable[[dict[str, Aggregate], int], dict[str, Aggregate]],
-        results: Sequence[ClientResult],
-    ) -> PartialSums:
-        """The nodes' sums, ready to travel; `add` adds the next leaf's message."""
+    def _finished(
+        self, one: ClientRound, carries: Iterator[tuple[Carry, dict[str, Work]]]
+    ) -> tuple[ClientResult, ClientOutputs]:
+        """The end of a client's round, once its training is over."""
+        with naming_round_and_client(one.round, one.client):
+            return one.finish(*next(carries))
 
-        def empty() -> dict[str, Aggregate]:
-            return {name: rule.empty() for name, rule in self.method.gather.items()}
+    def add(self, round_inputs: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+        """Add up messages as `train` does where nobody has to be waited for; nobody has a result."""
+        senders = (FromClient(client, *one) for client, one in zip(job.clients, inputs, strict=True))
+        sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
+        return Trained(sum_bytes=sum(one.sum_bytes for one in sent)), [*sent]
 
-        sums = {node: add_up(node, empty, add, merged) for node in nodes}
-        on_wire = {node: {name: gather.to_wire(one) for name, one in by_name.items()} for node, by_name in sums.items()}
-        return PartialSums(on_wire, tuple(results))
-
-    def _add(self, sums: dict[str, Aggregate], message: Message, weight: float, sender: int) -> None:
-        """Add a message to what others have sent."""
-        for name in sums:
-            if name in message and name not in self.setup.relayed:
-                sums[name] = self.method.gather[name].add(sums[name], message[name], weight, sender)
-
-    def add(self, round_inputs: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[PartialSums, list[Any]]:
-        """Add up messages as `train` does where nobody has to be waited for."""
-        sent = iter(zip(job.clients, inputs, strict=True))
-
-        def add(sums: dict[str, Aggregate], leaf: int) -> dict[str, Aggregate]:
-            client, (message, weight) = next(sent)
-            self._add(sums, message, weight, client)
-            return sums
-
-        return self._partial_sums(job.nodes, add, ()), []
+    def merge(self, round_inputs: RoundInputs, job: MergeJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+        """Add up what nodes have sent."""
+        return None, [on_wire(self.summing.summed(job.node, dict(zip(job.parts, inputs, strict=True))))]
 
     def reply(
         self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]
@@ -226,8 +223,3 @@ class Worker:
 def opened(message: Message) -> Message:
     """A message whose packets are decoded at most once, however many read them."""
     return {name: packet.opened() for name, packet in message.items()}
-
-
-def merged(a: Mapping[str, Aggregate], b: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
-    """Two nodes' sums by message name, in the memory of the first."""
-    return {name: a[name].gather.merge(a[name], b[name]) for name in a}

@@ -15,7 +15,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sign import OneBit, ScaledSign
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.compress.ternary import Ternary
-from rayfl.determinism.addition_order import Node, add_up, cut, halves, nodes_within, runs, total
+from rayfl.determinism.addition_order import Node, add_up, cut, halves, nodes_within, ready_nodes, runs, total
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Sum, WeightedMean, from_wire, to_wire
 
 
@@ -80,7 +80,16 @@ def test_whoever_adds_what_the_brackets_are_the_same(where: tuple[int, list[int]
     root = (0, num_leaves)
     nodes = [node for run in itertools.pairwise(bounds) for node in nodes_within(run, root)]
     sums = {node: bracketed(node) for node in nodes}
-    assert total(root, sums, str, lambda a, b: f"({a}+{b})") == bracketed(root)
+    plus = lambda a, b: f"({a}+{b})"  # noqa: E731
+    assert total(root, sums, plus, plus) == bracketed(root)
+    # Node by node, as calls do it.
+    while root not in sums:
+        ready = ready_nodes(root, sums)
+        assert ready
+        for node in ready:
+            left, right = halves(node)
+            sums[node] = plus(sums.pop(left), sums.pop(right))
+    assert sums == {root: bracketed(root)}
 
 
 RULES = (WeightedMean(), Sum(), ElementwiseMean("sent"), ElementwiseMean("nonzero"), Collect())
@@ -132,7 +141,7 @@ def test_no_cut_changes_a_bit(where: tuple[int, list[int]], gone: set[int], rule
     nodes = [node for run in itertools.pairwise(bounds) for node in nodes_within(run, root)]
     sums = {node: from_wire(to_wire(add_up(node, rule.empty, add, rule.merge))) for node in nodes}
     before = {node: by_bytes(one) for node, one in sums.items()}
-    cut_up = total(root, sums, Aggregate.copied, rule.merge)
+    cut_up = total(root, sums, rule.joined, rule.merge)
     assert by_bytes(cut_up) == by_bytes(add_up(root, rule.empty, add, rule.merge))
     assert {node: by_bytes(one) for node, one in sums.items()} == before
 

@@ -13,6 +13,7 @@ from rayfl.population.fate import Fate
 from rayfl.rounds.calls import RoundInputs, TrainJob
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.setup import Setup
+from rayfl.rounds.sums import Added
 from rayfl.rounds.worker import Worker
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import play
@@ -100,7 +101,9 @@ def test_a_call_holds_few_sums(count: int):
     here.method.gather = {name: Live()}
     Live.alive = Live.most = 0
     job = TrainJob(((0, count),), dict.fromkeys(range(count), Fate.DELIVERED))
-    answer, _ = Worker(here).train(RoundInputs(0, plan, message), job, ())
-    assert answer.sums[0, count][name].count == count
+    answer, outputs = Worker(here).train(RoundInputs(0, plan, message), job, ())
+    (sent,) = outputs
+    assert isinstance(sent, Added) and sent.sums[name].count == count
+    assert answer.sum_bytes == sum(array.nbytes for array in sent.sums[name].sum.values())
     assert Live.alive == 1
     assert Live.most <= math.ceil(math.log2(count)) + 1

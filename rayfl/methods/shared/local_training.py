@@ -6,13 +6,12 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 
-from rayfl import tree
 from rayfl.compress.scalar import count_packet
 from rayfl.data.batches import Batch
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Upload
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
-from rayfl.tree import State, Tree
+from rayfl.tree import Difference, State, Tree
 
 Weighting = Literal["samples", "uniform"]
 
@@ -113,7 +112,11 @@ class GradientMethod(Method):
 
     def progress(self, carry: Carry) -> Tree:
         """delta = received - trained, a descent direction."""
-        return tree.sub(carry["received"], carry["params"])
+        return self.delta(carry).tree()
+
+    def delta(self, carry: Carry) -> Difference:
+        """`progress` for a client that only sends it."""
+        return Difference(carry["received"], carry["params"])
 
 
 def weighed(message: Upload, weighting: Weighting, ctx: Context) -> tuple[Upload, float]:

@@ -46,7 +46,7 @@ class ServerStepping(GradientMethod, ModelServer):
         return self.start(received["model"].decode())
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        return self.finished(state, {"delta": self.progress(carry)}, carry, ctx)
+        return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)
 
     def init_server(self, params: Tree) -> State:
         return {"params": params, "optimizer": self.server_optimizer.init(params)}

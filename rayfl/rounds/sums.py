@@ -1,0 +1,159 @@
+"""What the clients below a node of the summation tree have sent: their sum, or their packets where these are smaller.
+
+Packets go no further than to the call that merges what two nodes have sent, which adds them. The rule looks at sizes
+alone, and changes no bit: whoever adds the packets follows the tree.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rayfl import gather
+from rayfl.compress.base import Message, message_bits
+from rayfl.determinism.addition_order import Node, add_up, total
+from rayfl.gather import Aggregate, Gather
+from rayfl.rounds.client_round import naming_round_and_client
+from rayfl.rounds.setup import Setup
+
+Sums = dict[str, Aggregate]
+"""The sums of a node, by message name."""
+
+
+class FromClient(NamedTuple):
+    """A message, and its weight in means."""
+
+    client: int
+    message: Message
+    weight: float
+
+
+@dataclass(frozen=True)
+class Added:
+    """The sums of a node by message name, on the wire (`gather.to_wire`), and the bytes of all."""
+
+    # Any: see `gather.to_wire`.
+    sums: Mapping[str, Any]
+    sum_bytes: int
+
+
+@dataclass(frozen=True)
+class Packets:
+    """The messages of a node by leaf, not added up, and the bytes that their sums would have.
+
+    Leaves that have sent nothing are left out.
+    """
+
+    by_leaf: Mapping[int, FromClient]
+    sum_bytes: int
+
+
+Sent = Added | Packets
+"""What the clients below a node have sent."""
+
+
+class Sizes:
+    """The bits of packets, and of their sum."""
+
+    def __init__(self, rules: Mapping[str, Gather]) -> None:
+        self.rules, self.bits = rules, 0
+        self.sums = dict.fromkeys(rules, 0)
+
+    def add(self, message: Message) -> None:
+        """One more message, of packets that are added up."""
+        self.bits += message_bits(message)
+        for name, packet in message.items():
+            self.sums[name] = self.rules[name].sum_bytes(self.sums[name], packet)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the sum."""
+        return sum(self.sums.values())
+
+    @property
+    def packets_are_smaller(self) -> bool:
+        """Than their sum; also where there are none."""
+        return self.bits < 8 * self.sum_bytes or not self.bits
+
+
+class Summing:
+    """Adds up what clients send, by the rules of the method's `gather`."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.rules = setup.method.gather
+        self.relayed = setup.relayed
+
+    def sent(self, node: Node, next_sent: Callable[[], FromClient | None], round: int, packets: bool = False) -> Sent:
+        """What a node's clients have sent; `next_sent` gives the next leaf's message, None where there is none.
+
+        `packets`: they may stay as they are; kept until they are no longer smaller than their sum, and added from then
+        on. An error names `round` and the client.
+        """
+        held: dict[int, FromClient] = {}
+        sizes, asked = Sizes(self.rules), node[0]
+        while packets and asked < node[1] and sizes.packets_are_smaller:
+            one = next_sent()
+            if one is not None:
+                held[asked] = one._replace(message=self._gathered(one.message))
+                sizes.add(held[asked].message)
+            asked += 1
+        if packets and sizes.packets_are_smaller:
+            return Packets({leaf: written(one, round) for leaf, one in held.items()}, sizes.sum_bytes)
+
+        def add(sums: Sums, leaf: int) -> Sums:
+            one = held.pop(leaf, None) if leaf < asked else next_sent()
+            if one is None:
+                return sums
+            with naming_round_and_client(round, one.client):
+                return self._add(sums, one)
+
+        return on_wire(add_up(node, self._empty, add, merged))
+
+    def summed(self, root: Node, parts: Mapping[Node, Sent]) -> Sums:
+        """The sums of a node, from what nodes that cover it have sent, which stays as it is."""
+        return total(root, {node: self._opened(node, part) for node, part in parts.items()}, joined, merged)
+
+    def _opened(self, node: Node, part: Sent) -> Sums:
+        if isinstance(part, Added):
+            return {name: gather.from_wire(one) for name, one in part.sums.items()}
+
+        def add(sums: Sums, leaf: int) -> Sums:
+            one = part.by_leaf.get(leaf)
+            return sums if one is None else self._add(sums, one)
+
+        return add_up(node, self._empty, add, merged)
+
+    def _gathered(self, message: Message) -> Message:
+        """The packets that are added up: the others are billed, or relayed."""
+        return {name: packet for name, packet in message.items() if name in self.rules and name not in self.relayed}
+
+    def _empty(self) -> Sums:
+        return {name: rule.empty() for name, rule in self.rules.items()}
+
+    def _add(self, sums: Sums, one: FromClient) -> Sums:
+        """Add a client's message to what others have sent."""
+        for name, packet in self._gathered(one.message).items():
+            sums[name] = self.rules[name].add(sums[name], packet, one.weight, one.client)
+        return sums
+
+
+def written(one: FromClient, round: int) -> FromClient:
+    """The same message with all buffers made."""
+    with naming_round_and_client(round, one.client):
+        return one._replace(message={name: packet.written() for name, packet in one.message.items()})
+
+
+def merged(a: Sums, b: Sums) -> Sums:
+    """Two nodes' sums by message name, in the memory of the first."""
+    return {name: a[name].gather.merge(a[name], b[name]) for name in a}
+
+
+def joined(a: Sums, b: Sums) -> Sums:
+    """Two nodes' sums by message name, in new memory."""
+    return {name: a[name].gather.joined(a[name], b[name]) for name in a}
+
+
+def on_wire(sums: Sums) -> Added:
+    """Sums with numpy arrays in place of tensors."""
+    trees = [part for one in sums.values() for part in (one.sum, one.weights, *one.items.values())]
+    sum_bytes = sum(tensor.nbytes for part in trees if isinstance(part, dict) for tensor in part.values())
+    return Added({name: gather.to_wire(one) for name, one in sums.items()}, sum_bytes)

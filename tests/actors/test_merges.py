@@ -1,0 +1,42 @@
+"""Partial sums merged by calls on actors: the bits of one process, also where an actor dies over a merge."""
+
+import os
+import signal
+
+import pytest
+
+from actors import session
+from actors.pool import PendingCalls
+from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds import sum_up
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.testing.comparison import assert_same_bits, contents, rows
+from rayfl.testing.executors import play
+from tests.actors.toys import experiment
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("deaths", [0, 3])
+def test_merges_by_actors_that_die_give_the_bits_of_this_process(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_up, "FEW_BYTES", 0)
+    setup = prepare(experiment(rounds=2))
+    alone = InlineExecutor(setup)
+    records, run_states = play(setup, alone)
+    merges: list[int] = []
+    with session.executor(setup, Runtime(actors=3, num_cpus=0.1)) as executor:
+        send = executor._send
+
+        def send_and_kill(pending: PendingCalls) -> None:
+            send(pending)
+            if pending.kind == "merge":
+                merges.append(len(merges))
+                if len(merges) <= deaths:
+                    os.kill(executor.pids[[*pending.flying.values()][-1].actor], signal.SIGKILL)
+
+        monkeypatch.setattr(executor, "_send", send_and_kill)
+        others, other_states = play(setup, executor)
+        assert rows(records) == rows(others)
+        assert_same_bits(contents(alone, run_states[-1]), contents(executor, other_states[-1]))
+    assert len(merges) > 2 * deaths
