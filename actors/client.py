@@ -53,6 +53,7 @@ class ClientActor(OwnPackages):
         from actors.setups import read_setup
         from rayfl.determinism.platform import describe
         from rayfl.determinism.torch_flags import fix
+        from rayfl.limits.gpu import tensor_fraction
         from rayfl.rounds.worker import Worker
         from rayfl.settings import SettingsError
 
@@ -63,8 +64,9 @@ class ClientActor(OwnPackages):
                 node = ray.util.get_node_ip_address()
                 raise SettingsError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
             # Ray shares a GPU out by counting and limits no one's memory.
-            torch.cuda.set_per_process_memory_fraction(min(self.gpu_share, 1.0))
-        fix(self.worker.setup.threads, device)
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(tensor_fraction(self.gpu_share, total))
+        fix(self.worker.setup.threads, device, self.worker.setup.precision)
         node = ray.get_runtime_context().get_node_id()
         return Joined(
             os.getpid(), node, ray.util.get_node_ip_address(), describe(self.worker.setup.threads, device.type)

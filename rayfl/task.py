@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.batches import Batch
+from rayfl.determinism.process import Precision
 from rayfl.models import flops
 from rayfl.models.base import MemoryFormat, laid_out
 from rayfl.tree import Tree
@@ -104,7 +105,8 @@ class Classification(Task):
     """Softmax classification by a network: cross-entropy loss, accuracy. The module is a skeleton without storage.
 
     `input_shape`, the shape of one example, lets it count its operations. The network gets images laid out in
-    `memory_format`.
+    `memory_format`. With the `precision` bf16 its products and convolutions run under autocast, forward and backward;
+    parameters, gradients and the loss stay float32.
     """
 
     def __init__(
@@ -112,10 +114,12 @@ class Classification(Task):
         build: Callable[[], nn.Module],
         input_shape: tuple[int, ...] | None = None,
         memory_format: MemoryFormat = "contiguous",
+        precision: Precision = "fp32",
     ) -> None:
         self.build = build
         self.input_shape = input_shape
         self.memory_format: MemoryFormat = memory_format
+        self.precision: Precision = precision
         self._skeleton()
         refuse_batch_statistics(self.module)
         self.stochastic = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in self.module.modules())
@@ -129,6 +133,13 @@ class Classification(Task):
         return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
+        if self.precision != "bf16":
+            return self._forward(params, batch)
+        # Without its cache: what it keeps of one call's weights would meet the next call's.
+        with torch.autocast(batch.inputs.device.type, torch.bfloat16, cache_enabled=False):
+            return self._forward(params, batch).float()
+
+    def _forward(self, params: Tree, batch: Batch) -> Tensor:
         inputs = laid_out(batch.inputs, self.memory_format)
         if self.recurrent:
             # nn.RNNBase keeps a list of its weights beside its parameters, which functional_call knows to renew.

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from rayfl import tree
 from rayfl.data.batches import Batch
 from rayfl.task import Classification, Task
 from rayfl.tree import Tree
+from tests.models.examples import pad
 
 FORMS = pytest.mark.parametrize("form", ["plain", "functional"])
 
@@ -236,3 +238,39 @@ def test_a_tied_parameter_is_put_in_everywhere():
     weight = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
     # Row i of the output is W W e_i: W^2 = [[1, 4], [0, 1]], transposed.
     assert task.outputs({"first.weight": weight}, batch).tolist() == [[1.0, 0.0], [4.0, 1.0]]
+
+
+def test_bf16_rounds_the_factors_of_products_and_nothing_that_stays():
+    """A linear layer: 16 bits into the product and out of it; parameters, gradients and the loss are float32."""
+    plain, rounded = (Classification(lambda: nn.Linear(20, 3), (20,), precision=word) for word in ("fp32", "bf16"))
+    draw = torch.Generator().manual_seed(0)
+    batch = Batch(torch.randn(8, 20, generator=draw), torch.arange(8) % 3)
+    params = plain.init(0)
+    logits = rounded.outputs(params, batch)
+    product = batch.inputs.bfloat16() @ params["weight"].bfloat16().T
+    by_hand = product.float() + params["bias"].bfloat16().float()
+    assert logits.dtype == torch.float32
+    # The bias goes into the product's accumulator, so that one rounding to 8 bits lies between the two.
+    torch.testing.assert_close(logits, by_hand, rtol=2**-7, atol=2**-9)
+    assert torch.equal(logits, logits.bfloat16().float()) and not torch.equal(logits, plain.outputs(params, batch))
+    for task in (rounded, rounded.functional()):
+        gradient = task.grad(params, batch)
+        assert {tensor.dtype for tensor in gradient.values()} == {torch.float32}
+        for name, exact in plain.grad(params, batch).items():
+            torch.testing.assert_close(gradient[name], exact, rtol=0.05, atol=0.02)
+    assert torch.equal(plain.outputs(params, batch), plain.outputs(params, batch)), "autocast ends with the call"
+
+
+def test_bf16_goes_on_under_vmap_and_after_pickling():
+    task = Classification(partial(nn.Linear, 20, 3), (20,), precision="bf16")
+    task = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own bytes
+    draw = torch.Generator().manual_seed(1)
+    batches = [Batch(torch.randn(8, 20, generator=draw), torch.arange(8) % 3) for _ in range(2)]
+    clients = [task.init(seed) for seed in range(2)]
+    stacked = {key: torch.stack([client[key] for client in clients]) for key in clients[0]}
+    functional = task.functional()
+    found = torch.vmap(lambda params, batch: functional.grad(params, batch))(stacked, pad(batches, 8))
+    for row, (params, batch) in enumerate(zip(clients, batches, strict=True)):
+        for name, wanted in task.grad(params, batch).items():
+            # Both round to 8 bits, in other places.
+            torch.testing.assert_close(found[name][row], wanted, rtol=0.05, atol=0.02)

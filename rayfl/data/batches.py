@@ -1,14 +1,16 @@
 """The seeded batch schedule of one client, and the batches themselves."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, cropped, draw_crops
+from rayfl.data.device import DeviceData, DeviceSamples, upload
 from rayfl.data.partition import Partition
 
 NORMALISED_BYTES = 64 << 20
@@ -81,13 +83,40 @@ def steps_within(limit: int, num_examples: int, *, batch_size: int | None, batch
     return (passes * a_pass + further // (batch_size or num_examples)) // batches_per_step
 
 
-class ClientData:
-    """One client's view of a dataset: `train`, `validation`, `heldout` and `test` samples as batches."""
+@dataclass(frozen=True)
+class Order:
+    """A client's batches in one stage, before any sample is touched.
 
-    def __init__(self, dataset: Dataset, partition: Partition, client: int) -> None:
+    positions: of each batch, int64 [batch], in the client's split; indices: of the split in the dataset's samples.
+    crops: `draw_crops` of each batch, where the stage is augmented.
+    """
+
+    positions: list[np.ndarray]
+    indices: np.ndarray
+    crops: list[np.ndarray] | None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of each batch."""
+        return [len(positions) for positions in self.positions]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Indices into the dataset's samples of all batches, one behind the other."""
+        return self.indices[np.concatenate(self.positions)]
+
+
+class ClientData:
+    """One client's view of a dataset: `train`, `validation`, `heldout` and `test` samples as batches.
+
+    `store`: the samples on the device on which the batches are made; by default the CPU.
+    """
+
+    def __init__(self, dataset: Dataset, partition: Partition, client: int, store: DeviceData | None = None) -> None:
         self.dataset = dataset
         self.partition = partition
         self.client = client
+        self.store = store or DeviceData(dataset, torch.device("cpu"))
 
     def num_examples(self, split: str) -> int:
         """The number of samples that the client has in `split`."""
@@ -97,13 +126,13 @@ class ClientData:
         """How many samples the largest of all clients has in `split`."""
         return int(self.partition.split(split).sizes.max())
 
-    def all(self, split: str, device: str | torch.device = "cpu") -> Batch:
+    def all(self, split: str) -> Batch:
         """The whole split in one batch, in order and without augmentation. ValueError if it is empty."""
-        samples, indices = self._held(split)
-        inputs = self.dataset.normalise(_to_torch(samples.inputs[indices], device))
-        return Batch(inputs, _to_torch(samples.labels[indices], device))
+        samples = self.store.split(split)
+        inputs, labels = samples.take(samples.order(self._held(split)))
+        return Batch(self.store.normalise(inputs), labels)
 
-    def batches(
+    def order(
         self,
         split: str,
         *,
@@ -112,15 +141,14 @@ class ClientData:
         batch_size: int | None = None,
         batches_per_step: int = 1,
         generator: np.random.Generator,
-        device: str | torch.device = "cpu",
-    ) -> Iterator[Batch | tuple[Batch, ...]]:
-        """The batches of `schedule`, one a step, or a tuple a step where `batches_per_step` is above 1.
+        num_steps: int | None = None,
+    ) -> Order:
+        """The batches of `schedule`, or of its first `num_steps` steps; crops and flips for the train split only.
 
-        The order is drawn at the call; crops and flips as the batches are taken, and for the train split only.
         ValueError if the client has no sample in `split`.
         """
-        samples, indices = self._held(split)
-        plan = schedule(
+        indices = self._held(split)
+        positions = schedule(
             len(indices),
             epochs=epochs,
             steps=steps,
@@ -128,74 +156,52 @@ class ClientData:
             batches_per_step=batches_per_step,
             generator=generator,
         )
+        if num_steps is not None:
+            del positions[num_steps * batches_per_step :]
         augmented = self.dataset.augment and split == "train"
-        size = 4 * len(indices) * math.prod(self.dataset.input_shape)
-        if augmented or size > NORMALISED_BYTES or sum(map(len, plan)) < len(indices):
-            singles = self._one_by_one(samples, indices, plan, generator if augmented else None, device)
+        crops = [draw_crops(len(batch), generator) for batch in positions] if augmented else None
+        return Order(positions, indices, crops)
+
+    # Any: what `order` takes.
+    def batches(self, split: str, *, batches_per_step: int = 1, **given: Any) -> Iterator[Batch | tuple[Batch, ...]]:
+        """The batches of `order`, one a step, or a tuple a step where `batches_per_step` is above 1."""
+        order = self.order(split, batches_per_step=batches_per_step, **given)
+        size = 4 * len(order.indices) * math.prod(self.dataset.input_shape)
+        if order.crops or size > NORMALISED_BYTES or sum(order.sizes) < len(order.indices):
+            singles = self._one_by_one(self.store.split(split), order)
         else:
-            singles = self._normalised_once(samples, indices, plan, device)
+            singles = self._normalised_once(self.store.split(split), order)
         if batches_per_step == 1:
             return singles
         return zip(*[singles] * batches_per_step, strict=True)
 
-    def _held(self, split: str) -> tuple[Samples, np.ndarray]:
-        """The dataset's samples, and the indices of those that the client has in `split`."""
+    def _held(self, split: str) -> np.ndarray:
+        """Indices of the dataset's samples that the client has in `split`."""
         indices = self.partition.split(split)[self.client]
         if len(indices) == 0:
             raise ValueError(
                 f"client {self.client} has no {split} samples: give the experiment a {split} split, or fewer clients"
             )
-        return self.dataset.test if split == "test" else self.dataset.train, indices
+        return indices
 
-    def _normalised_once(
-        self, samples: Samples, indices: np.ndarray, plan: list[np.ndarray], device: str | torch.device
-    ) -> Iterator[Batch]:
+    def _normalised_once(self, samples: DeviceSamples, order: Order) -> Iterator[Batch]:
         """Batches of inputs that are normalised at once: fast where all are used, and the numbers are the same."""
-        inputs = self.dataset.normalise(_to_torch(samples.inputs[indices], device))
-        labels = _to_torch(samples.labels[indices], device)
-        for positions in plan:
-            chosen = _to_torch(positions, device)
+        inputs, labels = samples.take(samples.order(order.indices))
+        inputs = self.store.normalise(inputs)
+        for chosen in upload(np.concatenate(order.positions), self.store.device).split(order.sizes):
             yield Batch(inputs.index_select(0, chosen), labels.index_select(0, chosen))
 
-    def _one_by_one(
-        self,
-        samples: Samples,
-        indices: np.ndarray,
-        plan: list[np.ndarray],
-        generator: np.random.Generator | None,
-        device: str | torch.device,
-    ) -> Iterator[Batch]:
+    def _one_by_one(self, samples: DeviceSamples, order: Order) -> Iterator[Batch]:
         """Batches normalised one by one: for augmentation, for large splits, and for steps that use few samples."""
-        for positions in plan:
-            rows = indices[positions]
-            inputs = self.dataset.prepare(samples.inputs[rows], generator)
-            yield Batch(inputs.to(device), _to_torch(samples.labels[rows], device))
-
-
-def pad(batches_of_clients: Sequence[Batch], size: int | None = None) -> Batch:
-    """One batch a client, stacked to [num_clients, size, ...] with weights 0 on the padding.
-
-    Without a `size` it is that of the largest batch, and the weights stay None where nothing is padded and no batch has
-    any.
-    """
-    sizes = [len(batch.labels) for batch in batches_of_clients]
-    largest = size or max(sizes)
-    first = batches_of_clients[0]
-    if size is None and min(sizes) == largest and all(batch.weights is None for batch in batches_of_clients):
-        inputs = torch.stack([batch.inputs for batch in batches_of_clients])
-        return Batch(inputs, torch.stack([batch.labels for batch in batches_of_clients]))
-    inputs = first.inputs.new_zeros((len(sizes), largest, *first.inputs.shape[1:]))
-    labels = first.labels.new_zeros((len(sizes), largest))
-    weights = torch.zeros((len(sizes), largest), device=first.inputs.device)
-    for client, (count, batch) in enumerate(zip(sizes, batches_of_clients, strict=True)):
-        inputs[client, :count] = batch.inputs
-        labels[client, :count] = batch.labels
-        weights[client, :count] = 1.0 if batch.weights is None else batch.weights
-    return Batch(inputs, labels, weights)
-
-
-def _to_torch(array: np.ndarray, device: str | torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+        rows = samples.order(order.rows).split(order.sizes)
+        crops = None
+        if order.crops:
+            crops = upload(np.concatenate(order.crops, axis=1), self.store.device).split(order.sizes, dim=1)
+        for index, chosen in enumerate(rows):
+            inputs, labels = samples.take(chosen)
+            if crops is not None:
+                inputs = cropped(inputs, crops[index])
+            yield Batch(self.store.normalise(inputs), labels)
 
 
 def _check(num_examples: int, epochs: int | None, steps: int | None, batch_size: int | None, group: int) -> None:

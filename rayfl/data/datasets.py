@@ -78,22 +78,34 @@ class Dataset:
         `inputs` are rows of `train.inputs` or `test.inputs`. They are augmented only if a `generator` is given and
         the dataset asks for it.
         """
+        images = torch.tensor(inputs)
         if self.augment and generator is not None:
-            inputs = crop_and_flip(inputs, generator)
-        return self.normalise(torch.tensor(inputs))
+            images = cropped(images, torch.from_numpy(draw_crops(len(images), generator)))
+        return self.normalise(images)
 
-    def normalise(self, inputs: Tensor) -> Tensor:
-        """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only typed for others."""
+    def normalise(self, inputs: Tensor, constants: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only typed for others.
+
+        constants: `channel_constants` of the inputs' device, which otherwise travel there for each call.
+        """
         if self.kind != "image":
             return inputs.to(torch.int64 if self.kind == "text" else torch.float32, copy=True)
-        scale = [1.0 / (self.white * std) for std in self.std]
-        shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+        scale, shift = self._scale_and_shift
         pixels = inputs.to(torch.float32, copy=True)
         if len(scale) == 1:
             return pixels.mul_(scale[0]).add_(shift[0])
-        per_channel = (len(scale), 1, 1)
-        pixels.mul_(torch.tensor(scale, device=pixels.device).view(per_channel))
-        return pixels.add_(torch.tensor(shift, device=pixels.device).view(per_channel))
+        scales, shifts = constants or self.channel_constants(pixels.device)
+        return pixels.mul_(scales).add_(shifts)
+
+    def channel_constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """By what pixels are multiplied, and what is added to them then: float32 [channels, 1, 1] each."""
+        scale, shift = (torch.tensor(numbers, device=device).view(-1, 1, 1) for numbers in self._scale_and_shift)
+        return scale, shift
+
+    @property
+    def _scale_and_shift(self) -> tuple[list[float], list[float]]:
+        scale = [1.0 / (self.white * std) for std in self.std]
+        return scale, [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
 
 
 class Source(Choice, ABC):
@@ -107,16 +119,24 @@ class Source(Choice, ABC):
         """The dataset. SettingsError with one sentence where its files are missing or cannot be fetched."""
 
 
-def crop_and_flip(images: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Frame each image with 4 black pixels, cut its size out at random, and mirror it with probability 1/2.
-
-    images: uint8 [batch, channels, height, width]; returns a new array of the same shape.
-    """
-    batch, _, height, width = images.shape
-    framed = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
-    windows = np.lib.stride_tricks.sliding_window_view(framed, (height, width), axis=(2, 3))
+def draw_crops(batch: int, generator: np.random.Generator) -> np.ndarray:
+    """How augmentation cuts out each image of a batch: int64 [3, batch], top and left in its frame, and 1: mirrored."""
     top, left = generator.integers(0, 2 * PADDING + 1, size=(2, batch))
-    cropped = windows[np.arange(batch), :, top, left]
-    mirrored = generator.random(batch) < 0.5
-    cropped[mirrored] = cropped[mirrored][..., ::-1]
-    return cropped
+    return np.stack([top, left, (generator.random(batch) < 0.5).astype(np.int64)])
+
+
+def cropped(images: Tensor, crops: Tensor) -> Tensor:
+    """Each image framed with 4 black pixels, cut out at its place, and mirrored where its draw says so.
+
+    images: uint8 [batch, channels, height, width]; crops: `draw_crops` [3, batch], on the same device; returns a new
+    tensor of the images' shape.
+    """
+    batch, channels, height, width = images.shape
+    top, left, mirrored = crops.unsqueeze(-1)
+    framed = torch.nn.functional.pad(images, (PADDING,) * 4)
+    across = torch.arange(width, device=images.device)
+    columns = left + torch.where(mirrored > 0, width - 1 - across, across)
+    rows = top + torch.arange(height, device=images.device)
+    places = (rows[:, :, None] * framed.shape[-1] + columns[:, None, :]).view(batch, 1, height * width)
+    flat = framed.view(batch, channels, -1).gather(2, places.expand(batch, channels, height * width))
+    return flat.view(batch, channels, height, width)

@@ -17,6 +17,9 @@ from typing import Literal
 InstructionSet = Literal["native", "avx2"]
 """How far ATen and oneDNN may go: to what the processor has, or to AVX2, which costs a CNN about half as much again."""
 
+Precision = Literal["fp32", "tf32", "bf16"]
+"""Of products and convolutions in a model: float32; on a GPU its factors rounded to TF32; or autocast to bfloat16."""
+
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 30),
     "MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30),

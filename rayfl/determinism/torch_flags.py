@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rayfl.determinism.process import InstructionSet, prepare_process
+from rayfl.determinism.process import InstructionSet, Precision, prepare_process
 
 _chosen: list[InstructionSet] = []
 """The instruction set of this process, once there is one: torch keeps to the first one that it computes with."""
@@ -26,19 +26,23 @@ def choose(instruction_set: InstructionSet) -> None:
     _chosen[:] = [instruction_set]
 
 
-def fix(threads: int, device: torch.device) -> None:
-    """Set the thread count; on a GPU also deterministic algorithms, without cudnn's search for the fastest one."""
+def fix(threads: int, device: torch.device, precision: Precision = "fp32") -> None:
+    """Set the thread count; on a GPU also deterministic algorithms, without cudnn's search for the fastest one.
+
+    TF32 is on where `precision` says so and nowhere else: torch has it on for cuDNN's convolutions by itself.
+    """
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 @contextmanager
-def fixed(threads: int, device: torch.device) -> Iterator[None]:
+def fixed(threads: int, device: torch.device, precision: Precision = "fp32") -> Iterator[None]:
     """`fix` for a while; the thread count is put back afterwards."""
     before = torch.get_num_threads()
-    fix(threads, device)
+    fix(threads, device, precision)
     try:
         yield
     finally:

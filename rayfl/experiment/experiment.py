@@ -16,7 +16,7 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.determinism.process import InstructionSet
+from rayfl.determinism.process import InstructionSet, Precision
 from rayfl.experiment import toml
 from rayfl.experiment.input_files import located
 from rayfl.experiment.report_options import ReportOptions
@@ -121,8 +121,8 @@ ACCELERATOR_KEY, NODE_KEY = "ray.io/accelerator-type", "ray.io/node-id"
 
 
 class Runtime(Settings):
-    """The `[runtime]` table: where and how a run executes. threads, instruction_set, engine, stack_width and
-    device decide its bits."""
+    """The `[runtime]` table: where and how a run executes. threads, instruction_set, engine, stack_width,
+    precision and device decide its bits."""
 
     executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
     actors: Annotated[int, Field(ge=1)] | Literal["all"] | None = Field(
@@ -148,7 +148,12 @@ class Runtime(Settings):
     )
     mixed: bool = Field(default=False, description="let unlike machines work together: bits depend on who does what")
     engine: Literal["auto", "loop", "vmap"] = Field(default="auto", description="loop: one by one; vmap: stacked")
-    stack_width: int = Field(default=16, ge=1, description="clients that the engine vmap trains at once")
+    stack_width: int | None = Field(
+        default=None, ge=1, description="clients that the engine vmap trains at once; default: by the model's size"
+    )
+    precision: Precision = Field(
+        default="fp32", description="of a model's products: fp32; tf32 (GPUs only); bf16: autocast, weights stay fp32"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where num_gpus > 0")
     address: str | None = Field(default=None, description="Ray cluster to join; default: RAY_ADDRESS, or a local one")
     object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")
@@ -169,6 +174,8 @@ class Runtime(Settings):
             raise ValueError(f"num_gpus={share:g} an actor is not allowed; give a share below 1, or a whole number")
         if 0 < share < LEAST_SHARE:
             raise ValueError(f"num_gpus={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}")
+        if self.precision == "tf32" and self.device_name == "cpu":
+            raise ValueError("precision='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'")
         return self
 
     @model_validator(mode="after")

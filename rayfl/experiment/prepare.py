@@ -19,7 +19,6 @@ from rayfl.limits import memory
 from rayfl.methods.base import Method
 from rayfl.models import given_weights
 from rayfl.population.sampling import Population
-from rayfl.rounds import engines
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError, shown
 from rayfl.task import Classification, Task
@@ -54,6 +53,7 @@ def prepare(experiment: Experiment) -> Setup:
         stack_width=runtime.stack_width,
         device_name=runtime.device_name,
         threads=runtime.threads,
+        precision=runtime.precision,
         identity=identity(experiment),
     )
     check(setup, experiment)
@@ -87,7 +87,7 @@ def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
     # The module has no storage here, and torch counts its entries in 64 bits.
     try:
         build = model.builder(dataset.input_shape, dataset.num_classes)
-        task = Classification(build, dataset.input_shape, model.memory_format)
+        task = Classification(build, dataset.input_shape, model.memory_format, experiment.runtime.precision)
     except (RuntimeError, OverflowError, TypeError):
         if not options:
             raise
@@ -123,9 +123,8 @@ def check(setup: Setup, experiment: Experiment) -> None:
         # Who receives from whom, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
     setup.check()
-    if engines.choose(setup.engine_name, setup.method, setup.device) is engines.run_vmap:
-        stacked = setup.stack_width * tree.num_bytes(setup.initial_arrays)
-        memory.require(stacked, f"runtime.stack_width={setup.stack_width} copies of the model", "lower it")
+    stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
+    memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
     runtime = experiment.runtime
     if runtime.object_store_memory_mb and not (runtime.address or os.environ.get("RAY_ADDRESS")):
         store = f"runtime.object_store_memory_mb={runtime.object_store_memory_mb}"

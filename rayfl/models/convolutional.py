@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from rayfl.models.base import Architecture, MemoryFormat, Rate, Width
 
@@ -105,12 +105,34 @@ class AlexNetMCEPL(Architecture):
         channels, sides = input_shape[0], input_shape[1:]
         for after, alpha, padding in ((64, 2e-5, 0), (128, 1e-4, 0), (256, 1e-4, 1)):
             layers += [nn.Conv2d(channels, after, 5, padding=1, bias=False), nn.ELU()]
-            layers += [nn.LocalResponseNorm(4, alpha, beta=0.75), nn.MaxPool2d(3, stride=2, padding=padding)]
+            layers += [LocalResponseNorm(4, alpha, beta=0.75), nn.MaxPool2d(3, stride=2, padding=padding)]
             sides = tuple((side - 2 + 2 * padding - 3) // 2 + 1 for side in sides)
             channels = after
         layers += [nn.Flatten(), nn.Linear(channels * sides[0] * sides[1], 192), nn.ELU()]
         layers.append(nn.Linear(192, num_classes))
         return nn.Sequential(*layers, *([nn.ELU()] if self.elu_logits else []))
+
+
+class LocalResponseNorm(nn.Module):
+    """x / (1 + alpha m)^beta, where m is the mean of x^2 over `size` channels, size / 2 of them before x's own.
+
+    What `nn.LocalResponseNorm` computes, as a sum of slices: on a GPU torch's way leads through avg_pool3d, whose
+    backward pass has no deterministic algorithm. Source: Krizhevsky, Sutskever, Hinton, NeurIPS 2012, section 3.3.
+    """
+
+    def __init__(self, size: int, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta = size, alpha, beta
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[batch, channels, height, width], and the same shape comes out."""
+        around = (0, 0, 0, 0, self.size // 2, (self.size - 1) // 2)
+        squares = nn.functional.pad(images * images, around)
+        channels = images.shape[-3]
+        total = squares.narrow(-3, 0, channels)
+        for first in range(1, self.size):
+            total = total + squares.narrow(-3, first, channels)
+        return images / (total / self.size * self.alpha + 1).pow(self.beta)
 
 
 def start_convolution(layer: nn.Conv2d) -> None:

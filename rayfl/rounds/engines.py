@@ -9,16 +9,17 @@ do not depend on the others of its stack (but for full batches, which are padded
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_map
 
-from rayfl.data.batches import Batch, ClientData, amount, pad
+from rayfl.data.batches import Batch, ClientData, Order, amount
+from rayfl.data.stacks import StackBatches
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
+from rayfl.rounds import carries
 
 
 class Engine(Protocol):
@@ -59,28 +60,31 @@ class LocalTask:
             )
         )
 
-    def batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
+    def order(self, stage: Stage) -> Order:
         """The stage's batches in the order that this (seed, round, client) gives; the first ones for a `share`."""
-        batches = self._all_batches(stage)
-        return islice(batches, self.planned(stage).num_steps) if self.share < 1 else batches
+        return self.data.order(stage.split, **self._drawn(stage))
 
-    def _all_batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
+    def batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
+        """The batches of `order`, one after another."""
+        return self.data.batches(stage.split, **self._drawn(stage))
+
+    # Any: what `ClientData.order` takes.
+    def _drawn(self, stage: Stage) -> dict[str, Any]:
         generator = seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches")
-        return self.data.batches(
-            stage.split,
-            epochs=stage.epochs,
-            steps=stage.steps,
-            batch_size=stage.batch_size,
-            batches_per_step=stage.batches_per_step,
-            generator=generator,
-            device=self.device,
-        )
+        return {
+            "epochs": stage.epochs,
+            "steps": stage.steps,
+            "batch_size": stage.batch_size,
+            "batches_per_step": stage.batches_per_step,
+            "generator": generator,
+            "num_steps": self.planned(stage).num_steps if self.share < 1 else None,
+        }
 
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
     """One client after another, whatever the width."""
     for task in tasks:
-        carry = _to(task.begin(), task.device)
+        carry = carries.to_device(task.begin(), task.device)
         work: dict[str, Work] = {}
         with _forked(method, task):
             for stage in task.stages:
@@ -91,7 +95,7 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
                     num_examples += _size(batch)
                 carry = method.end_stage(carry, stage=stage)
                 work[stage.name] = Work(num_steps, num_examples)
-        yield _to(carry, torch.device("cpu")), work
+        yield carries.to_memory(carry), work
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
@@ -106,63 +110,53 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
         carry = task.begin()
         alike.setdefault(_shape(carry), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
-    for carries in alike.values():
-        if max(width, len(carries)) > 1:
-            found = _together(twin, [tasks[row] for row in carries], list(carries.values()), width)
+    for own in alike.values():
+        if max(width, len(own)) > 1:
+            found = _together(twin, [tasks[row] for row in own], list(own.values()), width)
         else:
             # Nothing to stack, and torch refuses GroupNorm on images under a vmap over one client.
-            ((row, carry),) = carries.items()
+            ((row, carry),) = own.items()
             found = run_loop(method, [replace(tasks[row], begin=lambda carry=carry: carry)])
-        done |= zip(carries, found, strict=True)
+        done |= zip(own, found, strict=True)
     yield from (done[row] for row in range(len(tasks)))
 
 
 def _together(
-    method: Method, tasks: Sequence[LocalTask], carries: list[Carry], width: int
+    method: Method, tasks: Sequence[LocalTask], own: list[Carry], width: int
 ) -> list[tuple[Carry, dict[str, Work]]]:
     """All stages of clients whose carries have the same shape."""
-    device, missing = tasks[0].device, max(0, width - len(tasks))
+    device, width = tasks[0].device, max(width, len(tasks))
     work: list[dict[str, Work]] = [{} for _ in tasks]
+    carry = carries.stacked(own, width, device)
     for stage in tasks[0].stages:
-        filled = [*carries, *[carries[0]] * missing]
-        stacked = _to(tree_map(lambda *leaves: torch.stack(leaves), *filled), device)
-        stacked, done = _stage(method, stacked, tasks, stage, missing)
-        carries = [method.end_stage(_row(stacked, row), stage=stage) for row in range(len(tasks))]
-        for row, did in enumerate(done):
-            work[row][stage.name] = did
-    return list(zip(carries, work, strict=True))
+        orders = [task.order(stage) for task in tasks]
+        carry = run_stage(method, carry, stage_batches(tasks, stage, orders, width), stage)
+        for row, order in enumerate(orders):
+            work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
+        if type(method).end_stage is not Method.end_stage:
+            ended = [method.end_stage(one, stage=stage) for one in carries.rows(carry, len(tasks))]
+            if stage is tasks[0].stages[-1]:
+                return list(zip(ended, work, strict=True))
+            carry = carries.stacked(ended, width, device)
+    return list(zip(carries.rows(carry, len(tasks)), work, strict=True))
 
 
-def _stage(
-    method: Method, stacked: Carry, tasks: Sequence[LocalTask], stage: Stage, missing: int
-) -> tuple[Carry, list[Work]]:
-    """All steps of one stage on stacked carries [width, ...], the last `missing` of which are copies of the first."""
-    schedules = [list(task.batches(stage)) for task in tasks]
-    work = [Work(len(batches), sum(_size(batch) for batch in batches)) for batches in schedules]
-    schedules += [schedules[0]] * missing
-    size = stage.batch_size and min(stage.batch_size, tasks[0].data.most_examples(stage.split))
-    num_steps = max(len(schedule) for schedule in schedules)
-    for index in range(num_steps):
-        active = torch.tensor([index < len(schedule) for schedule in schedules], device=tasks[0].device)
-        batches = [schedule[min(index, len(schedule) - 1)] for schedule in schedules]
-        batch = _padded(batches, size)
+def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
+    """The batches of a stack's stage, whose full size is the same whoever is in the stack."""
+    data = tasks[0].data
+    size = stage.batch_size and min(stage.batch_size, data.most_examples(stage.split))
+    group = stage.batches_per_step
+    return StackBatches(data.store, stage.split, orders, width=width, size=size, batches_per_step=group)
+
+
+def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
+    """All steps of one stage on a stacked carry [width, ...]. Nothing in here waits for the device."""
+    for index in range(batches.num_steps):
+        batch, active = batches.step(index), batches.active(index)
         step = torch.vmap(lambda carry, batch: method.step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
-        advanced = step(stacked, batch)
-        stacked = advanced if bool(active.all()) else _where(active, advanced, stacked)
-    return stacked, work
-
-
-def choose(name: str, method: Method, device: torch.device) -> Engine:
-    """The engine of a run: "loop", "vmap" or "auto".
-
-    The rule of "auto": vmap on a GPU, where small models leave it idle otherwise; the loop on a CPU, where vmap makes
-    convolutions slower; the loop for what cannot run under vmap (LSTM, dropout).
-    """
-    if name == "vmap" and not method.task.vmappable:
-        raise ValueError("engine='vmap' cannot run a model with dropout or recurrent layers; use engine='loop'")
-    if name == "vmap" or (name == "auto" and device.type == "cuda" and method.task.vmappable):
-        return run_vmap
-    return run_loop
+        advanced = step(carry, batch)
+        carry = advanced if active is None else _where(active, advanced, carry)
+    return carry
 
 
 @contextmanager
@@ -176,20 +170,9 @@ def _forked(method: Method, task: LocalTask) -> Iterator[None]:
         yield
 
 
-def _to(carry: Carry, device: torch.device) -> Carry:
-    if device.type == "cpu" and not torch.cuda.is_available():
-        return carry
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, carry)
-
-
 def _shape(carry: Carry) -> Hashable:
     """Names, shapes and types of all leaves."""
     return tuple((path, leaf.shape, leaf.dtype) for path, leaf in tree_flatten_with_path(carry)[0])
-
-
-def _row(stacked: Carry, row: int) -> Carry:
-    """One client's carry, in memory of its own."""
-    return tree_map(lambda leaf: leaf[row].cpu().clone(), stacked)
 
 
 def _where(active: Tensor, new: Carry, old: Carry) -> Carry:
@@ -210,10 +193,3 @@ def _stacked(batch: Batch | tuple[Batch, ...]) -> Any:
     if isinstance(batch, Batch):
         return Batch(0, 0, None if batch.weights is None else 0)  # type: ignore[arg-type]
     return tuple(_stacked(part) for part in batch)
-
-
-# Any: all batches, or all tuples of as many batches.
-def _padded(batches: Sequence[Any], size: int | None) -> Batch | tuple[Batch, ...]:
-    if isinstance(batches[0], Batch):
-        return pad(batches, size)
-    return tuple(pad(parts, size) for parts in zip(*batches, strict=True))

@@ -17,6 +17,7 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Samples
 from rayfl.methods.base import Carry, Context
+from rayfl.rounds import carries
 from rayfl.rounds.engines import LocalTask, run_loop
 from rayfl.rounds.setup import Setup
 from rayfl.tree import State, Tree
@@ -52,17 +53,14 @@ def means(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> 
 
 def per_example(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric's value for each of the given examples, float64 [len(indices)]."""
-    params = {name: tensor.to(setup.device) for name, tensor in params.items()}
-    parts: dict[str, list[np.ndarray]] = {}
-    for start in range(0, len(indices), BATCH):
-        rows = indices[start : start + BATCH]
-        batch = Batch(
-            setup.dataset.prepare(samples.inputs[rows]).to(setup.device),
-            torch.from_numpy(samples.labels[rows]).to(setup.device),
-        )
+    params = carries.to_device(params, setup.device)
+    held, parts = setup.on_device.of(samples), dict[str, list[torch.Tensor]]()
+    for rows in held.order(indices).split(BATCH):
+        inputs, labels = held.take(rows)
+        batch = Batch(setup.on_device.normalise(inputs), labels)
         for name, values in setup.method.task.metrics(params, batch).items():
-            parts.setdefault(name, []).append(values.double().cpu().numpy())
-    return {name: np.concatenate(values) for name, values in parts.items()}
+            parts.setdefault(name, []).append(values)
+    return {name: torch.cat(values).double().cpu().numpy() for name, values in parts.items()}
 
 
 def own_splits(setup: Setup, values: Mapping[str, np.ndarray]) -> dict[int, dict[str, float]]:

@@ -110,8 +110,9 @@ class InlineExecutor:
     def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs here."""
         self._wave = Wave(kind, 0, num_clients(jobs))
+        setup = self.worker.setup
         try:
-            with fixed(self.worker.setup.threads, self.worker.setup.device):
+            with fixed(setup.threads, setup.device, setup.precision):
                 return [self._do(kind, shared, job) for job in jobs]
         except OutOfMemory as error:
             raise ClientError(f"{error}; {SMALLER}") from error

@@ -12,14 +12,16 @@ from rayfl import plugins, tree
 from rayfl.compress.base import Compressor
 from rayfl.data.batches import ClientData
 from rayfl.data.datasets import Dataset
+from rayfl.data.device import DeviceData
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding
+from rayfl.determinism.process import Precision
 from rayfl.gather import Relay
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.models import flops
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Clients, Population
-from rayfl.rounds import engines
+from rayfl.rounds import engines, stacking
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings, SettingsError
 from rayfl.topology.graphs import Topology, link_weights, mixing_weights
@@ -57,16 +59,20 @@ class Setup:
     topology: Topology | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine_name: str = "auto"
-    stack_width: int = 16
+    stack_width: int | None = None
+    """Clients of a stack; None: by the rule of `stacking`."""
     device_name: str = "cpu"
     threads: int = 1
+    precision: Precision = "fp32"
     identity: str = ""
     """A digest of all that decides the numbers; "" where nobody compares it. Checkpoints have it."""
 
     # Any: fields and what was computed from them.
     def __getstate__(self) -> dict[str, Any]:
         # Pickle reads in order: plugin files must have run before it comes to objects of their classes.
-        return {"plugin_files": plugins.loaded_files(), **vars(self)}
+        # Each process puts the samples on its own device.
+        fields = {name: value for name, value in vars(self).items() if name != "on_device"}
+        return {"plugin_files": plugins.loaded_files(), **fields}
 
     # Any: see `__getstate__`.
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -87,6 +93,11 @@ class Setup:
     def device(self) -> torch.device:
         """Where local work runs."""
         return torch.device(self.device_name)
+
+    @cached_property
+    def on_device(self) -> DeviceData:
+        """The dataset where local work runs."""
+        return DeviceData(self.dataset, self.device)
 
     @cached_property
     def forward_flops(self) -> int:
@@ -155,12 +166,14 @@ class Setup:
     @cached_property
     def engine(self) -> engines.Engine:
         """The engine that runs local work."""
-        return engines.choose(self.engine_name, self.method, self.device)
+        return stacking.choose(self.engine_name, self.method, self.device, self.initial)
 
-    @property
+    @cached_property
     def work_width(self) -> int:
         """Clients that are trained together: a stack under vmap, one in the loop."""
-        return self.stack_width if self.engine is engines.run_vmap else 1
+        if self.engine is not engines.run_vmap:
+            return 1
+        return stacking.width(self.stack_width, self.method, self.device, self.initial)
 
     @property
     def most_calls(self) -> int:
@@ -181,7 +194,7 @@ class Setup:
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
-        return ClientData(self.dataset, self.partition, client)
+        return ClientData(self.dataset, self.partition, client, self.on_device)
 
     def context(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
         """What a method may know in this round about this client (`seeding.NOBODY`: the server)."""

@@ -36,6 +36,11 @@ def test_loop_and_vmap_agree(case: Case):
 
 
 @every_method
+def test_no_stage_waits_for_a_gpu(case: Case):
+    contracts.no_stage_waits_for_a_gpu(case.make(engine="vmap", rounds=2))
+
+
+@every_method
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, engine: str):
     here = case.make(engine=engine, stack_width=2)

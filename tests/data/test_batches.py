@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.data import batches as batches_module
-from rayfl.data.batches import Batch, ClientData, amount, pad, schedule, steps_within
+from rayfl.data.batches import Batch, ClientData, amount, schedule, steps_within
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import generator
 from tests.data.toys import numbered_images
@@ -200,22 +200,6 @@ def test_read_only_arrays_are_never_written():
     (batch,) = singles(data, epochs=1)
     batch.inputs.add_(1.0)
     assert numbers(data.all("train")) == [0, 2, 4, 6, 8]
-
-
-def test_padding_has_weight_zero():
-    short = Batch(torch.ones(1, 2), torch.tensor([5]))
-    weighted = Batch(torch.full((3, 2), 2.0), torch.tensor([1, 2, 3]), torch.tensor([1.0, 0.5, 0.0]))
-    batch = pad([short, weighted])
-    assert batch.inputs.tolist() == [[[1, 1], [0, 0], [0, 0]], [[2, 2], [2, 2], [2, 2]]]
-    assert batch.labels.tolist() == [[5, 0, 0], [1, 2, 3]]
-    assert batch.weights is not None
-    assert batch.weights.tolist() == [[1, 0, 0], [1, 0.5, 0]]
-
-
-def test_equal_batches_need_no_weights():
-    batch = pad([Batch(torch.ones(2, 3), torch.tensor([0, 1]))] * 4)
-    assert batch.inputs.shape == (4, 2, 3)
-    assert batch.weights is None
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayfl.choices import named
-from rayfl.data.datasets import Dataset, Samples, Source, crop_and_flip
+from rayfl.data.datasets import Dataset, Samples, Source, cropped, draw_crops
 from rayfl.data.sources.digits import FOLDER, Digits
 from rayfl.data.sources.idx import read_idx
 from rayfl.determinism.seeding import generator
@@ -70,7 +70,8 @@ def test_crops_are_windows_of_the_framed_image_mirrored_half_of_the_time():
     frame[:, 4:7, 4:9] = images[0]
     windows = {frame[:, y : y + 3, x : x + 5].tobytes(): (y, x) for y in range(9) for x in range(9)}
     places, num_mirrored = set(), 0
-    for crop in crop_and_flip(images, np.random.default_rng(0)):
+    crops = torch.from_numpy(draw_crops(len(images), np.random.default_rng(0)))
+    for crop in cropped(torch.from_numpy(images), crops).numpy():
         is_mirrored = crop.tobytes() not in windows
         num_mirrored += is_mirrored
         places.add(windows[(crop[..., ::-1] if is_mirrored else crop).tobytes()])

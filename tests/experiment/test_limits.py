@@ -105,6 +105,7 @@ def test_a_long_file_name_is_cut(tmp_path: Path):
         ({"device": "cuda"}, "runtime.device='cuda' needs a share of a GPU for every actor; set runtime.num_gpus"),
         ({"num_gpus": 1.5}, "runtime.num_gpus=1.5 an actor is not allowed; give a share below 1, or a whole number"),
         ({"num_gpus": 0.00001}, "runtime.num_gpus=1e-05 an actor is less than Ray can count; give at least 0.0001"),
+        ({"precision": "tf32"}, "runtime.precision='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'"),
         ({"threads": 10**9}, "runtime.threads=1000000000 is not allowed; it must be a whole number in [1, 1024]"),
         ({"call_timeout_s": 1e300}, "runtime.call_timeout_s=1e+300 is not allowed; it must be a number in (0, 1e+09]"),
     ],
@@ -113,7 +114,7 @@ def test_what_no_machine_could_give(runtime: dict, sentence: str):
     with pytest.raises(SettingsError) as caught:
         experiment_of({"runtime": runtime})
     assert str(caught.value).startswith(sentence)
-    assert Runtime(device="cuda", executor="inline").device_name == "cuda"
+    assert Runtime(device="cuda", executor="inline", precision="tf32").device_name == "cuda"
 
 
 def test_a_sweep_of_billions_is_refused_at_once(file: Path):

@@ -11,6 +11,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.models import Architecture
 from rayfl.rounds.setup import Setup
+from rayfl.task import Classification
 
 BASE: dict[str, Any] = {
     "rounds": 2,
@@ -28,11 +29,13 @@ def prepared(given: dict[str, Any]) -> Setup:
 
 
 def test_everything_is_in_its_place():
-    runtime = {"stack_width": 3, "threads": 2, "engine": "loop"}
+    runtime = {"stack_width": 3, "threads": 2, "engine": "loop", "precision": "bf16"}
     setup = prepared({"seed": 7, "runtime": runtime, "uplink": {"name": "topk", "keep_ratio": 0.5}})
     assert (setup.seed, setup.rounds, setup.num_clients) == (7, 2, 5)
     assert (setup.stack_width, setup.threads, setup.engine_name, setup.device_name) == (3, 2, "loop", "cpu")
     assert setup.uplink.name == "topk"
+    assert isinstance(setup.method.task, Classification)
+    assert (setup.precision, setup.method.task.precision) == ("bf16", "bf16")
     # 10 groups of 20 samples, 2 of each for the test: 180 over 5 clients.
     assert setup.population.num_examples.tolist() == [36] * 5
     assert {name: tensor.shape for name, tensor in setup.initial.items()} == {"1.weight": (4, 8), "1.bias": (4,)}

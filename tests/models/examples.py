@@ -1,6 +1,6 @@
 """Every model small enough to train in a test, with samples of its kind."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -55,3 +55,25 @@ def batch_of(name: str, size: int, seed: int = 0) -> Batch:
     texts = torch.randint(1, NUM_TOKENS, (size, *shape), generator=generator)
     texts[::2, -3:] = 0
     return Batch(texts, labels)
+
+
+def pad(batches_of_clients: Sequence[Batch], size: int | None = None) -> Batch:
+    """One batch a client, stacked to [num_clients, size, ...] with weights 0 on the padding.
+
+    Without a `size` it is that of the largest batch, and the weights stay None where nothing is padded and no batch has
+    any.
+    """
+    sizes = [len(batch.labels) for batch in batches_of_clients]
+    largest = size or max(sizes)
+    first = batches_of_clients[0]
+    if size is None and min(sizes) == largest and all(batch.weights is None for batch in batches_of_clients):
+        inputs = torch.stack([batch.inputs for batch in batches_of_clients])
+        return Batch(inputs, torch.stack([batch.labels for batch in batches_of_clients]))
+    inputs = first.inputs.new_zeros((len(sizes), largest, *first.inputs.shape[1:]))
+    labels = first.labels.new_zeros((len(sizes), largest))
+    weights = torch.zeros((len(sizes), largest), device=first.inputs.device)
+    for client, (count, batch) in enumerate(zip(sizes, batches_of_clients, strict=True)):
+        inputs[client, :count] = batch.inputs
+        labels[client, :count] = batch.labels
+        weights[client, :count] = 1.0 if batch.weights is None else batch.weights
+    return Batch(inputs, labels, weights)

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from rayfl.models import VGG11, AlexNetMCEPL, CharLSTM, MeanEmbedding, ResNet18, ResNet20
+from rayfl.models.convolutional import LocalResponseNorm
 from rayfl.models.residual import Subsampled
+from tests.models.examples import EXAMPLES
 from tests.models.paper_resnet import PaperResNet18
 
 COLOUR = (3, 32, 32)
@@ -92,10 +94,37 @@ def test_alexnet_s_logits_end_in_elu_unless_told_otherwise():
         for flag in (True, False)
     }
     assert kinds[True][-2:] == [nn.Linear, nn.ELU] and kinds[False] == kinds[True][:-1]
-    norms = [layer for layer in AlexNetMCEPL().build(COLOUR, 10).children() if isinstance(layer, nn.LocalResponseNorm)]
-    assert [(norm.size, norm.alpha, norm.beta, norm.k) for norm in norms] == [
-        (4, 2e-5, 0.75, 1.0), (4, 1e-4, 0.75, 1.0), (4, 1e-4, 0.75, 1.0)
-    ]  # fmt: skip
+    norms = [layer for layer in AlexNetMCEPL().build(COLOUR, 10).children() if isinstance(layer, LocalResponseNorm)]
+    assert [(norm.size, norm.alpha, norm.beta) for norm in norms] == [(4, 2e-5, 0.75), (4, 1e-4, 0.75), (4, 1e-4, 0.75)]
+
+
+@pytest.mark.parametrize(("size", "channels"), [(4, 64), (5, 7), (1, 3), (4, 2)])
+def test_local_response_normalisation_is_torch_s(size: int, channels: int):
+    """Values and gradients to the rounding of float32; alphas large enough to be seen."""
+    images = torch.randn(2, channels, 5, 3, generator=torch.Generator().manual_seed(0)).mul_(4)
+    found = []
+    for norm in (LocalResponseNorm(size, 0.5, 0.75), nn.LocalResponseNorm(size, 0.5, 0.75)):
+        leaf = images.clone().requires_grad_()
+        value = norm(leaf)
+        (gradient,) = torch.autograd.grad((value * images.flip(0)).sum(), leaf)
+        found.append((value, gradient))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)
+    assert not torch.allclose(found[0][0], images)
+
+
+def test_local_response_normalisation_of_one_pixel_by_hand():
+    """Channels 1, 2, 3 with size 4: two channels before and one after, so m = 5/4, 14/4, 14/4."""
+    images = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
+    wanted = [x / (1 + 0.5 * m) ** 0.75 for x, m in zip((1, 2, 3), (1.25, 3.5, 3.5), strict=True)]
+    assert LocalResponseNorm(4, 0.5, 0.75)(images).flatten().tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_no_model_of_ours_uses_torch_s_local_response_normalisation():
+    """Its backward pass has no deterministic algorithm on a GPU."""
+    for name, (model, shape, classes) in EXAMPLES.items():
+        layers = model.build(shape, classes).modules()
+        assert not any(isinstance(layer, nn.LocalResponseNorm) for layer in layers), name
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

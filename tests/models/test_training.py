@@ -6,13 +6,14 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.choices import named
-from rayfl.data.batches import Batch, pad
+from rayfl.data.batches import Batch
 from rayfl.models import EMNISTCNN, Architecture
-from rayfl.rounds.engines import choose, run_loop, run_vmap
+from rayfl.rounds.engines import run_loop, run_vmap
+from rayfl.rounds.stacking import choose
 from rayfl.task import Classification, Task
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of
-from tests.models.examples import EXAMPLES, batch_of, task_of
+from tests.models.examples import EXAMPLES, batch_of, pad, task_of
 
 EVERY_MODEL = pytest.mark.parametrize("name", sorted(EXAMPLES))
 NOT_STACKED = {"emnist-cnn": "dropout", "char-lstm": "recurrent layers"}
@@ -72,16 +73,16 @@ def test_stacked_clients_have_the_gradients_of_single_ones(name: str):
 def test_what_cannot_be_stacked_says_so_and_runs_in_the_loop(name: str):
     assert not task_of(name).vmappable
     method = setup_of("fedavg", {}).method.with_task(task_of(name))
-    assert choose("auto", method, torch.device("cuda")) is run_loop
+    assert choose("auto", method, torch.device("cuda"), method.task.init(0)) is run_loop
     with pytest.raises(ValueError, match="engine='vmap' cannot run a model with dropout or recurrent layers"):
-        choose("vmap", method, CPU)
+        choose("vmap", method, CPU, {})
 
 
 def test_without_dropout_the_emnist_network_can_be_stacked():
     task = task_of("emnist-cnn", EMNISTCNN(dropout=(0.0, 0.0)))
     assert task.vmappable and not task.stochastic
     method = setup_of("fedavg", {}).method.with_task(task)
-    assert choose("auto", method, torch.device("cuda")) is run_vmap
+    assert choose("auto", method, torch.device("cuda"), method.task.init(0)) is run_vmap
 
 
 def losses(task: Task, params: Tree, batch: Batch) -> list[Tensor]:

@@ -12,7 +12,7 @@ from rayfl.data.batches import Batch, ClientData
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Work
-from rayfl.rounds.engines import Engine, LocalTask, choose, run_loop, run_vmap
+from rayfl.rounds.engines import Engine, LocalTask, run_loop, run_vmap
 from rayfl.task import Classification, Task
 from rayfl.tree import State
 from tests.contracts.seams.quadratic import Quadratic
@@ -239,19 +239,6 @@ def test_dropout_does_not_follow_the_order_of_clients():
     forth = [carry["params"]["0.weight"] for carry, _ in run_loop(Descending(task), work)]
     back = [carry["params"]["0.weight"] for carry, _ in run_loop(Descending(task), work[::-1])]
     assert all(torch.equal(a, b) for a, b in zip(forth, back[::-1], strict=True))
-
-
-def test_the_rule_that_chooses_an_engine():
-    cuda = torch.device("cuda")
-    plain, stochastic, recurrent = (
-        Summing(Classification(build)) for build in (network, dropping, lambda: nn.LSTM(2, 2))
-    )
-    assert [choose("auto", plain, device) for device in (CPU, cuda)] == [run_loop, run_vmap]
-    assert [choose("auto", method, cuda) for method in (stochastic, recurrent)] == [run_loop, run_loop]
-    assert [choose("loop", plain, cuda), choose("vmap", plain, CPU)] == [run_loop, run_vmap]
-    for method in (stochastic, recurrent):
-        with pytest.raises(ValueError, match="use engine='loop'"):
-            choose("vmap", method, CPU)
 
 
 @ENGINES

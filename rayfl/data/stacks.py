@@ -1,0 +1,97 @@
+"""The batches of a stack of clients: all indices of a stage travel to the device at once, samples never do."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.data.batches import Batch, Order
+from rayfl.data.datasets import cropped
+from rayfl.data.device import DeviceData, upload
+from rayfl.tree import ALIGNMENT_BYTES
+
+ALIGNED = ALIGNMENT_BYTES // 4
+"""Float32 numbers from one aligned place to the next."""
+
+
+class StackBatches:
+    """Every step's batches of all clients of a stack, [width, size, ...], made on the device when they are asked for.
+
+    A smaller batch is filled with its client's first sample at weight 0, a client that has no step left repeats its
+    last one, and a stack of fewer clients than `width` repeats its first client.
+    """
+
+    def __init__(
+        self,
+        store: DeviceData,
+        split: str,
+        orders: Sequence[Order],
+        *,
+        width: int,
+        size: int | None = None,
+        batches_per_step: int = 1,
+    ) -> None:
+        """`size`: samples of a full batch. Without it that of the largest one; where all are equal, no weights then."""
+        self.store, self.samples, self.group = store, store.split(split), batches_per_step
+        orders = [*orders, *[orders[0]] * (width - len(orders))]
+        steps = np.array([len(order.positions) // batches_per_step for order in orders])
+        self.num_steps = int(steps.max())
+        sizes = [size for order in orders for size in order.sizes]
+        self.width, self.size = width, size or max(sizes)
+        weighted = size is not None or min(sizes) < self.size
+        unfinished = np.less(np.arange(self.num_steps)[:, None], steps)
+        self._everyone = unfinished.all(axis=1).tolist()
+        self._active = upload(unfinished, store.device)
+        chosen = [self._repeated(order) for order in orders]
+        self._rows = self.samples.order(self._filled([order.rows for order in orders], orders, chosen))
+        self._crops = None
+        if orders[0].crops:
+            crops = [np.concatenate(order.crops or (), axis=1) for order in orders]
+            parts = [self._filled([crop[part] for crop in crops], orders, chosen) for part in range(3)]
+            self._crops = upload(np.stack(parts, axis=1), store.device)
+        self._weights = upload(self._weighted(orders, chosen), store.device) if weighted else None
+
+    def active(self, step: int) -> Tensor | None:
+        """Which clients have this step, bool [width] on the device; None where all of them have it."""
+        return None if self._everyone[step] else self._active[step]
+
+    def step(self, step: int) -> Batch | tuple[Batch, ...]:
+        """The batches of a step: one, or a tuple where a step takes several."""
+        batches = tuple(self._batch(step * self.group + part) for part in range(self.group))
+        return batches[0] if self.group == 1 else batches
+
+    def _batch(self, index: int) -> Batch:
+        raw, labels = self.samples.take(self._rows[index])
+        if self._crops is not None:
+            raw = cropped(raw, self._crops[index])
+        inputs = self.store.normalise(raw)
+        stacked = (self.width, self.size)
+        weights = None if self._weights is None else self._weights[index, : self.width * self.size].view(stacked)
+        return Batch(inputs.view(*stacked, *inputs.shape[1:]), labels.view(*stacked, *labels.shape[1:]), weights)
+
+    def _repeated(self, order: Order) -> np.ndarray:
+        """For each batch of the stack's stage the client's batch that is taken, [num_batches]."""
+        own = len(order.positions)
+        batches = np.arange(self.num_steps * self.group)
+        return np.where(batches < own, batches, own - self.group + batches % self.group)
+
+    def _filled(
+        self, values: Sequence[np.ndarray], orders: Sequence[Order], chosen: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """Each client's `values`, one a sample of all its batches, as int64 [num_batches, width * size]."""
+        filled = np.empty((self.num_steps * self.group, self.width, self.size), np.int64)
+        for client, (value, order) in enumerate(zip(values, orders, strict=True)):
+            own = np.full((len(order.positions), self.size), value[0])
+            own[np.arange(self.size) < np.array(order.sizes)[:, None]] = value
+            filled[:, client] = own[chosen[client]]
+        return filled.reshape(len(filled), -1)
+
+    def _weighted(self, orders: Sequence[Order], chosen: Sequence[np.ndarray]) -> Tensor:
+        """float32 [num_batches, at least width * size]: 1 for samples, 0 for padding; every batch begins aligned."""
+        counts = np.stack([np.array(order.sizes)[rows] for order, rows in zip(orders, chosen, strict=True)], axis=1)
+        weights = np.arange(self.size) < counts[:, :, None]
+        length = -(-self.width * self.size // ALIGNED) * ALIGNED
+        aligned = torch.zeros(len(counts), length)
+        aligned[:, : self.width * self.size] = torch.from_numpy(weights.reshape(len(counts), -1))
+        return aligned

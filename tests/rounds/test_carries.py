@@ -1,0 +1,72 @@
+"""Carries that travel as one buffer arrive as they were sent."""
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from rayfl.methods.base import Carry
+from rayfl.rounds import carries
+from rayfl.rounds.carries import PAGE, laid, landed, packed, unpacked
+
+CPU = torch.device("cpu")
+
+
+def carry(seed: int) -> Carry:
+    """Leaves of all types and ranks that methods have."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "params": {"w": torch.randn(3, 5, generator=draw), "b": torch.randn(7, generator=draw)},
+        "mask": {"w": torch.rand(3, 5, generator=draw) < 0.5},
+        "loss": torch.randn((), generator=draw),
+        "steps": torch.tensor(seed),
+        "exact": torch.randn(2, generator=draw, dtype=torch.float64),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def assert_equal(a: Carry, b: Carry) -> None:
+    (leaves, spec), (others, other_spec) = tree_flatten(a), tree_flatten(b)
+    assert spec == other_spec
+    for leaf, other in zip(leaves, others, strict=True):
+        assert leaf.dtype == other.dtype and torch.equal(leaf, other)
+
+
+def test_a_buffer_holds_every_leaf_at_the_start_of_a_page():
+    flat = [tree_flatten(carry(seed))[0] for seed in range(3)]
+    columns = list(zip(*flat, strict=True))
+    shapes = [(torch.Size([3, *column[0].shape]), column[0].dtype) for column in columns]
+    buffer = packed(columns)
+    starts, size = laid(shapes)
+    assert buffer.nbytes == size and all(start % PAGE == 0 for start in starts)
+    for leaf, column in zip(unpacked(buffer, shapes), columns, strict=True):
+        assert leaf.is_contiguous() and torch.equal(leaf, torch.stack(column))
+
+
+def test_what_lands_is_what_left():
+    leaves = tree_flatten(carry(4))[0]
+    for leaf, found in zip(leaves, landed(leaves), strict=True):
+        assert leaf.dtype == found.dtype and torch.equal(leaf, found)
+
+
+def by_buffer(own: list[Carry], width: int) -> Carry:
+    """`stacked` as on a GPU, whose copies are left out here: `upload` to a CPU is nothing."""
+    flat = [tree_flatten(one) for one in own]
+    return carries._travel([leaves for leaves, _ in flat], width - len(own), flat[0][1], CPU)
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_a_stack_is_the_same_by_one_buffer_as_leaf_by_leaf(width: int):
+    own = [carry(seed) for seed in range(3)]
+    plain, buffered = carries.stacked(own, width, CPU), by_buffer(own, width)
+    assert_equal(plain, buffered)
+    assert plain["params"]["w"].shape == (width, 3, 5)
+    for row, (one, found) in enumerate(zip(own, carries.rows(buffered, 3), strict=True)):
+        assert_equal(one, found)
+        assert_equal(tree_map(lambda leaf, row=row: leaf[row], plain), found)
+        for leaf in tree_flatten(found)[0]:
+            assert leaf.untyped_storage().nbytes() == leaf.nbytes
+
+
+def test_on_a_cpu_a_single_carry_does_not_move():
+    one = carry(0)
+    assert carries.to_device(one, CPU) is one and carries.to_memory(one) is one
