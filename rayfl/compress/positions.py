@@ -12,7 +12,9 @@ Where the receiver does not know that number, `encode_counted` spends a byte on 
 codes, whose buffers tell it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -26,20 +28,100 @@ WORD = 8
 MAX_SIZE = 2**31
 
 
+class Places(ABC):
+    """Strictly increasing positions in [0, size), wherever they lie, and their forms in the codes that are common."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+
+    @abstractmethod
+    def positions(self) -> np.ndarray:
+        """int64 [count]."""
+
+    @abstractmethod
+    def bitmap(self) -> np.ndarray:
+        """uint8 [ceil(size / 8)], a bit an entry, the first in the highest bit."""
+
+    @abstractmethod
+    def int32(self) -> np.ndarray:
+        """uint8 [4 * count]."""
+
+    @property
+    @abstractmethod
+    def most_gap(self) -> int:
+        """The largest number of entries between one position and the next, or before the first."""
+
+    @abstractmethod
+    def num_escapes(self) -> int:
+        """Escapes that the gaps need."""
+
+    @abstractmethod
+    def gaps(self) -> np.ndarray:
+        """uint8: each gap as its escapes followed by its remainder."""
+
+
+class ArrayPlaces(Places):
+    """int64 positions in main memory."""
+
+    def __init__(self, positions: np.ndarray, size: int) -> None:
+        super().__init__(positions.size, size)
+        self.array = positions
+
+    def positions(self) -> np.ndarray:
+        return self.array
+
+    def bitmap(self) -> np.ndarray:
+        mask = np.zeros(self.size, np.bool_)
+        mask[self.array] = True
+        return np.packbits(mask)
+
+    def int32(self) -> np.ndarray:
+        return self.array.astype(np.int32).view(np.uint8)
+
+    @cached_property
+    def most_gap(self) -> int:
+        return int(self._gaps.max())
+
+    def num_escapes(self) -> int:
+        return int(self._escapes.sum())
+
+    def gaps(self) -> np.ndarray:
+        if self.most_gap < ESCAPE:
+            return self._gaps.astype(np.uint8)
+        ends = np.cumsum(self._escapes + 1)
+        body = np.full(int(ends[-1]), ESCAPE, np.uint8)
+        body[ends - 1] = self._gaps % ESCAPE
+        return body
+
+    @cached_property
+    def _gaps(self) -> np.ndarray:
+        return np.diff(self.array, prepend=-1) - 1
+
+    @cached_property
+    def _escapes(self) -> np.ndarray:
+        return self._gaps // ESCAPE
+
+
 def encode_positions(positions: np.ndarray, size: int) -> np.ndarray:
     """uint8 buffer of strictly increasing `positions` [count] in [0, size). ValueError for size beyond 2^31."""
-    plain = _encode_plainly(positions, size)
-    count = positions.size
+    return encode_places(ArrayPlaces(positions, size))
+
+
+def encode_places(places: Places) -> np.ndarray:
+    """`encode_positions`, of positions that may lie on a GPU."""
+    plain = _encode_plainly(places)
+    count, size = places.count, places.size
     if count == 0 or SPARSE * count > size:
         return plain
+    positions = places.positions()
     packed = _labelled(_packed(positions, (size - 1).bit_length()), PACKED)
     golomb = _labelled(encode_golomb(positions, size, low_bits(count / size)), GOLOMB)
     return min(plain, packed, golomb, key=len)
 
 
-def _encode_plainly(positions: np.ndarray, size: int) -> np.ndarray:
+def _encode_plainly(places: Places) -> np.ndarray:
     """The cheapest of int32, bitmap and gaps."""
-    count = positions.size
+    count, size = places.count, places.size
     if size > MAX_SIZE:
         raise ValueError(f"a tensor of {size} entries is too large for int32 positions; split it below {MAX_SIZE}")
     if count in (0, size):
@@ -47,15 +129,13 @@ def _encode_plainly(positions: np.ndarray, size: int) -> np.ndarray:
     num_bitmap_bytes = -(-size // 8)
     # A position takes at least one byte in the other codes: no need to look at the gaps.
     if count >= num_bitmap_bytes:
-        return _labelled(_bitmap(positions, size), BITMAP)
-    gaps = np.diff(positions, prepend=-1) - 1
-    escapes = gaps // ESCAPE if gaps.max() >= ESCAPE else None
-    num_gap_bytes = count + (0 if escapes is None else int(escapes.sum()))
+        return _labelled(places.bitmap(), BITMAP)
+    num_gap_bytes = count + (places.num_escapes() if places.most_gap >= ESCAPE else 0)
     if num_gap_bytes <= min(num_bitmap_bytes, 4 * count):
-        return _labelled(gaps if escapes is None else _with_escapes(gaps, escapes), GAPS)
+        return _labelled(places.gaps(), GAPS)
     if num_bitmap_bytes <= 4 * count:
-        return _labelled(_bitmap(positions, size), BITMAP)
-    return _labelled(positions.astype(np.int32).view(np.uint8), INT32)
+        return _labelled(places.bitmap(), BITMAP)
+    return _labelled(places.int32(), INT32)
 
 
 def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
@@ -121,7 +201,7 @@ def encode_counted(positions: np.ndarray, size: int) -> np.ndarray:
     """`encode_positions` for a receiver who does not know their number: every position of a tensor takes one byte."""
     if 0 < size == positions.size:
         return np.array([EVERY], np.uint8)
-    return _encode_plainly(positions, size)
+    return _encode_plainly(ArrayPlaces(positions, size))
 
 
 def decode_counted(buffer: np.ndarray, size: int) -> np.ndarray:
@@ -178,12 +258,6 @@ def positions_of(mask: np.ndarray) -> np.ndarray:
     return np.concatenate([positions, rest + in_words]) if rest.size else positions
 
 
-def _bitmap(positions: np.ndarray, size: int) -> np.ndarray:
-    mask = np.zeros(size, np.bool_)
-    mask[positions] = True
-    return np.packbits(mask)
-
-
 def _packed(positions: np.ndarray, width: int) -> np.ndarray:
     """`width` bits a position, the highest first."""
     return np.packbits((positions.astype(np.int64)[:, None] & _powers(width)) != 0)
@@ -192,14 +266,6 @@ def _packed(positions: np.ndarray, width: int) -> np.ndarray:
 def _powers(width: int) -> np.ndarray:
     """int64 2^(width - 1), ..., 2, 1."""
     return np.left_shift(np.int64(1), np.arange(width - 1, -1, -1))
-
-
-def _with_escapes(gaps: np.ndarray, escapes: np.ndarray) -> np.ndarray:
-    """Each gap as its escapes followed by its remainder."""
-    ends = np.cumsum(escapes + 1)
-    body = np.full(int(ends[-1]), ESCAPE, np.uint8)
-    body[ends - 1] = gaps % ESCAPE
-    return body
 
 
 def _labelled(body: np.ndarray, code: int) -> np.ndarray:

@@ -13,8 +13,16 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from rayfl.compress import on_gpu
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
-from rayfl.compress.positions import cut_positions, decode_mask, decode_positions, encode_positions, positions_of
+from rayfl.compress.positions import (
+    cut_positions,
+    decode_mask,
+    decode_positions,
+    encode_places,
+    encode_positions,
+    positions_of,
+)
 from rayfl.compress.values import (
     BUFFER_TYPES,
     BYTES,
@@ -255,6 +263,14 @@ class TopK(Sparsifier):
     def keeping(self, ratio: float) -> "TopK":
         return self.model_copy(update={"keep_ratio": ratio})
 
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """See `Sparsifier`; on a GPU only what is sent travels to main memory."""
+        if not any(on_gpu.on_gpu(tensor) for tensor in x.values()):
+            return super().encode(x, memory, generator)
+        flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
+        masks = _top_k_masks(flats, self.keep_ratio, self.scope)
+        return _packet_of_masks(flats, masks, shapes_of(x), self.values), memory
+
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """The positions of the largest entries; draws nothing."""
         return Selection(_top_k(flats, self.keep_ratio, self.scope))
@@ -276,6 +292,27 @@ def _packet(flats: Tree, selection: Selection, shapes: Shapes, dtype: ValueType)
         if selection.draw is None:
             parts[f"{name}.positions"] = encode_positions(selection.positions[name], flats[name].numel())
     return Packet(parts, SparseCodec(shapes, dtype, selection.draw))
+
+
+def _packet_of_masks(flats: Tree, masks: Tree, shapes: Shapes, dtype: ValueType) -> Packet:
+    """The packet of the entries at which `masks` is True, encoded where they lie."""
+    parts: dict[str, np.ndarray] = {}
+    for name, flat in flats.items():
+        places = on_gpu.TensorPlaces(masks[name])
+        parts[f"{name}.values"] = encode_values(name, flat.index_select(0, places.chosen), dtype)
+        parts[f"{name}.positions"] = encode_places(places)
+    return Packet(parts, SparseCodec(shapes, dtype))
+
+
+def _top_k_masks(flats: Tree, keep_ratio: float, scope: Scope) -> Tree:
+    """The kept entries of each flat tensor as a boolean one, on its device."""
+    if scope == "tensor":
+        return {name: on_gpu.largest(flat, kept_entries(flat.numel(), keep_ratio)) for name, flat in flats.items()}
+    if not flats:
+        return {}
+    whole = torch.cat(list(flats.values()))
+    masks = on_gpu.largest(whole, kept_entries(whole.numel(), keep_ratio))
+    return dict(zip(flats, masks.split([flat.numel() for flat in flats.values()]), strict=True))
 
 
 def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray]:

@@ -24,17 +24,19 @@ UNIT_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}
 """Relative error |C(x) - x| / |x| at most, for normal numbers. fp16 has none: below 2^-14 its error is absolute."""
 
 
-def entries(name: str, tensor: Tensor) -> Tensor:
+def entries(name: str, tensor: Tensor, where_it_lies: bool = False) -> Tensor:
     """The entries of a floating point tensor, row by row, as float32 in main memory: [numel], a view if it already is.
 
-    float64 is rounded to float32. ValueError on NaN, infinity (also a float64 beyond float32) and other types.
+    `where_it_lies`: on the tensor's own device instead. float64 is rounded to float32. ValueError on NaN, infinity
+    (also a float64 beyond float32) and other types.
     """
     if not tensor.is_floating_point():
         raise ValueError(
             f"tensor {name!r} is {tensor.dtype}, only floating point can be encoded: "
             "send masks with mask_packet and counts with count_packet"
         )
-    flat = tensor.detach().to("cpu", torch.float32).reshape(-1)
+    device = tensor.device if where_it_lies else torch.device("cpu")
+    flat = tensor.detach().to(device, torch.float32).reshape(-1)
     # No sum with NaN or infinity in it is finite, and a sum takes less time; one of finite numbers may overflow.
     if not math.isfinite(flat.sum()) and not math.isfinite(_magnitude(flat)):
         raise not_finite(name)
@@ -49,10 +51,10 @@ def not_finite(name: str) -> ValueError:
 def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
     """The buffer of finite float32 entries, rounded to nearest even (bf16 as uint16 bits).
 
-    fp32 looks at the tensor's memory. ValueError where a number is too large for `dtype`.
+    fp32 looks at the tensor's memory, where that is main memory. ValueError where a number is too large for `dtype`.
     """
     if dtype == "fp32":
-        buffer = flat.numpy()
+        buffer = flat.cpu().numpy()
         buffer.flags.writeable = False
         return buffer
     largest = _magnitude(flat)
@@ -60,8 +62,8 @@ def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
         wider = "bf16" if dtype == "fp16" else "fp32"
         raise ValueError(f"tensor {name!r} holds a number of magnitude {largest:g}, too large for {dtype}; use {wider}")
     if dtype == "fp16":
-        return flat.to(torch.float16).numpy()
-    return flat.to(torch.bfloat16).view(torch.uint16).numpy()
+        return flat.to(torch.float16).cpu().numpy()
+    return flat.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
 
 
 def scaled(name: str, flat: Tensor, factor: float) -> Tensor:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayfl.compress import on_gpu
 from rayfl.compress.base import Compressor
 from tests.contracts.every_compressor import (
     VARIANTS,
@@ -172,3 +173,20 @@ def test_same_generator_same_bytes(compressor: Compressor):
         name: part.tobytes() for name, part in second.parts.items()
     }
     assert_same(memory, same_memory)
+
+
+@every_compressor
+def test_what_is_encoded_where_it_lies_has_the_bytes_of_main_memory(
+    compressor: Compressor, monkeypatch: pytest.MonkeyPatch
+):
+    """The operations for tensors of a GPU, on a CPU."""
+    x = {**ordinary(), "long": torch.zeros(3000).index_fill_(0, torch.tensor([5, 2700]), 9.0)}
+    packet, memory = encode(compressor, x)
+    monkeypatch.setattr(on_gpu, "on_gpu", lambda tensor: True)
+    other, other_memory = encode(compressor, x)
+    assert list(packet.parts) == list(other.parts)
+    for name, part in packet.parts.items():
+        assert part.dtype == other.parts[name].dtype
+        assert part.tobytes() == other.parts[name].tobytes(), name
+    assert packet.codec == other.codec
+    assert_same(memory, other_memory)
