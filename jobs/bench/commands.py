@@ -7,10 +7,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from jobs.command_line import EXISTING, sentences
+
+if TYPE_CHECKING:
+    from rayfl.determinism.process import Precision
 
 _FORMER = ("compressors", "exchange", "chaos", "scale")
 """Benches that were options of `rayfl bench` before each had a command."""
@@ -202,3 +206,37 @@ def start(repeats: int, results: Path, overwrite: bool) -> None:
         from jobs.bench.start import bench_start
 
         bench_start(repeats, Results("start", results, overwrite))
+
+
+@_measuring("gpu")
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="Where.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "tf32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Of a model's products and convolutions.",
+)
+@click.option("--rounds", type=int, help="Rounds that count; by default each workload's own number.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the workloads' examples.")
+def gpu(
+    workloads: Sequence[str],
+    device: str,
+    precision: "Precision",
+    rounds: int | None,
+    scale: float,
+    results: Path,
+    overwrite: bool,
+) -> None:
+    """Measure rayfl without Ray beside a bare loop on a GPU: WORKLOADs W1, W2, W3, R18, models, topk, by default all.
+
+    In one process, two and four: time, memory, utilisation, energy, and whether the bits are the same. On a CPU a look
+    takes --device cpu --scale 0.01 --rounds 1.
+    """
+    with sentences():
+        from jobs.bench.figures import Results
+        from jobs.bench.gpu import bench_gpu
+
+        written = Results("gpu", results, overwrite)
+        sys.exit(bench_gpu(workloads, written, device=device, precision=precision, rounds=rounds, scale=scale))

@@ -1,0 +1,196 @@
+"""`rayfl bench gpu`: rayfl without Ray beside a bare loop on one device, each program a process of its own.
+
+Several processes at once stand for actors with fractions of a GPU. All data are synthetic images of the workloads'
+sizes.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from jobs.bench.figures import Column, Figures, Results
+from jobs.bench.gpu_program import GPU_WORKLOADS, MODELS, Task
+from jobs.standard_output import print_table
+from rayfl.determinism.process import Precision
+from rayfl.settings import SettingsError, nearest
+
+PARTS = (1, 2, 4)
+"""Processes that share the device; so many workers are compared bit for bit, too."""
+CODEC_ENTRIES = 11_000_000
+"""Numbers that top-k encodes and decodes."""
+
+
+def gigabytes(size: float) -> str:
+    """Bytes as a cell."""
+    return f"{size / 1e9:.2f}"
+
+
+WORKLOAD_COLUMNS = (
+    Column("workload", "workload"),
+    Column("program", "program"),
+    Column("median_s", "seconds a round", "{:.4f}"),
+    Column("speed", "bare / this", "{:.2f}"),
+    Column("peak_bytes", "memory, GB", gigabytes),
+    Column("busy", "busy", "{:.0%}"),
+    Column("joules_a_round", "J a round", "{:.1f}"),
+    Column("width", "stack", "{}"),
+    Column("seconds"),
+)
+MODEL_COLUMNS = (
+    Column("model", "model"),
+    Column("loop_s", "one by one, s", "{:.4f}"),
+    Column("vmap_s", "stacked, s", "{:.4f}"),
+    Column("speed", "one by one / stacked", "{:.2f}"),
+    Column("width", "stack"),
+    Column("rule", "the rule's choice"),
+)
+
+Run = Callable[[Sequence[Task]], list[dict[str, Any]]]
+"""Runs processes at the same time, and returns the figures of each."""
+
+
+def run(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Start a process for each task and wait for all. RuntimeError where one fails."""
+    command = [sys.executable, "-m", "jobs.bench.gpu_program"]
+    begun = [subprocess.Popen([*command, json.dumps(asdict(one))], stdout=subprocess.PIPE, text=True) for one in tasks]
+    found = []
+    for process, task in zip(begun, tasks, strict=True):
+        output, _ = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"{task.program} {task.workload} ended with exit code {process.returncode}, as it says")
+        found.append(json.loads(output.strip().splitlines()[-1]))
+    return found
+
+
+def bench_gpu(
+    names: Sequence[str],
+    results: Results,
+    *,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    rounds: int | None = None,
+    scale: float = 1.0,
+    run: Run = run,
+) -> int:
+    """Measure WORKLOADs and architectures (by default all), print tables, write `results`; the exit code.
+
+    1 where two runs, or runs with other numbers of workers, differ in a bit. SettingsError, before anything is
+    measured, on an unknown name, on a device that is not there, and where `results` cannot be written.
+    """
+    known = [*GPU_WORKLOADS, *MODELS, "topk"]
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"unknown workload {name!r}: {nearest(name, known)}")
+    chosen, device = names or known, found_device(device)
+    check(precision, device, rounds, scale)
+    results.require()
+    base = Task("rayfl", device=device, precision=precision, rounds=rounds, scale=scale)
+    print(f"device: {described(device)}; precision {precision}; {scale:g} of the workloads' examples", flush=True)
+    workloads, bits = Figures("workloads", WORKLOAD_COLUMNS), dict[str, bool]()
+    for name in (one for one in chosen if one in GPU_WORKLOADS):
+        print(f"{name}: {GPU_WORKLOADS[name].about}", flush=True)
+        bits[name] = workload_rows(workloads, replace(base, workload=name), run)
+    models = Figures("models", MODEL_COLUMNS)
+    for name in (one for one in chosen if one in MODELS):
+        model_row(models, replace(base, workload=name), run)
+    codec = top_k(base, run) if "topk" in chosen else None
+    report(workloads, models, codec, bits)
+    facts = {"device": device, "described": described(device), "precision": precision, "scale": scale}
+    results.write(workloads, models, **facts, top_k=codec, same_bits=bits)
+    return 0 if all(bits.values()) else 1
+
+
+def check(precision: Precision, device: str, rounds: int | None, scale: float) -> None:
+    """SettingsError for what cannot be measured."""
+    if precision == "tf32" and device == "cpu":
+        raise SettingsError("--precision tf32 is for GPUs, and the device is 'cpu'; give fp32 or bf16")
+    if rounds is not None and rounds < 1:
+        raise SettingsError(f"--rounds {rounds} is not allowed; it must be a whole number of at least 1")
+    if not 0 < scale <= 1:
+        raise SettingsError(f"--scale {scale:g} is outside (0, 1]; 1 takes all of the workloads' examples")
+
+
+def found_device(device: str) -> str:
+    """The device by its name, which may be "auto". SettingsError for a GPU that is not there."""
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise SettingsError("--device cuda needs a GPU, and torch sees none here; give --device cpu")
+    return ("cuda" if there else "cpu") if device == "auto" else device
+
+
+def described(device: str) -> str:
+    """The device in words."""
+    return f"cuda, {torch.cuda.get_device_name(0)}" if device == "cuda" else "cpu, of which no figure is one of a GPU"
+
+
+def workload_rows(figures: Figures, task: Task, run: Run) -> bool:
+    """A row for the bare loop, and for so many processes as PARTS says; whether all runs had the same bits."""
+    (bare,) = run([replace(task, program="bare")])
+    reference = statistics.median(bare["seconds"])
+    digests = set[str]()
+    for parts in PARTS:
+        together = run([replace(task, part=parts, seed=1 + index) for index in range(parts)])
+        median = max(statistics.median(one["seconds"]) for one in together)
+        add_row(figures, f"rayfl, {parts} process{'es' if parts > 1 else ''}", together, median, reference)
+        if parts == 1:
+            digests.add(together[0]["digest"])
+    add_row(figures, "bare loop", [bare], reference, reference)
+    for workers in PARTS:
+        digests.add(run([replace(task, workers=workers)])[0]["digest"])
+    return len(digests) == 1
+
+
+def add_row(
+    figures: Figures, program: str, together: Sequence[dict[str, Any]], median: float, reference: float
+) -> None:
+    """A row of processes that ran at the same time; the first of them watched the GPU."""
+    first = together[0]
+    joules = None if first["joules"] is None else first["joules"] / len(first["seconds"])
+    peak = sum(one["peak_bytes"] for one in together)
+    figures.add(
+        first["workload"],
+        program,
+        median,
+        reference / median,
+        peak,
+        first["busy"],
+        joules,
+        first.get("width"),
+        [one["seconds"] for one in together],
+        bold=program == "bare loop",
+    )
+
+
+def model_row(figures: Figures, task: Task, run: Run) -> None:
+    """An architecture's clients one by one and in stacks, and which of the two the rule chooses."""
+    loop, vmap, auto = (run([replace(task, engine=engine)])[0] for engine in ("loop", "vmap", "auto"))
+    one_by_one, stacked = (statistics.median(each["seconds"]) for each in (loop, vmap))
+    chosen = "one by one" if auto["width"] == 1 else f"stacks of {auto['width']}"
+    figures.add(task.workload, one_by_one, stacked, one_by_one / stacked, vmap["width"], chosen)
+
+
+def top_k(task: Task, run: Run) -> dict[str, Any]:
+    """Milliseconds to encode and decode top-k 10 % of a vector, the median."""
+    (found,) = run([replace(task, program="topk", entries=max(1000, round(CODEC_ENTRIES * task.scale)))])
+    return {"entries": found["entries"], "milliseconds": 1e3 * statistics.median(found["seconds"])}
+
+
+def report(workloads: Figures, models: Figures, codec: dict[str, Any] | None, bits: dict[str, bool]) -> None:
+    """Print all tables."""
+    if workloads.rows:
+        print_table(workloads.table())
+        print("Median seconds a round; of several processes, each with its share of the participants, the slowest's.")
+        print("Memory: reserved on the GPU, on a CPU resident. Busy: share of time with a kernel running (nvidia-smi).")
+    if models.rows:
+        print_table(models.table())
+        print("Seconds a round of 64 clients with four batches of 32 images each, one by one and in stacks.")
+    if codec is not None:
+        print(f"top-k 10 % of {codec['entries']:,} numbers: {codec['milliseconds']:.1f} ms to encode and decode")
+    for name, same in bits.items():
+        print(f"{name}: {'the same bits' if same else 'OTHER BITS'} twice, and for {PARTS} workers")
