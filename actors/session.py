@@ -79,7 +79,7 @@ def play_on_ray(
     """
     resume = f"rayfl resume {directory}"
     with session(experiment.runtime, setup):
-        if _address(experiment.runtime) and heap.overflows(setup):
+        if experiment.runtime.cluster and heap.overflows(setup):
             log.warning(heap.ADVICE)
         placement = placed(experiment.runtime, setup)
         for sentence in placement.notices:
@@ -214,7 +214,7 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = _address(runtime)
+    address = runtime.cluster
     if address:
         _check_reachable(address)
     with access.joined(address) if address else access.private(), _without_ray_lines():
@@ -244,16 +244,11 @@ def _without_ray_lines() -> Iterator[None]:
         worker.print_to_stdstream = before
 
 
-def _address(runtime: Runtime) -> str | None:
-    """The cluster to join, if there is one."""
-    return runtime.address or os.environ.get("RAY_ADDRESS")
-
-
 def opening(runtime: Runtime) -> str:
     """What `session` does first, in words."""
     if ray.is_initialized():
         return "starting client actors"
-    found = _address(runtime)
+    found = runtime.cluster
     return f"joining the Ray cluster at {found}" if found else "starting Ray"
 
 
@@ -264,13 +259,13 @@ def address() -> str:
 
 def placed(runtime: Runtime, setup: Setup) -> Placement:
     """The client actors of a run in this session. SettingsError if the cluster cannot hold them."""
-    return place(runtime, nodes(), setup.most_calls, joined=_address(runtime) is not None)
+    return place(runtime, nodes(), setup.most_calls, joined=runtime.cluster is not None)
 
 
 def shared(runtime: Runtime, parallel: int, most_calls: int) -> Runtime:
     """The runtime of each of `parallel` runs at once in this session, of which each can use `most_calls` actors.
     SettingsError if the cluster cannot hold them."""
-    return share(runtime, nodes(), parallel, most_calls, joined=_address(runtime) is not None)
+    return share(runtime, nodes(), parallel, most_calls, joined=runtime.cluster is not None)
 
 
 def _join(address: str) -> None:
@@ -290,11 +285,16 @@ def _check_reachable(address: str) -> None:
             f"address={address!r} is a Ray client's, through which no coordinator can be placed; run on the cluster "
             "itself with: ray job submit --working-dir . -- python -m jobs.run FILE"
         )
+    if address.startswith(("http://", "https://")):
+        raise SettingsError(
+            f"address={address!r} is that of a dashboard, which takes jobs: run on the cluster itself with: ray job "
+            f"submit --address {address} --working-dir . -- python -m jobs.run FILE; or unset RAY_ADDRESS"
+        )
     host, colon, port = address.rpartition(":")
     if address == "auto":
         return
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or not host.isascii() or not 0 < int(port) < 1 << 16:
-        raise SettingsError(f"address={address!r} is not allowed: give host:port of a Ray head, or auto")
+        raise SettingsError(f"address={address!r} is not allowed: give host:port of a Ray head, auto, or local")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:

@@ -11,7 +11,7 @@ import click
 
 from actors import supervisor
 from jobs.bench.commands import bench
-from jobs.command_line import ABSOLUTE, EXPERIMENT, Supervised, WithSettings, sentences
+from jobs.command_line import ABSOLUTE, EXPERIMENT, RUN_PLACE, Supervised, WithSettings, sentences
 from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
 from jobs.standard_output import outliving_its_reader, print_table
@@ -34,7 +34,7 @@ def main() -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
-@click.option("--output", type=ABSOLUTE, help="Run directory; by default the next free runs/NAME.")
+@click.option("--output", type=RUN_PLACE, help="Run directory, or its URL; by default the next free runs/NAME.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Go on with the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
@@ -43,7 +43,7 @@ def run(
     overrides: Sequence[str],
     rounds: int | None,
     actors: str | None,
-    output: Path | None,
+    output: Path | str | None,
     overwrite: bool,
     resumed: bool,
     inline: bool,
@@ -56,9 +56,8 @@ def run(
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
     with sentences(), outliving_its_reader(), Display() as display:
-        if resumed and (output is None or overwrite):
-            why = "the directory of the run, give it in --output" if output is None else "no --overwrite beside it"
-            raise ValueError(f"--resume needs {why}")
+        if resumed and overwrite:
+            raise ValueError("--resume needs no --overwrite beside it")
 
         display.stage("loading")
         from rayfl.experiment.sweep import read_sweep
@@ -67,13 +66,15 @@ def run(
         if combinations is not None:
             from jobs.sweep import sweep as run_all
 
+            if isinstance(output, str):
+                raise ValueError(f"a sweep has a directory on this machine: give {output} as output.directory")
             sys.exit(run_all(combinations, output, overwrite=overwrite, display=display))
 
         from jobs.single import run_file, run_or_resume
 
         done = (
             run_or_resume(file, settings, output, display)
-            if resumed and output
+            if resumed
             else run_file(file, settings, output, overwrite, display)
         )
         if not done:
@@ -81,19 +82,24 @@ def run(
 
 
 @main.command(cls=WithSettings)
-@click.argument("directory", type=ABSOLUTE)
+@click.argument("directory", type=RUN_PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds in all, to go on with a run that is finished.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
 @click.option("--inline", is_flag=True, help="Go on in this process, without Ray.")
-def resume(directory: Path, overrides: Sequence[str], rounds: int | None, actors: str | None, inline: bool) -> None:
+def resume(
+    directory: Path | str, overrides: Sequence[str], rounds: int | None, actors: str | None, inline: bool
+) -> None:
     """Go on with the run in DIRECTORY where it was cut: the same numbers as without the cut.
+
+    The run at a URL, as s3://bucket/runs/NAME, is fetched into runs/NAME.
 
     KEY=VALUE may change what does not change the numbers, such as runtime.address. With runtime.mixed=true the run
     goes on also where torch, numpy or the hardware differ.
     """
     with sentences(), outliving_its_reader(), Display() as display:
-        supervisor.report(run=str(directory))
+        if isinstance(directory, Path):
+            supervisor.report(run=str(directory))
         display.stage("loading")
         from jobs.console import Audience
         from jobs.single import print_result
@@ -162,7 +168,7 @@ def _report_options(
 
 
 @main.command()
-@click.argument("directories", nargs=-1, required=True, type=ABSOLUTE)
+@click.argument("directories", nargs=-1, required=True, type=RUN_PLACE)
 @click.option("--output", type=ABSOLUTE, help="The page; by default report.html in the one run directory, or here.")
 @click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
@@ -171,7 +177,7 @@ def _report_options(
 @click.option("--overwrite", is_flag=True, help="Replace the page's file also where it is no report of rayfl's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
 def report(
-    directories: Sequence[Path],
+    directories: Sequence[Path | str],
     output: Path | None,
     target: float | None,
     best_over: Sequence[str],
@@ -180,7 +186,10 @@ def report(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs."""
+    """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs.
+
+    A URL, as s3://bucket/runs/NAME, stands for the run there; the page is written to this machine.
+    """
     with sentences(), Display() as display:
         display.stage("reading the runs")
         from rayfl.report.summary import summary
@@ -197,8 +206,8 @@ def report(
 
         display.stage("drawing the page")
         name = "report.html" if len(found) == 1 else "comparison.html"
-        default = directories[0] / name if len(directories) == 1 else Path(name).absolute()
-        page = write([run.directory for run in found], output or default, options, overwrite)
+        here = directories[0] if len(directories) == 1 and isinstance(directories[0], Path) else Path().absolute()
+        page = write([run.directory for run in found], output or here / name, options, overwrite)
         display.close()
         if len(found) > 1:
             _print_comparison(found, options)
@@ -209,11 +218,19 @@ def report(
         print(f"report: {page}")
 
 
-def _runs(directories: Sequence[Path]) -> "list[Run]":
-    """The runs in directories; a sweep's directory stands for all its runs."""
+def _runs(places: Sequence[Path | str]) -> "list[Run]":
+    """The runs in directories and at URLs; a sweep's directory stands for all its runs."""
     from rayfl.run_directory.record import read_run, run_directories
 
-    return [read_run(run) for directory in directories for run in run_directories(directory)]
+    found = []
+    for place in places:
+        if isinstance(place, str):
+            from jobs.places import to_read
+
+            found.append(read_run(to_read(place)))
+        else:
+            found += [read_run(run) for run in run_directories(place)]
+    return found
 
 
 def _agreed(runs: "Sequence[Run]", given: dict[str, object]) -> "ReportOptions":
@@ -233,13 +250,13 @@ def _print_comparison(runs: "Sequence[Run]", options: "ReportOptions") -> None:
 
 
 @main.command()
-@click.argument("directories", nargs=-1, required=True, type=ABSOLUTE)
+@click.argument("directories", nargs=-1, required=True, type=RUN_PLACE)
 @click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is shown, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
 @click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
 @click.option("--metric", help="The accuracy that decides, as own/accuracy; by default what most runs have.")
 def compare(
-    directories: Sequence[Path],
+    directories: Sequence[Path | str],
     target: float | None,
     best_over: Sequence[str],
     last: int | None,

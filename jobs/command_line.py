@@ -16,19 +16,48 @@ from actors.supervisor import supervised
 from jobs.exit_codes import FAILED
 from jobs.standard_output import discard_output, reader_has_left
 
-EXISTING = click.Path(path_type=Path)
+
+class _Local(click.Path):
+    """A path on this machine: a URL is refused, of which a folder called "s3:" would be made."""
+
+    # Any: click's own signature.
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path as it was given."""
+        path = os.fsdecode(super().convert(value, param, ctx))
+        if ":/" in path:
+            with sentences():
+                from rayfl.run_directory.object_storage import require_path
+
+                require_path(path)
+        return Path(path)
 
 
-class _Absolute(click.Path):
+class _Absolute(_Local):
     """A path that is printed, and written down, as an absolute one."""
 
     # Any: click's own signature.
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path from the current directory."""
-        return Path(os.fsdecode(super().convert(value, param, ctx))).absolute()
+        return super().convert(value, param, ctx).absolute()
 
 
-class _ExperimentFile(click.Path):
+class _RunPlace(_Absolute):
+    """A run directory, or the URL of a run in object storage."""
+
+    # Any: click's own signature.
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        """The absolute path, or the URL as text."""
+        if isinstance(value, str) and ":/" in value:
+            with sentences():
+                from rayfl.run_directory.object_storage import is_url, parted
+
+                if is_url(value):
+                    parted(value)
+                    return value
+        return super().convert(value, param, ctx)
+
+
+class _ExperimentFile(_Local):
     """The path of an experiment's file, or the name of one that comes with rayfl."""
 
     # Any: click's own signature.
@@ -37,11 +66,13 @@ class _ExperimentFile(click.Path):
         with sentences():
             from jobs.shipped import experiment_file
 
-            return experiment_file(Path(os.fsdecode(super().convert(value, param, ctx))))
+            return experiment_file(super().convert(value, param, ctx))
         raise AssertionError("the sentence has ended the command")
 
 
+EXISTING = _Local(path_type=Path)
 ABSOLUTE = _Absolute(path_type=Path)
+RUN_PLACE = _RunPlace(path_type=Path)
 EXPERIMENT = _ExperimentFile(path_type=Path)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from jobs import single
 from jobs.console import Audience, Show
 from jobs.display import Display
+from jobs.places import Place, placed
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
 from rayfl.experiment.experiment import Experiment, override, put_all, read_table
@@ -30,6 +31,7 @@ from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
 from rayfl.plugins import is_in_memory
 from rayfl.report.results import RunResults, SweepResults
 from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError, shown
 
@@ -80,15 +82,16 @@ def run(
 ) -> RunResults:
     """Run an experiment and return its results; they are unfinished where it was interrupted.
 
-    directory: the run directory, by default the next free one of the experiment's name in its `output.directory`;
-    `overwrite` replaces the run in it. on_round: called with every round as it ends; where it raises, the run ends with
-    that exception, and can be resumed. progress: a bar in a terminal or a notebook, and a line a round elsewhere.
+    directory: the run directory, or the URL of its copy, by default the next free one of the experiment's name in its
+    `output.directory`; `overwrite` replaces the run in it. on_round: called with every round as it ends; where it
+    raises, the run ends with that exception, and can be resumed. progress: a bar in a terminal or a notebook, and a
+    line a round elsewhere.
     Errors: see the module; SettingsError before anything is written.
     """
     chosen = _experiment(experiment, overrides, settings)
     audience = _audience(chosen.rounds, "all" if progress else "nothing", on_round)
-    place = _path(directory) or single.free_directory(chosen).absolute()
-    single.warn_of_package(place)
+    place, chosen = placed(_place(directory) or single.free_directory(chosen), chosen)
+    single.warn_of_package(place, chosen)
     return RunResults(read_run(single.run(chosen, place, overwrite, audience)), chosen)
 
 
@@ -105,8 +108,9 @@ def resume(
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
     SettingsError for anything else, and where this machine computes other bits, unless `runtime.mixed` is set.
     """
-    before = read_run(Path(directory).absolute())
-    chosen = single.resumable(before, overrides, settings)
+    found, changes = single.found_again(_place(directory) or Path(), overrides)
+    before = read_run(found)
+    chosen = single.resumable(before, changes, settings)
     single.go_on(before, chosen, _audience(chosen.rounds, "all" if progress else "nothing", on_round))
     return RunResults(read_run(before.directory), chosen)
 
@@ -164,7 +168,7 @@ def stream(
     chosen = _experiment(experiment, overrides, settings)
 
     def play(audience: Audience) -> Path:
-        return single.run(chosen, _path(directory), overwrite, audience)
+        return single.run(chosen, _place(directory), overwrite, audience)
 
     return Stream(chosen, play, "bar" if progress else "nothing")
 
@@ -232,7 +236,15 @@ def _audience(
 
 
 def _path(directory: str | Path | None) -> Path | None:
+    """A directory of this machine. SettingsError for a URL."""
+    if directory is not None:
+        require_path(str(directory))
     return None if directory is None else Path(directory)
+
+
+def _place(directory: str | Path | None) -> Place | None:
+    """A directory, or the URL of a run, which is a text."""
+    return directory if isinstance(directory, str) and is_url(directory) else _path(directory)
 
 
 def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:

@@ -1,8 +1,9 @@
 """Run one experiment, or go on with one."""
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,22 @@ from actors import package_folder, session, supervisor
 from jobs import console
 from jobs.console import Audience
 from jobs.display import Display
+from jobs.places import (
+    Place,
+    brought,
+    clear_copy,
+    copy_of,
+    fetch_newer,
+    has_copy,
+    lacks_copy,
+    local_folder,
+    placed,
+    require_free_copy,
+)
 from jobs.run_page import DRAWING, RunPage, draw
 from rayfl.determinism import platform
 from rayfl.experiment.description import write_description
-from rayfl.experiment.experiment import Experiment, read, split_override
+from rayfl.experiment.experiment import Experiment, override, read, split_override
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import KeptFiles, kept_files, names_file
 from rayfl.experiment.prepare import prepare
@@ -25,6 +38,8 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.mirror import Mirror, mirrored, require_writable
+from rayfl.run_directory.object_storage import Storage, below, is_url, parted
 from rayfl.run_directory.origin import write_origin
 from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Stopped, play_run
@@ -36,52 +51,86 @@ _LOG = getLogger("rayfl.jobs")
 
 
 def run(
-    experiment: Experiment, output: Path | None = None, overwrite: bool = False, audience: Audience | None = None
+    experiment: Experiment, output: Place | None = None, overwrite: bool = False, audience: Audience | None = None
 ) -> Path:
     """Run an experiment into a run directory and return it.
 
-    `output`: the run directory; None: the next free one of the name under `experiment.output.directory`. ValueError,
-    where parts of the experiment do not fit each other or the cluster, and then nothing is left of the directory;
-    DiskError where the directory cannot be written to.
+    `output`: the run directory, or the URL of its copy, and then it is runs/NAME here; None: the next free one of the
+    name under `experiment.output.directory`. ValueError, where parts of the experiment do not fit each other, the
+    cluster or the storage, and then nothing is left of the directory; DiskError where the directory cannot be written
+    to, and at the end where the copy cannot.
     """
     audience = audience or Audience()
+    directory, experiment = placed(output or free_directory(experiment), experiment)
+    url = copy_of(directory, experiment.output.directory)
+    require_free_copy(url, overwrite)
     setup = _prepared(experiment, audience)
-    files = kept_files(experiment.as_dict())
-    directory, here = (output or free_directory(experiment)).absolute(), _here(experiment)
+    files, here = kept_files(experiment.as_dict()), _here(experiment)
     supervisor.report(run=str(directory))
     page = RunPage(experiment, directory, audience)
-    with _placed(experiment, setup, audience), new_run_directory(directory, overwrite):
-        with writing(directory, "run it again"):
-            write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
-            write_origin(directory)
-        _play(experiment, setup, files, here, audience, page, resumed=False)
-        page.begin()
-    page.finish()
+    with ExitStack() as copying:
+        with _placed(experiment, setup, audience), new_run_directory(directory, overwrite):
+            clear_copy(url if overwrite else None)
+            with writing(directory, "run it again"):
+                write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
+                write_origin(directory)
+            mirror = copying.enter_context(mirrored(directory, url))
+            _play(experiment, setup, files, here, audience, page, mirror, resumed=False)
+            page.begin()
+        page.finish()
     return directory
 
 
-def resume(directory: Path, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
-    """Go on with the run in `directory` where it was cut, or with more rounds; returns `directory`.
+def resume(place: Place, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
+    """Go on with the run in `place`, a directory or a URL, where it was cut, or with more rounds.
 
-    A finished run whose page is missing, because its process was killed as it drew it, gets its page.
+    Returns its directory. A finished run whose page is missing, because its process was killed as it drew it, gets its
+    page, and one that is not all in its storage is copied there.
 
     `overrides` may change what does not change the numbers (runtime, output, checkpoint, report) and raise `rounds`.
     SettingsError for anything else, and where this machine computes other bits, unless runtime.mixed is set.
     """
-    before = read_run(directory.absolute())
-    if _lacks_its_page(before) and not any(split_override(one)[0] == ["rounds"] for one in overrides):
-        (audience or Audience()).stage(DRAWING)
+    directory, overrides = found_again(place, overrides)
+    before = read_run(directory)
+    changed: dict[str, Any] = {}
+    for one in overrides:
+        override(changed, one)
+    if before.finished and "rounds" not in changed:
+        folder = dotted(changed).get("output.directory", _folder_of(before))
+        if finish_up(before, str(folder), _wants_page(before), audience or Audience()):
+            return directory
+    experiment = resumable(before, overrides)
+    warn_of_package(directory, experiment)
+    return go_on(before, experiment, audience)
+
+
+def found_again(place: Place, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
+    """The directory of a run to go on with, fetched from its storage where `place` is a URL, and the overrides with the
+    folder in which its copy lies."""
+    if not isinstance(place, str):
+        return place.absolute(), list(overrides)
+    return brought(place), [f"output.directory={json.dumps(parted(place)[0])}", *overrides]
+
+
+def finish_up(before: Run, folder: str, page: bool, audience: Audience) -> bool:
+    """Give a finished run what it lacks of its page, if it is to have one, and of its copy in `folder`, its
+    `output.directory`; returns whether it lacked something."""
+    page = page and not (before.directory / "report.html").exists()
+    if page:
+        audience.stage(DRAWING)
         draw(before.directory)
-        return before.directory
-    warn_of_package(before.directory)
-    return go_on(before, resumable(before, overrides), audience)
+    url = lacks_copy(before.directory, folder)
+    if url is not None:
+        audience.stage(f"copying to {url}")
+        with mirrored(before.directory, url):
+            pass
+    return page or url is not None
 
 
-def _lacks_its_page(run: Run) -> bool:
-    """Whether a run is finished, and its page, which it was to have, is not there."""
+def _wants_page(run: Run) -> bool:
+    """Whether a run was to have a page."""
     output = run.experiment.get("output")
-    wanted = isinstance(output, Mapping) and output.get("report") is True
-    return run.finished and wanted and not (run.directory / "report.html").exists()
+    return isinstance(output, Mapping) and output.get("report") is True
 
 
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
@@ -91,6 +140,9 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     """
     audience = audience or Audience()
     require_no_links(before.directory)
+    url = copy_of(before.directory, experiment.output.directory)
+    if url is not None:
+        require_writable(Storage(url))
     if experiment.output.report:
         require_replaceable(before.directory / "report.html", REPORT)
     files = kept_files(experiment.as_dict())
@@ -99,14 +151,15 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     command = f"rayfl resume {before.directory}"
     supervisor.report(run=str(before.directory))
     page = RunPage(experiment, before.directory, audience)
-    with _placed(experiment, setup, audience, command):
-        if experiment.runtime.executor == "inline":
-            found = platform.with_kind(before.platform, here) if before.platform else here
-            with writing(before.directory, f"go on with: {command}"):
-                write_description(before.directory, files, found)
-        _play(experiment, setup, files, here, audience, page, resumed=True)
-        page.begin()
-    page.finish()
+    with mirrored(before.directory, url) as mirror:
+        with _placed(experiment, setup, audience, command):
+            if experiment.runtime.executor == "inline":
+                found = platform.with_kind(before.platform, here) if before.platform else here
+                with writing(before.directory, f"go on with: {command}"):
+                    write_description(before.directory, files, found)
+            _play(experiment, setup, files, here, audience, page, mirror, resumed=True)
+            page.begin()
+        page.finish()
     return before.directory
 
 
@@ -281,6 +334,7 @@ def _play(
     here: platform.Platform,
     audience: Audience,
     page: RunPage,
+    mirror: Mirror | None,
     resumed: bool,
 ) -> None:
     """Play all rounds that are left."""
@@ -290,6 +344,8 @@ def _play(
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
+            if mirror is not None:
+                mirror.round_done()
             show(row, means)
             audience.on_round(row, means)
             page.load()
@@ -322,40 +378,47 @@ def _play(
             )
 
 
-def warn_of_package(directory: Path) -> None:
-    """Log that what is written there will be deleted, if it will."""
-    if sentence := package_folder.warning(directory):
+def warn_of_package(directory: Path, experiment: Experiment) -> None:
+    """Log that what is written there will be deleted, if it will, and is copied nowhere."""
+    if copy_of(directory, experiment.output.directory) is None and (sentence := package_folder.warning(directory)):
         _LOG.warning(sentence)
 
 
 def free_directory(experiment: Experiment) -> Path:
-    """runs/NAME, or runs/NAME-2, ... where there is a run already."""
-    base = Path(experiment.output.directory) / experiment.name
+    """runs/NAME, or runs/NAME-2, ... where there is a run already, here or in the storage."""
+    base = local_folder(experiment) / experiment.name
     number, path = 1, base
-    while path.exists():
+    while path.exists() or has_copy(path, experiment.output.directory):
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
 
 
 def run_file(
-    file: Path, overrides: Sequence[str], output: Path | None, overwrite: bool, display: Display | None = None
+    file: Path, overrides: Sequence[str], output: Place | None, overwrite: bool, display: Display | None = None
 ) -> bool:
     """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
     experiment = read(file, overrides)
-    directory = output or free_directory(experiment).absolute()
-    warn_of_package(directory)
-    return print_result(run(experiment, directory, overwrite, Audience(display=display)), display)
+    directory, experiment = placed(output or free_directory(experiment), experiment)
+    warn_of_package(directory, experiment)
+    return print_result(run(experiment, directory, overwrite, Audience(display=display)), display, experiment)
 
 
-def run_or_resume(file: Path, overrides: Sequence[str], directory: Path, display: Display | None = None) -> bool:
-    """Begin the run of a file in `directory`, go on with it, or say that it is finished, and print its result.
+def run_or_resume(file: Path, overrides: Sequence[str], output: Place | None, display: Display | None = None) -> bool:
+    """Begin the run of a file in `output`, go on with it, or say that it is finished, and print its result.
 
+    `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`.
     False if a signal ended the run before its last round. The same call may be repeated after any end, a kill too.
-    SettingsError where `directory` holds a run of other settings, or something else.
+    SettingsError where the place holds a run of other settings, or something else.
     """
     audience, experiment = Audience(display=display), read(file, overrides)
-    warn_of_package(directory)
+    if output is None and not is_url(experiment.output.directory):
+        raise SettingsError("--resume needs the directory of the run, give it in --output")
+    directory, experiment = placed(output or local_folder(experiment) / experiment.name, experiment)
+    if url := copy_of(directory, experiment.output.directory):
+        audience.stage(f"looking at {url}")
+        fetch_newer(url, directory)
+    warn_of_package(directory, experiment)
     before = earlier_run(directory, experiment, "name another --output")
     if before is None:
         _clear_what_began_nothing(directory)
@@ -363,11 +426,9 @@ def run_or_resume(file: Path, overrides: Sequence[str], directory: Path, display
     elif not before.finished:
         go_on(before, experiment, audience)
     else:
-        if experiment.output.report and not (directory / "report.html").exists():
-            audience.stage(DRAWING)
-            draw(directory)
+        finish_up(before, experiment.output.directory, experiment.output.report, audience)
         print(f"{directory} is finished: nothing is left to run")
-    return print_result(directory, display)
+    return print_result(directory, display, experiment)
 
 
 def _clear_what_began_nothing(directory: Path) -> None:
@@ -384,16 +445,26 @@ def _clear_what_began_nothing(directory: Path) -> None:
         remove_entries(directory)
 
 
-def print_result(directory: Path, display: Display | None = None) -> bool:
+def print_result(directory: Path, display: Display | None = None, experiment: Experiment | None = None) -> bool:
     """Print the result of the run in `directory` below what the display has shown. False if a signal ended it before
-    its last round."""
+    its last round. `experiment`: the one that was run; None: as the run directory has it."""
     page, records = directory / "report.html", read_run(directory)
     if display is not None:
         display.close()
     console.result(summary(records), page if page.exists() else None)
-    if sentence := package_folder.warning(directory):
+    folder = experiment.output.directory if experiment else _folder_of(records)
+    if is_url(folder):
+        print(f"copy: {below(folder, directory.name)}")
+    elif sentence := package_folder.warning(directory):
         print(sentence)
     if not records.finished:
         rounds = records.experiment["rounds"]
         print(f"stopped after {len(records.rounds)} of {rounds} rounds; go on with: rayfl resume {directory}")
     return records.finished
+
+
+def _folder_of(run: Run) -> str:
+    """The `output.directory` of a run; "" where its description, which its user may have edited, has none."""
+    output = run.experiment.get("output")
+    folder = output.get("directory") if isinstance(output, Mapping) else None
+    return folder if isinstance(folder, str) else ""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from logging import getLogger
 from pathlib import Path
 from signal import SIGINT
 from typing import Literal
@@ -25,6 +26,7 @@ from jobs.display import Display
 from jobs.errors import described, one_line
 from jobs.exit_codes import FAILED, INTERRUPTED
 from jobs.overall import Overall
+from jobs.places import copy_of
 from jobs.single import DRAWING, describe_again, earlier_run, free_directory, go_on, run, warn_of_package
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
@@ -37,9 +39,12 @@ from rayfl.report.summary import summary
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.record import Run, read_run, require_free
 from rayfl.settings import SettingsError
+
+log = getLogger("rayfl")
 
 PAGE = "comparison.html"
 """The page in a sweep's directory."""
@@ -120,8 +125,9 @@ def run_all(
         raise SettingsError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
     audience = audience or Audience()
     directory = (directory or free_directory(combinations[0].experiment)).absolute()
-    warn_of_package(directory)
-    combinations = [_grouped(one, directory.name) for one in combinations]
+    warn_of_package(directory, combinations[0].experiment)
+    url = copy_of(directory, combinations[0].experiment.output.directory)
+    combinations = [_of_sweep(one, directory.name, url) for one in combinations]
     audience.stage(f"checking {len(combinations)} experiments")
     waiting, outcomes, most_calls = _validated(combinations, directory, parallel, overwrite)
     if waiting:
@@ -135,15 +141,17 @@ def run_all(
     options = combinations[0].experiment.report
     audience.stage(DRAWING)
     page = _page(finished, directory, options, overwrite) if finished else None
+    if page is not None and url is not None:
+        _copy_page(page, url)
     return Swept(directory, outcomes, page)
 
 
-def _grouped(one: Combination, name: str) -> Combination:
-    """The combination as one of the sweep in the directory `name`, unless its file puts it into another group."""
+def _of_sweep(one: Combination, name: str, url: str | None) -> Combination:
+    """The combination as one of the sweep in the directory `name`, unless its file puts it into another group, and with
+    the folder at `url` for the copy of its run."""
     output = one.experiment.output
-    if output.group is not None:
-        return one
-    output = output.model_copy(update={"group": name})
+    changed = {"group": output.group or name} | ({} if url is None else {"directory": url})
+    output = output.model_copy(update=changed)
     return replace(one, experiment=one.experiment.model_copy(update={"output": output}))
 
 
@@ -152,6 +160,13 @@ def _page(finished: Sequence[Path], directory: Path, options: ReportOptions, ove
 
     with writing(directory, f"draw the page with: rayfl report {directory}"):
         return report(finished, directory / PAGE, options, overwrite)
+
+
+def _copy_page(page: Path, url: str) -> None:
+    try:
+        Storage(url).put(PAGE, page)
+    except OSError as error:
+        log.warning("%s cannot be written to (%s): the page is in %s alone", url, error, page)
 
 
 def _validated(

@@ -102,8 +102,9 @@ def inline(made: Experiment) -> Hashes:
         rows += [row._asdict() for row in (record.row, *record.clients, *record.metrics)]
     models = {
         f"{name}/{key}": tensor.numpy()
-        for name, model in final_models(setup, executor, run_states[-1]).items()
-        for key, tensor in model.items()
+        for name, parts in final_models(setup, executor, run_states[-1]).items()
+        for part in parts
+        for key, tensor in part.items()
     }
     kept = sorted(of_arrays({"": array}) for array in contents(executor, run_states[-1]).values())
     return {

@@ -1,6 +1,7 @@
 """Experiment: the whole description of a run, read from TOML, validated once, written back as it was resolved."""
 
 import datetime
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from rayfl.models import Architecture
 from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
+from rayfl.run_directory.object_storage import is_url, require_url
 from rayfl.settings import MOST_NESTED, Settings, SettingsError, UnknownKey, check_plain, nearest, reason, shown
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
@@ -155,7 +157,10 @@ class Runtime(Settings):
         default="fp32", description="of a model's products: fp32; tf32 (GPUs only); bf16: autocast, weights stay fp32"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where num_gpus > 0")
-    address: str | None = Field(default=None, description="Ray cluster to join; default: RAY_ADDRESS, or a local one")
+    address: str | None = Field(
+        default=None,
+        description="Ray cluster to join: head:6379, or auto for the one here; local: none; default: RAY_ADDRESS",
+    )
     object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")
     start_timeout_s: float = Field(default=120.0, gt=0, le=1e9, description="seconds that actors may take to start")
     call_timeout_s: float | None = Field(
@@ -201,6 +206,12 @@ class Runtime(Settings):
         return {**(self.labels or {}), **kind}
 
     @property
+    def cluster(self) -> str | None:
+        """The address of the Ray cluster to join; None: a Ray of this machine's own."""
+        address = self.address or os.environ.get("RAY_ADDRESS")
+        return None if address in (None, "", "local") else address
+
+    @property
     def device_name(self) -> str:
         """The device of local work."""
         if self.device != "auto":
@@ -221,7 +232,10 @@ def _one_is_a_list(value: Any) -> Any:
 class Output(Settings):
     """The `[output]` table: where the run directory goes, and who follows the run."""
 
-    directory: str = Field(default="runs", description="folder in which run directories are made")
+    directory: str = Field(
+        default="runs",
+        description="folder in which run directories are made; a URL, as s3://bucket/folder: in runs, and copied there",
+    )
     report: bool = Field(default=True, description="write report.html at the end")
     save_models: bool = Field(default=True, description="save the final models")
     track: Annotated[tuple[TrackerName, ...], BeforeValidator(_one_is_a_list)] = Field(
@@ -233,6 +247,13 @@ class Output(Settings):
     tags: tuple[Annotated[str, Field(pattern=TAG)], ...] = Field(
         default=(), description="the run's tags in trackers, beside method and data"
     )
+
+    @field_validator("directory")
+    @classmethod
+    def _is_known_storage(cls, directory: str) -> str:
+        if is_url(directory):
+            require_url(directory)
+        return directory
 
     @field_validator("track")
     @classmethod

@@ -1,7 +1,6 @@
 """From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
 
 import math
-import os
 from pathlib import Path
 
 import torch
@@ -126,7 +125,7 @@ def check(setup: Setup, experiment: Experiment) -> None:
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
     memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
     runtime = experiment.runtime
-    if runtime.object_store_memory_mb and not (runtime.address or os.environ.get("RAY_ADDRESS")):
+    if runtime.object_store_memory_mb and runtime.cluster is None:
         store = f"runtime.object_store_memory_mb={runtime.object_store_memory_mb}"
         memory.require(10**6 * runtime.object_store_memory_mb, store, "lower it")
     if experiment.runtime.executor == "inline" and setup.device_name == "cuda" and not torch.cuda.is_available():

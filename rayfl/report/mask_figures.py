@@ -14,7 +14,7 @@ from rayfl.report.panels import Figure, Section
 from rayfl.report.series import Group, curve, metric_names, series, spread
 from rayfl.report.wording import title
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
-from rayfl.run_directory.record import Run
+from rayfl.run_directory.record import Run, model_files
 
 _GROUP = re.compile(r"(.+/accuracy)_at_retention_([\d.e+-]+)")
 _MOST_CLIENTS = 40
@@ -110,9 +110,11 @@ def _matrices(run: Run) -> list[Figure]:
 
 def _drawn(run: Run) -> list[Figure]:
     """What the first clients keep of the first layer that is not kept whole, from the saved personal models."""
-    path = run.directory / "models" / "personal.safetensors"
-    if not path.is_file():
+    paths = model_files(run.directory, "personal")
+    if not paths:
         return []
+    # The first clients are in the first file.
+    path = paths[0]
     try:
         require_regular(path)
         with safe_open(path, "numpy") as models:

@@ -3,6 +3,7 @@
 Reading runs no code of the experiment's and loads no torch; building a model does, also of somebody's own class.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -17,7 +18,9 @@ from rayfl.plugins import is_in_memory
 from rayfl.report import wording
 from rayfl.report.series import Curve, cost, curve, groups, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.record import Run, load_model, read_run, run_directories
+from rayfl.run_directory.mirror import copy_for_reading
+from rayfl.run_directory.object_storage import StorageError, is_url, require_path
+from rayfl.run_directory.record import Run, load_model, model_keys, read_run, run_directories
 from rayfl.settings import SettingsError, nearest, shown
 
 if TYPE_CHECKING:
@@ -39,16 +42,27 @@ _COSTS: Mapping[str, tuple[str, Callable[[Curve], np.ndarray]]] = {
 
 
 def load(directory: str | Path) -> "RunResults | SweepResults":
-    """The results in a run's directory, or in that of a sweep: a folder of run directories.
+    """The results in a run's directory, or in that of a sweep: a folder of run directories. At a URL they are those of
+    the run there, which is fetched for as long as this process lives.
 
     A run may be finished, cut or under way; of the last two the results are what was recorded by now. SettingsError for
     another directory, and for records that are damaged.
     """
+    if isinstance(directory, str) and is_url(directory):
+        return RunResults(read_run(_fetched(directory)))
+    require_path(str(directory))
     place = Path(directory).absolute()
     found = run_directories(place)
     if found == [place]:
         return RunResults(read_run(place))
     return SweepResults(place, [RunResults(read_run(one)) for one in found])
+
+
+def _fetched(url: str) -> Path:
+    try:
+        return copy_for_reading(url, ("checkpoints/",))
+    except StorageError as error:
+        raise SettingsError(f"{url} cannot be read ({error}): look at the address and the account") from None
 
 
 class RunResults:
@@ -120,7 +134,8 @@ class RunResults:
     @property
     def model_names(self) -> list[str]:
         """The final models that the run has saved: "global", "personal", both or none."""
-        return sorted(path.stem for path in (self.directory / "models").glob("*.safetensors"))
+        found = (path.stem for path in (self.directory / "models").glob("*.safetensors"))
+        return sorted({re.sub(r"-[0-9]{4,}$", "", stem) for stem in found})
 
     def model(self) -> "nn.Module":
         """The final global model with its weights, in evaluation mode, on the CPU.
@@ -139,7 +154,7 @@ class RunResults:
         found = load_model(self.directory, "personal", prefix)
         weights = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         if not weights:
-            having = sorted({int(name.partition("/")[0]) for name in load_model(self.directory, "personal")})
+            having = sorted({int(name.partition("/")[0]) for name in model_keys(self.directory, "personal")})
             raise SettingsError(
                 f"client {client} has no model of its own in {self.directory}, because it was never selected or does "
                 f"not exist: those that have one are {_ranges(having)}"

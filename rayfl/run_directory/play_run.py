@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rayfl import tree
@@ -69,8 +69,9 @@ def play_run(
 
         run_state = simulate(setup, executor, record_round, run_state)
         if save_models:
-            for name, model in final_models(setup, executor, run_state).items():
-                tracking.model(save_model(directory, name, model))
+            for name, parts in final_models(setup, executor, run_state).items():
+                for path in save_model(directory, name, parts):
+                    tracking.model(path)
     return run_state
 
 
@@ -102,18 +103,20 @@ def _save(directory: Path, run_state: RunState, executor: Executor, num_rows: Ma
         )
 
 
-def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mapping[str, Tree]:
+def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mapping[str, Iterable[Tree]]:
     """ "global": the server's model; "personal": every client's own one, under keys such as "12/fc.weight".
 
-    A client that was never selected has no model of its own and is left out.
+    They come in parts: one client's model is made when it is asked for, since those of all can be larger than memory. A
+    client that was never selected has no model of its own and is left out.
     """
-    models: dict[str, Tree] = {}
+    models: dict[str, Iterable[Tree]] = {}
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
-        models["global"] = model
+        models["global"] = [model]
     if setup.method.personalized:
-        personal = {}
-        for client, state in sorted(run_state.states.items()):
-            outcome = setup.method.final_model(tree.to_tensors(executor.get(state)))
-            personal |= tree.flatten({str(client): outcome})
-        models["personal"] = personal
+        models["personal"] = _personal_models(setup, executor, run_state)
     return models
+
+
+def _personal_models(setup: Setup, executor: Executor, run_state: RunState) -> Iterator[Tree]:
+    for client, state in sorted(run_state.states.items()):
+        yield tree.flatten({str(client): setup.method.final_model(tree.to_tensors(executor.get(state)))})

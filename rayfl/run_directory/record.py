@@ -5,7 +5,7 @@
     records/{rounds,clients,metrics}   Arrow IPC streams (.arrows) while running, Parquet (.parquet) once finished
     tensorboard/, mlflow/, wandb/      what the trackers write that the run asks for
     trackers.json                      how far MLflow and W&B have come (tracking.py)
-    models/<name>.safetensors          final models
+    models/<name>.safetensors          final models; large ones as <name>-0000.safetensors, <name>-0001.safetensors, ...
     checkpoints/<rounds>/              the states from which a run resumes (checkpoint.py)
     files/                             copies of the experiment's input files (experiment/input_files.py)
     lock                               held by the process that writes here
@@ -15,12 +15,12 @@ Everything is Arrow, JSON, safetensors or text; nothing is pickled. How streams 
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from safetensors import SafetensorError, safe_open
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
     from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 
+MODEL_BYTES = 128 << 20
+"""A file of final models is closed when it is larger."""
 _LET_GO_S = 1.0
 """Seconds for which a taken lock is tried again."""
 
@@ -339,29 +341,85 @@ def _read_json(path: Path) -> Mapping[str, object]:
         raise SettingsError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
 
 
-def save_model(directory: Path, name: str, tree: Mapping[str, "Tensor"]) -> Path:
-    """Write a tree of tensors to models/<name>.safetensors; returns the path. DiskError where the disk refuses."""
+def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
+    """Write a tree of tensors, which comes in parts of different keys, to models/<name>.safetensors; returns the paths.
+
+    What is larger than `MODEL_BYTES` goes to models/<name>-0000.safetensors, -0001 and so on, whole parts to each, so
+    that no more of it is in memory at once. DiskError where the disk refuses.
+    """
+    with writing(directory, f"go on with: rayfl resume {directory}"), safetensors_errors():
+        folder = directory / "models"
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = {*model_files(directory, name), folder / f"{name}.safetensors"}
+        paths: list[Path] = []
+        for shard, is_all in _shards(parts):
+            path = folder / (f"{name}.safetensors" if is_all else f"{name}-{len(paths):04d}.safetensors")
+            _save_tensors(path, shard)
+            paths.append(path)
+        for path in earlier - set(paths):
+            path.unlink(missing_ok=True)
+    return paths
+
+
+def _shards(parts: Iterable[Mapping[str, "Tensor"]]) -> Iterator[tuple[dict[str, "Tensor"], bool]]:
+    """Parts put together until they are larger than `MODEL_BYTES`, and whether that is all of them."""
+    shard: dict[str, Tensor] = {}
+    first, size = True, 0
+    for part in parts:
+        if size > MODEL_BYTES:
+            yield shard, False
+            shard, first, size = {}, False, 0
+        shard.update(part)
+        size += sum(tensor.nbytes for tensor in part.values())
+    yield shard, first
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     import torch
     from safetensors.torch import save_file
 
-    path = directory / "models" / f"{name}.safetensors"
     # Clones, because safetensors refuses tensors that share memory.
-    tensors = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tree.items()}
-    with writing(directory, f"go on with: rayfl resume {directory}"), safetensors_errors():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda partial: save_file(tensors, partial))
-    return path
+    own = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+    write_whole(path, lambda partial: save_file(own, partial))
+
+
+def model_files(directory: Path, name: str) -> list[Path]:
+    """The files of the models that `save_model` wrote under `name`, in their order; empty where there is none."""
+    whole = directory / "models" / f"{name}.safetensors"
+    shards = sorted(
+        whole.parent.glob(f"{name}-[0-9][0-9][0-9][0-9]*.safetensors"), key=lambda path: (len(path.name), path.name)
+    )
+    return [whole] if whole.is_file() else shards
+
+
+def model_keys(directory: Path, name: str) -> list[str]:
+    """The keys of the tree that `save_model` wrote under `name`. SettingsError if there is none."""
+    return [key for keys in _read_models(directory, name, lambda file: list(file.keys())) for key in keys]
 
 
 def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
     """The tree that `save_model` wrote under `name`; of that only what begins with `prefix`. SettingsError if there is
     none."""
-    path = directory / "models" / f"{name}.safetensors"
-    if not path.is_file():
+
+    # Any: safetensors' reader has no public type.
+    def chosen(file: Any) -> dict[str, "Tensor"]:
+        return {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
+
+    return {key: tensor for found in _read_models(directory, name, chosen) for key, tensor in found.items()}
+
+
+# Any: safetensors' reader, and what is read.
+def _read_models(directory: Path, name: str, read: Callable[[Any], Any]) -> Iterator[Any]:
+    """What `read` finds in each file under `name`. SettingsError where there is none, or one is damaged."""
+    paths = model_files(directory, name)
+    if not paths:
+        path = directory / "models" / f"{name}.safetensors"
         raise SettingsError(f"{path} does not exist: the run has saved no model of that name")
-    try:
-        require_regular(path)
-        with safe_open(path, "pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise SettingsError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
+    for path in paths:
+        try:
+            require_regular(path)
+            with safe_open(path, "pt") as file:
+                found = read(file)
+        except (OSError, SafetensorError) as error:
+            raise SettingsError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
+        yield found

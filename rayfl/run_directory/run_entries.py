@@ -24,16 +24,31 @@ _FILES = re.compile(
     | mlflow/[0-9]+(/[0-9a-f]{32})?/meta\.yaml
     | mlflow/[0-9]+/tags/mlflow\.[^/]+
     | mlflow/[0-9]+/[0-9a-f]{32}/((metrics | params | tags)/.+ | artifacts/experiment\.toml)
-    | mlflow/[0-9]+/[0-9a-f]{32}/artifacts/models/(global|personal)\.safetensors
+    | mlflow/[0-9]+/[0-9a-f]{32}/artifacts/models/(global|personal)(-[0-9]{4,})?\.safetensors
     | wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?/
         (run-[0-9a-f]{8}\.wandb(\.synced)? | logs/debug[a-z-]*\.log | files/.+)
     | wandb/debug[a-z-]*\.log
-    | models/(global|personal)\.safetensors
+    | models/(global|personal)(-[0-9]{4,})?\.safetensors
     | files/(trace|graph|plugin)-[0-9a-f]{12}(\.[^/]*)?
     | checkpoints/[0-9]{8,}(\.partial)?/(manifest\.json | (server|(states|memories)-[0-9]{4,})\.safetensors)
     )(\.partial)? | \.rayfl-[0-9]+-[0-9]+\.partial""",
     re.VERBOSE,
 )
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a run may have written a file of this name (its path in the run directory) and needs it later."""
+    passing = name == "lock" or ".partial" in name
+    return not passing and ".." not in name.split("/") and _FILES.fullmatch(name) is not None
+
+
+def own_files(directory: Path) -> Iterator[str]:
+    """The names of the files in a run directory for which `is_own_file` holds; none where there is no directory."""
+    if directory.is_dir():
+        for path, status in _entries(directory):
+            name = path.relative_to(directory).as_posix()
+            if stat.S_ISREG(status.st_mode) and is_own_file(name):
+                yield name
 
 
 def is_run(directory: Path) -> bool:
@@ -84,7 +99,11 @@ def require_no_links(directory: Path) -> None:
 def _entries(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Everything in a directory and below, outermost first; links are not followed."""
     for entry in sorted(directory.iterdir()):
-        status = entry.lstat()
+        try:
+            status = entry.lstat()
+        except FileNotFoundError:
+            # A run that goes on has removed it between the two looks.
+            continue
         yield entry, status
         if stat.S_ISDIR(status.st_mode):
             yield from _entries(entry)

@@ -14,6 +14,7 @@ from rayfl.experiment.experiment import Runtime
 from rayfl.rounds.calls import ClientJob, PooledJob
 from rayfl.rounds.executor import Job, JobResult, Wave
 from rayfl.rounds.ledger import RoundRow
+from rayfl.settings import SettingsError
 
 
 @pytest.fixture
@@ -43,6 +44,24 @@ def test_a_failed_start_is_tried_once_more(tries: list[str], monkeypatch: pytest
     monkeypatch.setattr(session, "_init", failing(tries, 1))
     with session.session(Runtime()):
         assert tries == ["init", "shutdown", "init"]
+
+
+@pytest.mark.parametrize("given", [{"address": "local"}, {}])
+def test_local_is_this_machine(given: dict[str, str], tries: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379" if given else "local")
+    monkeypatch.setattr(session, "_init", failing(tries, 0))
+    with session.session(Runtime(**given)):
+        assert tries == ["init"]
+
+
+def test_a_dashboard_is_no_cluster_to_join(tries: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    with pytest.raises(SettingsError) as raised, session.session(Runtime()):
+        pass
+    sentence = str(raised.value)
+    assert not tries and sentence.startswith("address='http://127.0.0.1:8265' is that of a dashboard")
+    assert "ray job submit --address http://127.0.0.1:8265 --working-dir . -- python -m jobs.run FILE" in sentence
+    assert sentence.endswith("or unset RAY_ADDRESS")
 
 
 def test_a_second_failure_is_one_sentence_that_says_how_to_go_on(tries: list[str], monkeypatch: pytest.MonkeyPatch):

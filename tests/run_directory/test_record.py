@@ -237,7 +237,7 @@ def test_records_of_an_earlier_run_are_not_appended_to(tmp_path):
 
 def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     directory = described(tmp_path / "run")
-    save_model(directory, "global", {"w": torch.ones(1)})
+    save_model(directory, "global", [{"w": torch.ones(1)}])
     with pytest.raises(SettingsError, match=r"is not empty: .*--overwrite"):
         create_run_directory(directory)
     assert (directory / "models" / "global.safetensors").exists()
@@ -275,7 +275,7 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
 )
 def test_a_file_that_no_run_wrote_keeps_a_run_from_being_overwritten(tmp_path, name):
     directory = described(tmp_path / "run")
-    save_model(directory, "global", {"w": torch.ones(1)})
+    save_model(directory, "global", [{"w": torch.ones(1)}])
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.endswith("/"):
@@ -405,7 +405,7 @@ def test_models_come_back_bit_for_bit_even_when_they_share_memory(tmp_path):
     directory = described(tmp_path / "run")
     shared = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     tree = {"a": shared, "b": shared.T, "c": torch.tensor([math.nan, 1.5], dtype=torch.float16, requires_grad=True)}
-    path = save_model(directory, "client-7", tree)
+    [path] = save_model(directory, "client-7", [tree])
     assert path == directory / "models" / "client-7.safetensors"
     loaded = load_model(directory, "client-7")
     assert torch.equal(loaded["a"], shared)
@@ -420,7 +420,7 @@ def test_nothing_in_a_run_directory_is_pickled_or_half_written(tmp_path):
     with Recorder(directory) as recorder:
         record_round(recorder, 0)
         recorder.sync()
-    save_model(directory, "server", {"w": torch.ones(2)})
+    save_model(directory, "server", [{"w": torch.ones(2)}])
     files = {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     for name, content in files.items():
         if name.endswith(".json"):

@@ -361,7 +361,7 @@ def test_final_models_are_artifacts_whose_bytes_are_there_once(tmp_path: Path):
 
     directory = described(tmp_path / "run")
     with Recorder(directory), Tracking(directory, ("mlflow", "wandb")) as following:
-        path = save_model(directory, "global", {"w": torch.ones(3)})
+        [path] = save_model(directory, "global", [{"w": torch.ones(3)}])
         following.model(path)
     (artifact,) = directory.glob("mlflow/*/*/artifacts/models/global.safetensors")
     assert artifact.stat().st_ino == path.stat().st_ino

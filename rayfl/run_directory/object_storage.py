@@ -1,0 +1,239 @@
+"""Object storage: a folder behind a URL such as s3://bucket/experiments, through pyarrow, or else through fsspec.
+
+Options stand in the URL's query, as pyarrow takes them (s3://bucket/runs?endpoint_override=host:9000&scheme=http), keys
+of accounts only in the environment: a URL is written into the run directory.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from rayfl.settings import SettingsError, reason, shown
+
+# A command that meets no URL loads neither.
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+_BY_PYARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_WHOLE = ("s3", "gs", "gcs", "abfs", "abfss")
+"""Of these a file appears when it is closed, and folders need not be made."""
+_LOCAL = ("file", "local", "memory", "http", "https", "data")
+"""What fsspec knows and no run can be kept in."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SECRET = re.compile(r"secret|token|password|key", re.IGNORECASE)
+_PIECE_BYTES = 8 << 20
+_LONGEST = 200
+"""Letters of a library's error that are shown."""
+
+
+class StorageError(OSError):
+    """A storage refused, in words for the user."""
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is a URL, or one of which `Path` has taken a slash, and no path of this machine."""
+    return bool(_URL.match(text))
+
+
+def require_path(text: str, example: str = "") -> None:
+    """SettingsError for a URL where a path of this machine is meant; `example` says where URLs go."""
+    if is_url(text):
+        raise SettingsError(f"{text} is a URL, and this takes a path on this machine{example}")
+
+
+def require_url(url: str) -> None:
+    """SettingsError unless a URL names a folder in a storage that can be used here. Nothing is asked of the storage."""
+    parts = urlsplit(url)
+    if parts.scheme not in _BY_PYARROW:
+        _require_fsspec(url, parts.scheme)
+    if not url.startswith(f"{parts.scheme}://") or not parts.netloc:
+        raise SettingsError(f"{shown(url)} names no bucket: write it as s3://bucket/folder")
+    if parts.fragment or "::" in url or ".." in parts.path.split("/"):
+        raise SettingsError(f"{shown(url)} is not allowed: write it as s3://bucket/folder")
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    if parts.password is not None or any(_SECRET.search(name) for name in names):
+        raise SettingsError(
+            f"a URL of {parts.scheme} may hold no key or password, since it is written into the run directory: put them"
+            " into the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+        )
+
+
+def _require_fsspec(url: str, scheme: str) -> None:
+    import fsspec
+
+    lack = ""
+    if scheme not in _LOCAL:
+        try:
+            fsspec.get_filesystem_class(scheme)
+            return
+        except ImportError as error:
+            lack = f" ({error})"
+        except ValueError:
+            pass
+    other = "; a folder of this machine is given as its path" if scheme in ("file", "local") else ""
+    raise SettingsError(
+        f"{shown(url)}: no run can be kept in {scheme}://{lack}; known are s3, gs, abfs, hdfs and what an installed "
+        f"package adds to fsspec{other}"
+    )
+
+
+def below(url: str, name: str) -> str:
+    """The URL of `name` in the folder of a URL, with its options."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+def parted(url: str) -> tuple[str, str]:
+    """The URL of the folder in which a run lies, and the run's name there. SettingsError where it has none."""
+    require_url(url)
+    parts = urlsplit(url)
+    folder, _, name = parts.path.rstrip("/").rpartition("/")
+    if not name:
+        raise SettingsError(f"{url} is a bucket: name the run in it, as {below(url, 'NAME')}")
+    return urlunsplit(parts._replace(path=folder)), name
+
+
+class Storage:
+    """The folder of a URL. Every method raises StorageError, in words, where the storage refuses."""
+
+    def __init__(self, url: str) -> None:
+        """Open it; SettingsError as `require_url`."""
+        require_url(url)
+        self.url = url
+        self._scheme = urlsplit(url).scheme
+        with self._refusals():
+            self._files, path = _opened(url, self._scheme)
+        self._path = path.rstrip("/")
+
+    def files(self) -> dict[str, int]:
+        """Bytes of every file below, by its name from here; empty where there is nothing."""
+        from pyarrow.fs import FileSelector, FileType
+
+        with self._refusals():
+            found = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
+        start = len(self._path.lstrip("/")) + 1
+        return {one.path.lstrip("/")[start:]: one.size for one in found if one.type == FileType.File}
+
+    def has(self, name: str) -> bool:
+        """Whether a file is there."""
+        from pyarrow.fs import FileType
+
+        with self._refusals():
+            return self._files.get_file_info(self._at(name)).type == FileType.File
+
+    def read(self, name: str) -> bytes:
+        """All of a file."""
+        with self._refusals(), self._files.open_input_stream(self._at(name)) as file:
+            return file.read()
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy a file of the storage to `path`. OSError where the disk refuses."""
+        with self._refusals():
+            source = self._files.open_input_stream(self._at(name))
+        with source, open(path, "wb") as target:
+            while True:
+                with self._refusals():
+                    piece = source.read(_PIECE_BYTES)
+                if not piece:
+                    return
+                target.write(piece)
+
+    def put(self, name: str, path: Path) -> tuple[int, int]:
+        """Copy a file to the storage, where it is seen whole or not at all; returns its size and the time of its last
+        change, in ns, as it was opened. OSError where the disk refuses.
+
+        Only a storage that shows a file while it is written gets it under another name first.
+        """
+        at_once = self._scheme in _WHOLE
+        place = self._at(name if at_once else f"{name}.partial")
+        with open(path, "rb") as source:
+            status = os.fstat(source.fileno())
+            try:
+                with self._refusals():
+                    if not at_once:
+                        self._files.create_dir(place.rpartition("/")[0], recursive=True)
+                    with self._files.open_output_stream(place) as target:
+                        shutil.copyfileobj(source, target, _PIECE_BYTES)
+                    if not at_once:
+                        self._files.move(place, self._at(name))
+            except StorageError:
+                # Under its own name a file is as it was before, and stays.
+                if not at_once:
+                    with suppress(StorageError):
+                        self.remove(f"{name}.partial")
+                raise
+        return status.st_size, status.st_mtime_ns
+
+    def remove(self, name: str) -> None:
+        """Remove a file, which need not be there any more."""
+        with self._refusals(), suppress(FileNotFoundError):
+            self._files.delete_file(self._at(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder and all in it."""
+        with self._refusals(), suppress(FileNotFoundError):
+            self._files.delete_dir(self._at(name))
+
+    def require_writable(self) -> None:
+        """StorageError unless a small file can be written."""
+        name = ".rayfl-write-test.partial"
+        with self._refusals():
+            if self._scheme not in _WHOLE:
+                self._files.create_dir(self._path, recursive=True)
+            with self._files.open_output_stream(self._at(name)) as file:
+                file.write(b"rayfl")
+        # One may be allowed to write and not to delete.
+        with suppress(StorageError):
+            self.remove(name)
+
+    def _at(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Whatever a library raises is a StorageError."""
+        try:
+            yield
+        except StorageError:
+            raise
+        # pyarrow raises OSError and its own, fsspec whatever its packages do.
+        except Exception as error:
+            raise StorageError(_words(error)) from error
+
+
+def _opened(url: str, scheme: str) -> "tuple[FileSystem, str]":
+    """The file system of a URL and the path in it."""
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    if scheme in _BY_PYARROW:
+        parts = urlsplit(url)
+        if scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
+            # Its own limit is fifteen minutes, for which a run without credentials would say nothing.
+            query = "&".join(filter(None, (parts.query, "retry_limit_seconds=60")))
+            url = urlunsplit(parts._replace(query=query))
+        try:
+            return FileSystem.from_uri(url)
+        # Of a pyarrow that was built without it.
+        except NotImplementedError:
+            pass
+    import fsspec.core
+
+    found, path = fsspec.core.url_to_fs(url)
+    return PyFileSystem(FSSpecHandler(found)), path
+
+
+def _words(error: Exception) -> str:
+    """What a library says, in one short line."""
+    if isinstance(error, OSError) and error.errno:
+        return reason(error)
+    text = " ".join(str(error).split())
+    # AWS's own C++ names what was asked in many words, then: AWS Error ACCESS_DENIED during X operation: Why.
+    if found := re.search(r"AWS Error ([A-Z_]+).*? during (\w+) operation:? ?(.*)", text):
+        why = re.sub(r"^.*? Message: |\(Request ID.*", "", found[3]).strip(" .")
+        text = f"{found[1]} in {found[2]}{f': {why}' if why else ''}"
+    return text[:_LONGEST] or type(error).__name__

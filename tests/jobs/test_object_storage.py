@@ -1,0 +1,290 @@
+"""Runs whose results go to object storage, against a real S3-compatible server: nothing is lost, whatever it does."""
+
+import os
+import shutil
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+import rayfl as library
+from rayfl.experiment import toml
+from rayfl.run_directory.mirror import own_files, standing
+from rayfl.run_directory.object_storage import Storage, below
+from rayfl.run_directory.record import Recorder, read_run
+from rayfl.settings import SettingsError
+from tests.actors.toys import assert_same_run, experiment, logged
+from tests.jobs.commands import rayfl, refused
+from tests.run_directory.s3_server import KEYS, Server, serving
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def folder(server: Server) -> str:
+    """The URL of a folder in a new bucket."""
+    server.forget_everything()
+    server.make_bucket("bucket")
+    return server.url("bucket/experiments")
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder."""
+    return move_to(tmp_path / "machine", monkeypatch)
+
+
+def move_to(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+def experiment_file(path: Path, directory: str, rounds: int = ROUNDS) -> Path:
+    settings = {"runtime": {"executor": "inline"}, "checkpoint": {"every": 1}, "rounds": rounds}
+    chosen = experiment("fedpse", **settings, output={"directory": directory, "report": False})
+    path.write_text(toml.dumps(chosen.as_dict()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("undisturbed")
+    result = rayfl("run", experiment_file(home / "run.toml", "runs"), "--output", home / "run")
+    assert result.exit_code == 0, result.output
+    return home / "run"
+
+
+def assert_same(undisturbed: Path, directory: Path, folder: Path) -> None:
+    """Two runs have the same bits; copies are compared, because the comparing writes into them."""
+    assert_same_run(shutil.copytree(undisturbed, folder / "one"), shutil.copytree(directory, folder / "two"))
+
+
+class Killed(BaseException):
+    """Stands for a kill: no `except Exception` sees it."""
+
+
+def test_a_run_is_copied_resumed_on_another_machine_and_reported_there(
+    folder: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    result = rayfl("run", experiment_file(Path("run.toml"), folder, rounds=2))
+    url = below(folder, "fedpse")
+    assert result.exit_code == 0 and f"copy: {url}" in result.output, result.output
+    assert set(Storage(url).files()) == set(own_files(Path("runs/fedpse")))
+    move_to(tmp_path / "other", monkeypatch)
+    result = rayfl("resume", url, "--rounds", ROUNDS)
+    assert result.exit_code == 0, result.output
+    assert set(Storage(url).files()) == set(own_files(Path("runs/fedpse")))
+    move_to(tmp_path / "third", monkeypatch)
+    assert library.load(url).finished
+    result = rayfl("report", url)
+    assert result.exit_code == 0 and Path("report.html").is_file(), result.output
+    assert not Path("runs").exists()
+    assert_same(undisturbed, Path("../other/runs/fedpse"), tmp_path)
+
+
+def test_one_command_goes_on_on_any_machine(
+    folder: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, url, record = experiment_file(tmp_path / "run.toml", folder), below(folder, "fedpse"), Recorder.round
+
+    def killed(self: Recorder, row, clients, metrics):
+        if row.round == 2:
+            while (found := standing(Storage(url).files())) is None or found.saved < 1:
+                pass
+            raise Killed
+        record(self, row, clients, metrics)
+
+    monkeypatch.setattr(Recorder, "round", killed)
+    with pytest.raises(Killed):
+        rayfl("run", file, "--resume")
+    monkeypatch.setattr(Recorder, "round", record)
+    move_to(tmp_path / "other", monkeypatch)
+    result = rayfl("run", file, "--resume")
+    assert result.exit_code == 0, result.output
+    assert_same(undisturbed, Path("runs/fedpse"), tmp_path)
+    # The first machine is behind.
+    os.chdir(tmp_path / "machine")
+    result = rayfl("run", file, "--resume")
+    assert result.exit_code == 0 and "is finished: nothing is left to run" in result.output, result.output
+    assert read_run(Path("runs/fedpse")).finished
+
+
+def test_a_bucket_that_vanishes_costs_nothing(
+    server: Server, folder: str, undisturbed: Path, tmp_path: Path, monkeypatch, caplog
+):
+    file, url, record = experiment_file(Path("run.toml"), folder), below(folder, "fedpse"), Recorder.round
+
+    def vanishing(self: Recorder, row, clients, metrics):
+        if row.round == 1:
+            server.forget_everything()
+        if row.round == 3:
+            while not logged(caplog):
+                pass
+        record(self, row, clients, metrics)
+
+    monkeypatch.setattr(Recorder, "round", vanishing)
+    result = rayfl("run", file)
+    monkeypatch.setattr(Recorder, "round", record)
+    here = Path("runs/fedpse").absolute()
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1, result.output
+    assert "NO_SUCH_BUCKET" in result.stderr and f"copy them there with: rayfl resume {here}" in result.stderr
+    said = [line for line in logged(caplog) if url in line]
+    assert len(said) == 1 and f"the run goes on in {here}" in said[0]
+    assert_same(undisturbed, here, tmp_path)
+    server.make_bucket("bucket")
+    result = rayfl("resume", here)
+    assert result.exit_code == 0, result.output
+    assert set(Storage(url).files()) == set(own_files(here))
+
+
+def test_a_bucket_that_comes_back_has_all_of_the_run(server: Server, folder: str, monkeypatch, caplog):
+    file, url, record = experiment_file(Path("run.toml"), folder), below(folder, "fedpse"), Recorder.round
+
+    def failing(self: Recorder, row, clients, metrics):
+        if row.round == 1:
+            server.forbid_writing("bucket")
+        if row.round == 3:
+            while not logged(caplog):
+                pass
+            server.allow_writing("bucket")
+        record(self, row, clients, metrics)
+
+    monkeypatch.setattr(Recorder, "round", failing)
+    result = rayfl("run", file)
+    assert result.exit_code == 0, result.output
+    assert "ACCESS_DENIED" in logged(caplog)[0]
+    assert set(Storage(url).files()) == set(own_files(Path("runs/fedpse")))
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_run(server: Server, folder: str):
+    missing = experiment_file(Path("missing.toml"), server.url("nobody/here"))
+    refused(rayfl("run", missing), "cannot be written to (NO_SUCH_BUCKET", "make the bucket")
+    server.forbid_writing("bucket")
+    refused(rayfl("run", experiment_file(Path("forbidden.toml"), folder)), "cannot be written to (ACCESS_DENIED")
+    assert not Path("runs").exists()
+
+
+def test_an_account_that_the_storage_does_not_know_is_refused(machine: Path):
+    # The first call makes the bucket; those after it need an account, and there is none.
+    with serving(INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:
+        strict.make_bucket("bucket")
+        file = experiment_file(Path("run.toml"), strict.url("bucket/experiments"))
+        refused(rayfl("run", file), "INVALID_ACCESS_KEY_ID", "account")
+    assert not Path("runs").exists()
+
+
+class _NeedsAccount(BaseHTTPRequestHandler):
+    """Answers as S3 does where a call says nothing of an account."""
+
+    def answer(self) -> None:
+        known = "Authorization" in self.headers
+        body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(500 if known else 403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(0 if self.command == "HEAD" else len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_POST = do_PUT = answer
+
+    def log_message(self, *words: object) -> None:
+        """Say nothing."""
+
+
+def test_missing_credentials_are_refused(monkeypatch: pytest.MonkeyPatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _NeedsAccount) as strict:
+        threading.Thread(target=strict.serve_forever, daemon=True).start()
+        file = experiment_file(Path("run.toml"), Server(strict.server_address[1]).url("bucket/experiments"))
+        refused(rayfl("run", file), "ACCESS_DENIED", "account")
+        strict.shutdown()
+    assert not Path("runs").exists()
+
+
+def test_a_run_in_the_storage_is_replaced_only_when_asked(folder: str, tmp_path: Path, monkeypatch):
+    file, url = experiment_file(tmp_path / "run.toml", folder, rounds=2), below(folder, "fedpse")
+    assert rayfl("run", file).exit_code == 0
+    move_to(tmp_path / "other", monkeypatch)
+    # Here and there the next free name.
+    result = rayfl("run", file)
+    assert result.exit_code == 0 and f"copy: {below(folder, 'fedpse-2')}" in result.output
+    move_to(tmp_path / "third", monkeypatch)
+    refused(rayfl("run", file, "--output", url), f"{url} holds a run")
+    changed = rayfl("run", file, "seed=9", "--output", url, "--resume")
+    refused(changed, "holds a finished run with other settings (seed=1 -> 9)")
+    before = set(Storage(url).files())
+    result = rayfl("run", file, "rounds=1", "--output", url, "--overwrite")
+    assert result.exit_code == 0, result.output
+    assert set(Storage(url).files()) == set(own_files(Path("runs/fedpse"))) != before
+
+
+def test_a_url_is_refused_where_a_path_is_meant(folder: str):
+    file = experiment_file(Path("run.toml"), "runs")
+    for arguments in (
+        ("sweep", file, "--dir", folder),
+        ("data", file, "--picture", folder),
+        ("report", "runs", "--output", folder),
+        ("ls", folder),
+        ("show", folder),
+        ("run", folder),
+        ("init", "s3:/bucket/a.toml"),
+    ):
+        refused(rayfl(*arguments), "is a URL, and this takes a path on this machine")
+    refused(rayfl("run", file, "--output", "s5://bucket/a"), "no run can be kept in s5://")
+    refused(rayfl("run", file, "output.directory=s5://bucket/a"), "no run can be kept in s5://")
+    refused(rayfl("resume", below(folder, "nothing")), "is no run (it has no experiment.json)")
+    refused(rayfl("report", below(folder, "nothing")), "is no run (it has no experiment.json)")
+    assert sorted(path.name for path in Path().iterdir()) == ["run.toml"]
+
+
+def test_from_python(folder: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, url = experiment_file(tmp_path / "run.toml", "runs", rounds=2), below(folder, "mine")
+    first = library.run(file, directory=url, progress=False)
+    assert first.directory == Path("runs/mine").absolute()
+    move_to(tmp_path / "other", monkeypatch)
+    found = library.resume(url, rounds=ROUNDS, progress=False)
+    assert found.finished and library.load(url).finished
+    assert len(library.load(url).arrow.rounds) == ROUNDS
+    assert_same(undisturbed, found.directory, tmp_path)
+    for call in (library.load, library.resume):
+        with pytest.raises(SettingsError, match="is a URL"):
+            call(Path(url))
+
+
+def test_a_sweep_copies_its_runs_and_its_page(folder: str):
+    file = experiment_file(Path("run.toml"), folder, rounds=1)
+    result = rayfl("sweep", file, "sweep.seed=[1, 2]")
+    assert result.exit_code == 0, result.output
+    names = Storage(below(folder, "fedpse")).files()
+    assert {"seed=1/experiment.json", "seed=2/experiment.json", "comparison.html"} <= set(names)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_on_ray_the_driver_copies(folder: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, url = experiment_file(tmp_path / "run.toml", folder, rounds=2), below(folder, "fedpse")
+    result = rayfl("run", file, "runtime.executor=ray", "runtime.actors=2")
+    assert result.exit_code == 0, result.output
+    move_to(tmp_path / "other", monkeypatch)
+    result = rayfl("resume", url, "runtime.executor=inline", "--rounds", ROUNDS)
+    assert result.exit_code == 0, result.output
+    assert_same(undisturbed, Path("runs/fedpse"), tmp_path)

@@ -1,0 +1,100 @@
+"""Personal models and states that are together larger than memory: they are written and read a few at a time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayfl.report.results import RunResults
+from rayfl.run_directory import record
+from rayfl.run_directory.record import load_model, model_files, model_keys, save_model
+from rayfl.run_directory.run_entries import is_own_file
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from rayfl.run_directory import checkpoint, record
+from rayfl.run_directory.play_run import final_models
+from rayfl.rounds.rounds import RunState
+
+CLIENTS, ENTRIES = 100, 1 << 20
+
+
+class Elsewhere:
+    '''An executor whose objects lie elsewhere: each state comes into this process when it is asked for.'''
+
+    def get(self, client):
+        return {"params": {"w": np.full(ENTRIES, client, np.float32)}}
+
+    def put(self, state):
+        assert state["params"]["w"].shape == (ENTRIES,)
+        return int(state["params"]["w"][-1])
+
+
+checkpoint.FILE_BYTES = record.MODEL_BYTES = 8 << 20
+directory = Path(sys.argv[1])
+setup = SimpleNamespace(
+    is_peer=True, method=SimpleNamespace(personalized=True, final_model=lambda state: state["params"])
+)
+state = RunState(round=1, server={"w": torch.zeros(1)}, states={i: i for i in range(CLIENTS)}, server_memories={})
+# What is loaded with the first use of each.
+record.save_model(directory, "first", [{"w": torch.zeros(1)}])
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+checkpoint.save(directory, state, Elsewhere())
+saved = peak() - before
+[paths] = [record.save_model(directory, name, parts) for name, parts in final_models(setup, Elsewhere(), state).items()]
+models = peak() - before
+found = checkpoint.load(directory, Elsewhere())
+assert found.states == state.states and len(paths) > 10
+assert (record.load_model(directory, "personal", "57/")["57/w"] == 57).all()
+assert len(record.model_keys(directory, "personal")) == CLIENTS
+print(saved, models, peak() - before)
+"""
+
+
+def test_states_of_400_mb_take_80_at_once(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    saved, models, loaded = map(int, done.stdout.split())
+    assert saved <= models <= loaded < 80 << 20, done.stdout
+
+
+def test_a_model_in_several_files_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(record, "MODEL_BYTES", 100)
+    parts = [{f"{client}/w": torch.full((16,), float(client))} for client in range(5)]
+    paths = save_model(tmp_path, "personal", parts)
+    # 64 bytes a part: a file is closed when it has more than 100.
+    assert [path.name for path in paths] == [f"personal-000{number}.safetensors" for number in range(3)]
+    assert all(is_own_file(f"models/{path.name}") for path in paths)
+    assert model_files(tmp_path, "personal") == paths
+    assert sorted(model_keys(tmp_path, "personal")) == [f"{client}/w" for client in range(5)]
+    assert {key: tensor[0].item() for key, tensor in load_model(tmp_path, "personal").items()} == {
+        f"{client}/w": client for client in range(5)
+    }
+    assert list(load_model(tmp_path, "personal", "4/")) == ["4/w"]
+    # As few as fit in one file again: what was there before is gone.
+    assert [path.name for path in save_model(tmp_path, "personal", parts[:2])] == ["personal.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["personal.safetensors"]
+
+
+def test_results_name_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(record, "MODEL_BYTES", 100)
+    save_model(tmp_path, "personal", [{f"{client}/w": torch.zeros(64)} for client in range(3)])
+    save_model(tmp_path, "global", [{"w": torch.zeros(64)}])
+    (tmp_path / "experiment.json").write_text("{}")
+    assert RunResults(record.read_run(tmp_path)).model_names == ["global", "personal"]

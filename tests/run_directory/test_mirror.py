@@ -1,0 +1,250 @@
+"""The copy of a run: wherever the copying is cut it is a run that goes on; only what has changed travels."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from jobs.single import run
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.run_directory import mirror
+from rayfl.run_directory.atomic_files import DiskError
+from rayfl.run_directory.mirror import Copies, Standing, bring, fetch, mirrored, standing
+from rayfl.run_directory.object_storage import Storage, StorageError
+from rayfl.run_directory.play_run import play_run, recalled
+from rayfl.run_directory.record import read_run
+from rayfl.settings import SettingsError
+from tests.actors.toys import assert_same_run, experiment, logged
+
+URL = "elsewhere://bucket/run"
+CHANGES: dict[str, Any] = {"runtime": {"executor": "inline"}, "checkpoint": {"every": 1}, "rounds": 3}
+
+
+class Elsewhere(MemoryFileSystem):
+    """A storage in this process, which `put_fails` makes refuse."""
+
+    protocol = "elsewhere"
+    store: dict[str, Any] = {}
+    pseudo_dirs = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("elsewhere:/"))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere() -> Iterator[None]:
+    fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
+    Elsewhere.store.clear()
+    yield
+    Elsewhere.store.clear()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(experiment("fedpse", **CHANGES, output={"report": False}), tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def there() -> Storage:
+    return Storage(URL)
+
+
+@pytest.fixture
+def puts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are copied."""
+    names: list[str] = []
+    put = Storage.put
+
+    def noted(self: Storage, name: str, path: Path) -> tuple[int, int]:
+        found = put(self, name, path)
+        names.append(name)
+        return found
+
+    monkeypatch.setattr(Storage, "put", noted)
+    return names
+
+
+def half(directory: Path) -> None:
+    """Play two of three rounds."""
+    setup = prepare(experiment("fedpse", **CHANGES))
+    with pytest.raises(Exception, match="enough"):
+        play_run(setup, InlineExecutor(setup), directory, stop_after(2), checkpoints=experiment(**CHANGES).checkpoint)
+
+
+def stop_after(rounds: int) -> Any:
+    def on_round(record: Any) -> None:
+        if record.row.round == rounds - 1:
+            raise RuntimeError("enough")
+
+    return on_round
+
+
+@pytest.fixture(scope="module")
+def unfinished(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("half") / "run"
+    half(directory)
+    for name in ("experiment.json", "experiment.toml", "platform.json"):
+        shutil.copy(finished / name, directory)
+    return directory
+
+
+def test_a_copy_has_all_of_a_run_and_nothing_travels_twice(finished: Path, there: Storage, puts: list[str]):
+    copies = Copies(finished, there)
+    copies.update()
+    assert set(puts) == set(there.files()) == set(mirror.own_files(finished)) and len(puts) == len(set(puts))
+    assert "lock" not in puts
+    manifests = [name for name in puts if name.endswith("manifest.json")]
+    assert puts[-len(manifests) :] == manifests and len(manifests) == 2
+    puts.clear()
+    copies.update()
+    assert not puts
+    (finished / "origin.json").write_text("{}")
+    copies.update()
+    assert puts == ["origin.json"]
+    # Another process knows its checkpoints by their manifests.
+    puts.clear()
+    Copies(finished, there).update()
+    assert not [name for name in puts if name.startswith("checkpoints/")]
+    assert not Copies(finished, there).is_behind()
+
+
+def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
+    unfinished: Path, finished: Path, there: Storage, puts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun = tmp_path / "begun"
+    shutil.copytree(unfinished, begun)
+    shutil.rmtree(begun / "checkpoints" / "00000002")
+    Copies(begun, there).update()
+    before = dict(there.files())
+    Copies(finished, Storage("elsewhere://bucket/other")).update()
+    total = len(puts)
+    put, remove = Storage.put, Storage.remove
+    setup = prepare(experiment("fedpse", **CHANGES))
+    seen = set()
+    for cut in range(total):
+        Elsewhere.store.clear()
+        Copies(begun, there).update()
+        assert there.files().keys() == before.keys()
+        left = [cut]
+
+        def counted(self: Storage, name: str, path: Path, left: list[int] = left) -> tuple[int, int]:
+            if not left[0]:
+                raise StorageError("gone")
+            left[0] -= 1
+            return put(self, name, path)
+
+        def allowed(self: Storage, name: str, left: list[int] = left) -> None:
+            if left[0]:
+                remove(self, name)
+
+        monkeypatch.setattr(Storage, "put", counted)
+        monkeypatch.setattr(Storage, "remove", allowed)
+        copies = Copies(finished, there)
+        with suppress(StorageError):
+            copies.update()
+        monkeypatch.setattr(Storage, "put", put)
+        monkeypatch.setattr(Storage, "remove", remove)
+        place = tmp_path / f"cut-{cut}"
+        fetch(there, place)
+        found = recalled(setup, InlineExecutor(setup), place)
+        read_run(place)
+        # With what was saved before, or later; never from the start.
+        assert found is not None
+        seen.add(found.round)
+        shutil.rmtree(place)
+    assert seen == {1, 2}
+
+
+def test_a_fetched_run_goes_on_to_the_same_bits(unfinished: Path, finished: Path, there: Storage, tmp_path: Path):
+    Copies(unfinished, there).update()
+    place = tmp_path / "run"
+    assert bring(there, place)
+    assert not bring(there, place)
+    setup = prepare(experiment("fedpse", **CHANGES))
+    chosen = experiment("fedpse", **CHANGES)
+    play_run(setup, InlineExecutor(setup), place, lambda record: None, checkpoints=chosen.checkpoint, resumed=True)
+    assert_same_run(shutil.copytree(finished, tmp_path / "finished"), place)
+
+
+def test_the_run_that_has_come_further_is_taken(unfinished: Path, finished: Path, there: Storage, tmp_path: Path):
+    Copies(unfinished, there).update()
+    whole = shutil.copytree(finished, tmp_path / "whole")
+    assert not bring(there, whole) and read_run(whole).finished
+    Copies(finished, there).update()
+    behind = shutil.copytree(unfinished, tmp_path / "behind")
+    assert bring(there, behind) and read_run(behind).finished
+    assert not list(tmp_path.glob("*.fetched"))
+
+
+def test_another_run_is_not_replaced(unfinished: Path, finished: Path, there: Storage, tmp_path: Path):
+    Copies(finished, there).update()
+    behind = shutil.copytree(unfinished, tmp_path / "behind")
+
+    def other(here: Path, fetched: Path) -> None:
+        raise SettingsError("another run")
+
+    with pytest.raises(SettingsError, match="another run"):
+        bring(there, behind, other)
+    assert not read_run(behind).finished and not list(tmp_path.glob("*.fetched"))
+
+
+def test_nothing_of_somebody_else_is_fetched_written_or_removed(finished: Path, there: Storage, tmp_path: Path):
+    for name in ("notes.txt", "lock", "mlflow/1/tags/../../../../x"):
+        Elsewhere().pipe_file(f"/bucket/run/{name}", b"mine")
+    Copies(finished, there).update()
+    fetch(there, tmp_path / "run")
+    assert not list(tmp_path.rglob("notes.txt")) and not (tmp_path / "x").exists()
+    Copies(finished, there).clear()
+    assert "notes.txt" in there.files() and "experiment.json" not in there.files()
+
+
+def test_how_far_a_run_has_come():
+    manifest = "checkpoints/00000004/manifest.json"
+    tables = [f"records/{name}.parquet" for name in ("rounds", "clients", "metrics")]
+    assert standing([manifest]) is None
+    assert standing(["experiment.json"]) == Standing(-1, False)
+    assert standing(["experiment.json", "checkpoints/00000006/server.safetensors", manifest]) == Standing(4, False)
+    assert standing(["experiment.json", manifest, *tables]) == Standing(4, True) > Standing(4, False)
+
+
+def test_a_storage_that_refuses_for_a_while_gets_all_afterwards(
+    unfinished: Path, there: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    directory = shutil.copytree(unfinished, tmp_path / "run")
+    put = Storage.put
+
+    def refuse(self: Storage, name: str, path: Path) -> tuple[int, int]:
+        raise StorageError("ACCESS_DENIED")
+
+    monkeypatch.setattr(Storage, "put", refuse)
+    with mirrored(directory, URL) as copying:
+        assert copying is not None
+        copying.round_done()
+        while not logged(caplog):
+            pass
+        monkeypatch.setattr(Storage, "put", put)
+    assert set(there.files()) == set(mirror.own_files(directory))
+    assert len(logged(caplog)) == 1 and f"the run goes on in {directory}" in logged(caplog)[0]
+
+
+def test_what_cannot_be_copied_at_the_end_is_said_and_kept(
+    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(self: Storage, name: str, path: Path) -> tuple[int, int]:
+        raise StorageError("ACCESS_DENIED")
+
+    monkeypatch.setattr(Storage, "put", refuse)
+    directory = shutil.copytree(unfinished, tmp_path / "run")
+    with pytest.raises(DiskError, match=rf"copy them there with: rayfl resume {directory}$"), mirrored(directory, URL):
+        pass
+    # The run's own error is the one that is raised.
+    with pytest.raises(ZeroDivisionError), mirrored(directory, URL):
+        raise ZeroDivisionError
+    assert "ACCESS_DENIED" in logged(caplog)[-1]

@@ -1,0 +1,85 @@
+"""URLs of object storage: which are taken, and one sentence for the others."""
+
+import pytest
+
+from rayfl.experiment.experiment import Experiment
+from rayfl.run_directory.object_storage import below, is_url, parted, require_path, require_url
+from rayfl.settings import SettingsError
+from tests.actors.toys import experiment
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket",
+        "s3://bucket/a/b?endpoint_override=host:9000&scheme=http",
+        "gs://bucket/a",
+        "abfs://container@account.dfs.core.windows.net/a",
+        "hdfs://name:8020/a",
+        "hdfs://user@name:8020/a",
+    ],
+)
+def test_what_pyarrow_has_is_taken(url: str):
+    require_url(url)
+    assert is_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("s4://bucket/a", "no run can be kept in s4://"),
+        ("file:///a", "a folder of this machine is given as its path"),
+        ("memory://a/b", "no run can be kept in memory://"),
+        ("https://host/a", "no run can be kept in https://"),
+        ("s3:bucket/a", None),
+        ("s3:/bucket/a", "names no bucket"),
+        ("s3:///a", "names no bucket"),
+        ("s3://bucket/../a", "write it as s3://bucket/folder"),
+        ("s3://bucket/a#b", "write it as s3://bucket/folder"),
+        ("s3://key:hidden@bucket/a", "may hold no key or password"),
+        ("s3://bucket/a?secret_key=x", "may hold no key or password"),
+        ("abfs://a@b.dfs.core.windows.net/c?sas_token=x", "may hold no key or password"),
+    ],
+)
+def test_what_is_no_place_for_a_run_is_refused_before_it(url: str, words: str | None):
+    if words is None:
+        # A folder may be called so.
+        assert experiment(output={"directory": url}).output.directory == url
+        return
+    with pytest.raises(SettingsError) as raised:
+        experiment(output={"directory": url})
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_secret_is_not_repeated():
+    with pytest.raises(SettingsError) as raised:
+        require_url("s3://key:hidden@bucket/a")
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_scheme_whose_package_is_missing_names_it():
+    with pytest.raises(SettingsError, match=r"no run can be kept in oci://.*ocifs"):
+        require_url("oci://bucket/a")
+
+
+def test_a_url_is_no_path():
+    for text in ("s3://bucket/a", "s3:/bucket/a", "nonsense://a"):
+        with pytest.raises(SettingsError, match="is a URL, and this takes a path on this machine"):
+            require_path(text)
+    for text in ("runs", "/tmp/a:b", "a:/b", "C:/x"):
+        require_path(text)
+
+
+def test_options_stay_where_names_are_put_together_and_taken_apart():
+    url = "s3://bucket/a?region=eu-west-1"
+    assert below(url, "run") == "s3://bucket/a/run?region=eu-west-1"
+    assert parted(below(url, "run")) == (url, "run")
+    assert parted(below("s3://bucket", "run")) == ("s3://bucket", "run")
+    with pytest.raises(SettingsError, match="name the run in it, as s3://bucket/NAME"):
+        parted("s3://bucket")
+
+
+def test_the_table_takes_a_url_and_gives_it_back():
+    url = "s3://bucket/a?region=eu-west-1"
+    chosen = experiment(output={"directory": url})
+    assert Experiment(**chosen.as_dict()).output.directory == url
