@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,7 +20,9 @@ import pytest
 from jobs.bench.memory import descendants
 from jobs.single import run
 from rayfl.experiment.experiment import read
+from rayfl.run_directory.checkpoint import rounds_saved
 from rayfl.run_directory.record import read_run
+from rayfl.run_directory.tables import read_table
 from tests.actors.toys import assert_same_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,10 +119,15 @@ def head() -> Iterator[str]:
         yield address
 
 
-def submit(head: str, *arguments: str, wait: bool = True) -> "subprocess.CompletedProcess[str]":
-    command = [str(BIN / "ray"), "job", "submit", "--address", head, "--working-dir", "."]
-    command += ["--no-wait"] * (not wait)
-    command += ["--", "python", "-m", "jobs.run", *arguments]
+def submit(
+    head: str, *arguments: str, wait: bool = True, options: Sequence[str] = ()
+) -> "subprocess.CompletedProcess[str]":
+    given = ["--working-dir", ".", *["--no-wait"] * (not wait), *options]
+    return ray_job(head, "submit", *given, "--", "python", "-m", "jobs.run", *arguments)
+
+
+def ray_job(head: str, verb: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(BIN / "ray"), "job", verb, "--address", head, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240)
 
 
@@ -148,6 +155,26 @@ def test_a_submitted_mistake_fails_the_job_with_its_sentence(head, tmp_path):
     assert "rayfl: " in done.stdout and "num_gpus" in done.stdout
     assert "Traceback" not in done.stdout
     assert not directory.exists()
+
+
+@pytest.mark.ray
+def test_a_stopped_job_leaves_a_checkpoint(head, tmp_path):
+    file, directory = tmp_path / "submitted.toml", tmp_path / "run"
+    file.write_text(EXPERIMENT.replace("rounds = 2", "rounds = 5000\ncheckpoint = { every = 5000 }"))
+    # As docs/tutorials/cluster.md has it: this machine may need more than Ray's 3 seconds for a round.
+    patient = ("--runtime-env-json", json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}))
+    options = ("--submission-id", "stopped", *patient)
+    begun = submit(head, str(file), "--output", str(directory), wait=False, options=options)
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    deadline = time.monotonic() + 120
+    while not (directory / "records").exists() or not len(read_table(directory, "rounds")):
+        assert time.monotonic() < deadline, ray_job(head, "logs", "stopped").stdout
+        time.sleep(0.05)
+    stopped = ray_job(head, "stop", "stopped")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    # Its records end where its checkpoint is.
+    assert rounds_saved(directory) == [len(read_run(directory).rounds)]
+    assert not read_run(directory).finished
 
 
 @pytest.mark.ray
