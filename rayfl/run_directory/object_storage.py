@@ -40,27 +40,27 @@ def is_url(text: str) -> bool:
     return bool(_URL.match(text))
 
 
-def require_path(text: str, example: str = "") -> None:
-    """SettingsError for a URL where a path of this machine is meant; `example` says where URLs go."""
+def require_path(text: str) -> None:
+    """SettingsError for a URL where a path of this machine is meant."""
     if is_url(text):
-        raise SettingsError(f"{text} is a URL, and this takes a path on this machine{example}")
+        raise SettingsError(f"{text} is a URL, and this takes a path on this machine")
 
 
 def require_url(url: str) -> None:
     """SettingsError unless a URL names a folder in a storage that can be used here. Nothing is asked of the storage."""
     parts = urlsplit(url)
-    if parts.scheme not in _BY_PYARROW:
-        _require_fsspec(url, parts.scheme)
-    if not url.startswith(f"{parts.scheme}://") or not parts.netloc:
-        raise SettingsError(f"{shown(url)} names no bucket: write it as s3://bucket/folder")
-    if parts.fragment or "::" in url or ".." in parts.path.split("/"):
-        raise SettingsError(f"{shown(url)} is not allowed: write it as s3://bucket/folder")
     names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     if parts.password is not None or any(_SECRET.search(name) for name in names):
         raise SettingsError(
             f"a URL of {parts.scheme} may hold no key or password, since it is written into the run directory: put them"
             " into the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
+    if parts.scheme not in _BY_PYARROW:
+        _require_fsspec(url, parts.scheme)
+    if not url.startswith(f"{parts.scheme}://") or not parts.netloc:
+        raise SettingsError(f"{shown(url)} names no bucket: write it as s3://bucket/folder")
+    if parts.fragment or "::" in url or ".." in parts.path.split("/"):
+        raise SettingsError(f"{shown(url)} is not allowed: write it as s3://bucket/folder")
 
 
 def _require_fsspec(url: str, scheme: str) -> None:

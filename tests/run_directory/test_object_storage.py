@@ -51,9 +51,10 @@ def test_what_is_no_place_for_a_run_is_refused_before_it(url: str, words: str | 
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_secret_is_not_repeated():
-    with pytest.raises(SettingsError) as raised:
-        require_url("s3://key:hidden@bucket/a")
+@pytest.mark.parametrize("url", ["s3://key:hidden@bucket/a", "s3:///a?secret_key=hidden", "s4://a:hidden@b/c"])
+def test_a_secret_is_not_repeated(url: str):
+    with pytest.raises(SettingsError, match="may hold no key or password") as raised:
+        require_url(url)
     assert "hidden" not in str(raised.value)
 
 
