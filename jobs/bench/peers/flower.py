@@ -101,7 +101,7 @@ def main(folder: str) -> None:
         num_supernodes=work.num_clients,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": WORKERS, "include_dashboard": False},
+            "init_args": {"num_cpus": WORKERS, "include_dashboard": False, "log_to_driver": False},
         },
     )
     tally.report(version(PACKAGE), size(network))
