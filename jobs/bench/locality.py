@@ -90,7 +90,7 @@ def loopback_bytes() -> int:
 COLUMNS = (
     Column("participants", "participants"),
     Column("way", "a call goes to"),
-    Column("state_bytes", "states read, MB", _megabytes),
+    Column("state_bytes", "all their states, MB", _megabytes),
     Column("moved_bytes", "from another node, MB", _megabytes),
     Column("loopback_bytes", "loopback, MB", _megabytes),
     Column("median_s", "seconds", "{:.2f}"),
@@ -112,7 +112,12 @@ def bench_locality(clients: int, nodes: int, rounds: int, hidden: int, results: 
     results.require()
     prepare_process()
     title = f"A round of scaffold: {clients} clients on {nodes} simulated nodes"
-    figures = Figures("rounds", COLUMNS, title, f"Medians of the second half of {rounds} rounds.")
+    figures = Figures(
+        "rounds",
+        COLUMNS,
+        title,
+        f"Medians of the second half of {rounds} rounds. Who takes part for the first time has no state yet.",
+    )
     with own_cluster(nodes) as cluster:
         runtime = Runtime(address=cluster.address, actors=nodes)
         with session.session(runtime):
