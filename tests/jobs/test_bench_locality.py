@@ -27,7 +27,7 @@ def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:
     ("kind", "expected", "moved"),
     [
         (RayExecutor, [(1, "a"), (0, "b"), (2, "c")], 20),
-        (locality.InOrder, [(0, "a"), (1, "b"), (2, "c")], 210),
+        (locality.InOrder, [(0, "a"), (1, "b"), (2, "c")], 200),
     ],
 )
 def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
