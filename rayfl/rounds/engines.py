@@ -127,15 +127,18 @@ def _together(
     """All stages of clients whose carries have the same shape."""
     device, width = tasks[0].device, max(width, len(tasks))
     work: list[dict[str, Work]] = [{} for _ in tasks]
+    stages = tasks[0].stages
+    if not stages:
+        return list(zip(own, work, strict=True))
     carry = carries.stacked(own, width, device)
-    for stage in tasks[0].stages:
+    for number, stage in enumerate(stages, 1):
         orders = [task.order(stage) for task in tasks]
         carry = run_stage(method, carry, stage_batches(tasks, stage, orders, width), stage)
         for row, order in enumerate(orders):
             work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
         if type(method).end_stage is not Method.end_stage:
             ended = [method.end_stage(one, stage=stage) for one in carries.rows(carry, len(tasks))]
-            if stage is tasks[0].stages[-1]:
+            if number == len(stages):
                 return list(zip(ended, work, strict=True))
             carry = carries.stacked(ended, width, device)
     return list(zip(carries.rows(carry, len(tasks)), work, strict=True))

@@ -90,6 +90,14 @@ def test_every_sample_is_seen_once_an_epoch_and_counted(engine: Engine):
 
 
 @ENGINES
+def test_a_stage_may_come_twice_and_none_may_come(engine: Engine):
+    stage = Stage("train", steps=2, batch_size=1)
+    done = list(engine(Summing(Quadratic()), tasks(zero, stage, stage)))
+    assert [carry["after train"].item() for carry, _ in done] == [4, 4, 4]
+    assert [(carry["steps"].item(), work) for carry, work in engine(Summing(Quadratic()), tasks(zero))] == [(0, {})] * 3
+
+
+@ENGINES
 def test_a_step_may_take_three_batches(engine: Engine):
     # 3 steps of 3 batches, each the whole split: nine times the sums 1..5, 6..8 and 9..12.
     stage = Stage("train", steps=3, batch_size=None, batches_per_step=3)

@@ -75,7 +75,8 @@ class Asking(FedAvg):
 
     # Any: a Batch, or a tuple of them.
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
-        if torch._C._functorch.get_unwrapped(batch.labels).max().item() < 0:
+        labels = torch._C._functorch.get_unwrapped(batch.labels)  # pyright: ignore[reportAttributeAccessIssue]
+        if labels.max().item() < 0:
             return carry
         return super().step(carry, batch, stage=stage)
 
