@@ -23,7 +23,7 @@ from ray._private.node import Node
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors import access, early_processes, heap, supervisor
+from actors import access, heap, supervisor
 from actors.client import Actor
 from actors.coordinator import Coordinator, Progress, RunSpec
 from actors.errors import ClusterError, final_error
@@ -84,7 +84,6 @@ def play_on_ray(
         placement = placed(experiment.runtime, setup)
         for sentence in placement.notices:
             log.warning(sentence)
-        early_processes.begin(placement)
         spec = RunSpec(
             placement,
             directory.absolute(),

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from ray._private.node import Node
 
-from actors import early_processes, session
-from actors.placement import Placement
+from actors import session
 from jobs import run_page
 from jobs.console import Audience
 from jobs.run_page import RunPage
@@ -170,39 +169,3 @@ def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.Mon
     assert found == [None, None]
     # Also after an error Ray is what it was.
     assert {name: getattr(Node, name) for name in skipped} == skipped
-
-
-@pytest.mark.parametrize(("num_gpus", "nodes", "expected"), [(0.0, 1, 3), (0.5, 1, 0), (0.0, 2, 0)])
-def test_processes_load_early_where_all_actors_are_on_one_node_without_gpus(
-    num_gpus: float, nodes: int, expected: int, monkeypatch: pytest.MonkeyPatch
-):
-    asked: list[object] = []
-
-    class Task:
-        def options(self, **options: object) -> "Task":
-            asked.append(options)
-            return self
-
-        def remote(self, instruction_set: str) -> None:
-            asked.append(instruction_set)
-
-    monkeypatch.setattr(early_processes, "load", Task())
-    monkeypatch.setattr("ray.nodes", lambda: [{}] * nodes)
-    early_processes.begin(Placement(3, 0.5, num_gpus, instruction_set="avx2"))
-    assert asked == [{"num_cpus": 0.5}, "avx2"] * expected
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
-def test_an_actor_takes_over_a_process_that_has_loaded_torch():
-    import ray
-
-    from actors.client import ClientActor
-
-    # All cores, so that no other process is idle; the actor asks while the task still runs.
-    early_processes.load.options(num_cpus=4).remote("native")
-    actor = ClientActor.options(num_cpus=4).remote()
-    try:
-        assert ray.get(actor.__ray_call__.remote(lambda self: "torch" in __import__("sys").modules))
-    finally:
-        ray.kill(actor)
