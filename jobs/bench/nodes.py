@@ -26,6 +26,7 @@ from rayfl import tree
 from rayfl.determinism.platform import describe
 from rayfl.experiment.experiment import Experiment, Runtime, to_toml
 from rayfl.experiment.prepare import prepare
+from rayfl.gather import Handle
 from rayfl.limits import memory
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRecord
@@ -46,9 +47,13 @@ class Measuring:
         self.calls = self.fetched_bytes = 0
         self.waited_s = self.counting_s = 0.0
 
-    # Any: what passes through is only known to those who call.
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def put(self, value: Any) -> Ref:
+        """Into the object store."""
+        return self.inner.put(value)
+
+    def handle(self, ref: Ref) -> Handle:
+        """A packet's reference."""
+        return self.inner.handle(ref)
 
     def get(self, ref: Ref) -> Any:
         """A value from the object store, counted."""

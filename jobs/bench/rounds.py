@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -158,10 +159,12 @@ def files(workload: Workload) -> Work:
     assert isinstance(task, Classification)
     rounds = workload.warmup + workload.rounds
     selected = [sorted(setup.population.sample_round(round).selected) for round in range(rounds)]
+    # Any: what TOML holds.
+    model: Mapping[str, Any] = workload.model
     plan = Plan(
         name=workload.name,
-        channels=tuple(workload.model.get("channels", ())),
-        hidden=tuple(workload.model["hidden"]),
+        channels=tuple(model.get("channels", ())),
+        hidden=tuple(model["hidden"]),
         num_parameters=tree.num_entries(setup.initial),
         memory_format=task.memory_format,
         lr=hyper["lr"],

@@ -40,7 +40,7 @@ class StackBatches:
         sizes = [size for order in orders for size in order.sizes]
         self.width, self.size = width, size or max(sizes)
         weighted = size is not None or min(sizes) < self.size
-        unfinished = np.array([step < steps for step in range(self.num_steps)])
+        unfinished = np.less(np.arange(self.num_steps)[:, None], steps[None, :])
         self._everyone = [bool(row.all()) for row in unfinished]
         self._active = upload(unfinished, store.device)
         chosen = [self._repeated(order) for order in orders]

@@ -50,7 +50,7 @@ def test_a_failed_start_is_tried_once_more(tries: list[str], monkeypatch: pytest
 def test_local_is_this_machine(given: dict[str, str], tries: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379" if given else "local")
     monkeypatch.setattr(session, "_init", failing(tries, 0))
-    with session.session(Runtime(**given)):
+    with session.session(Runtime.model_validate(given)):
         assert tries == ["init"]
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray._private.node import Node
@@ -83,7 +84,8 @@ def test_trackers_begin_with_the_first_round_that_is_over(described: Path, monke
     assert begun == ["begin", "round 0", "finished"]
 
 
-def read_row(directory: Path) -> dict[str, object]:
+# Any: what a table holds.
+def read_row(directory: Path) -> dict[str, Any]:
     from rayfl.run_directory.tables import read_table
 
     return read_table(directory, "rounds").to_pylist()[0]
