@@ -29,6 +29,7 @@ from rayfl.limits.regular_files import require_regular
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.run_directory.atomic_files import sync_directory, write_json
+from rayfl.run_directory.run_entries import MANIFEST
 from rayfl.run_directory.state_files import DamagedFile, load_states, open_handles, save_states
 from rayfl.settings import Settings, SettingsError, reason, shown
 from rayfl.tree import Arrays, State
@@ -39,7 +40,6 @@ FORMAT = 4
 FILE_BYTES = 64 << 20
 """A file of states is closed when it is larger."""
 KEPT = 2
-MANIFEST = "manifest.json"
 _CHECKSUM = "sha256"
 
 

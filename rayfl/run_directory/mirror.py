@@ -11,15 +11,14 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rayfl.run_directory.atomic_files import DiskError, sync_directory, writing
-from rayfl.run_directory.checkpoint import MANIFEST
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.record import locked
-from rayfl.run_directory.run_entries import is_own_file, own_files, remove_entries, require_own_entries
+from rayfl.run_directory.run_entries import MANIFEST, is_own_file, own_files, remove_entries, require_own_entries
 from rayfl.run_directory.tables import SCHEMAS
 from rayfl.settings import SettingsError
 
@@ -117,10 +116,12 @@ class Copies:
         there = {name for name in self.storage.files() if is_own_file(name)}
         found: dict[str, tuple[int, int] | None] = dict.fromkeys(there)
         for name in sorted(filter(_is_manifest, there)):
-            path = self.directory / name
-            if path.is_file() and path.read_bytes() == self.storage.read(name):
-                folder = name.removesuffix(MANIFEST)
-                found |= {one: _stamp(self.directory / one) for one in there if one.startswith(folder)}
+            # The run, which goes on, may remove an old checkpoint meanwhile.
+            with suppress(FileNotFoundError):
+                if (self.directory / name).read_bytes() == self.storage.read(name):
+                    folder = name.removesuffix(MANIFEST)
+                    here = (one for one in own_files(self.directory) if one.startswith(folder) and one in there)
+                    found |= {one: _stamp(self.directory / one) for one in here}
         return found
 
     def _put(self, name: str) -> bool:

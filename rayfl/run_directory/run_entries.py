@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rayfl.settings import SettingsError
 
+MANIFEST = "manifest.json"
+"""The file of a checkpoint that says what belongs to it."""
 _FOLDERS = re.compile(
     r"""(records | tensorboard | models | files | checkpoints(/[0-9]{8,}(\.partial)?)?
     | mlflow(/(\.trash | [0-9]+(/[0-9a-f]{32}(/(metrics(/.+)? | params(/.+)? | tags(/.+)? | artifacts(/models)?))?)?))?
@@ -106,7 +108,8 @@ def _entries(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
             continue
         yield entry, status
         if stat.S_ISDIR(status.st_mode):
-            yield from _entries(entry)
+            with suppress(FileNotFoundError):
+                yield from _entries(entry)
 
 
 def remove_entries(directory: Path) -> None:
