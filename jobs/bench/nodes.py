@@ -55,6 +55,15 @@ class Measuring:
         """A packet's reference."""
         return self.inner.handle(ref)
 
+    # Any: whatever travels.
+    def put(self, value: Any) -> Ref:
+        """Into the object store."""
+        return self.inner.put(value)
+
+    def handle(self, ref: Ref) -> Handle:
+        """A packet's handle."""
+        return self.inner.handle(ref)
+
     def get(self, ref: Ref) -> Any:
         """A value from the object store, counted."""
         value = self.inner.get(ref)

@@ -157,6 +157,8 @@ def files(workload: Workload) -> Work:
     setup: Setup = registered(experiment, prepare(experiment), workload.copies)
     task, hyper, shards = setup.method.task, setup.method.hyper.model_dump(), setup.partition.train
     assert isinstance(task, Classification)
+    # Any: a table of an experiment.
+    model: dict[str, Any] = dict(workload.model)
     rounds = workload.warmup + workload.rounds
     selected = [sorted(setup.population.sample_round(round).selected) for round in range(rounds)]
     # Any: what TOML holds.
