@@ -47,14 +47,6 @@ class Measuring:
         self.calls = self.fetched_bytes = 0
         self.waited_s = self.counting_s = 0.0
 
-    def put(self, value: Any) -> Ref:
-        """Into the object store."""
-        return self.inner.put(value)
-
-    def handle(self, ref: Ref) -> Handle:
-        """A packet's reference."""
-        return self.inner.handle(ref)
-
     # Any: whatever travels.
     def put(self, value: Any) -> Ref:
         """Into the object store."""
