@@ -10,7 +10,8 @@ Where the paper is silent or contradicts itself:
   `scope="model"` takes the model as one vector in both, as Algorithm 3 is printed.
 - d (k - k_in) is rounded half up; what one side cannot fill, the other side gets.
 - Entries count as sent where they are not zero: an update with fewer than k nonzeros is padded on the wire, not in M_i.
-- W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model evaluated is W_i^{r,T}.
+- W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model evaluated is W_i^{r,T}; it is
+  also the client's final model, where the client trained in the last round, and otherwise its base is.
 - Where clients have retention ratios of their own, k_i is client i's: it sends Top-k_i, and gets k_i entries chosen
   between Top-k_i(G) and its own uplink.
 - A client that is not selected keeps its residual. The paper is silent on what it gets for that round: with
@@ -34,14 +35,15 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
+from rayfl.compress.base import Message, shapes_of
 from rayfl.compress.scalar import count_packet
-from rayfl.compress.sparse import Scope, TopK, sparse_packet, top_k_support
+from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.gather import Aggregate, ElementwiseMean, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.methods.shared.stored_packets import buffers, packet_of
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -68,10 +70,10 @@ class FedPSEHyper(LocalTraining):
 
 
 class FedPSE(GradientMethod, ServerHalf):
-    """Client state: base weights W_i, residual e_i, and the trained model.
+    """Client state: base weights W_i, residual e_i, and after the last round the trained model.
 
-    Server's memory of a client: its last uplink U_i, and where absent clients catch up "seen", the sum of the G_hat of
-    all rounds that the client has had something for. The server's state has the sum of all rounds.
+    Server's memory of a client: its last uplink U_i as it came, and where absent clients catch up "seen", the sum
+    of all G_hat that the client has had something for. The server's state has the sum of all rounds.
     """
 
     Hyper: ClassVar[type[FedPSEHyper]] = FedPSEHyper
@@ -92,7 +94,7 @@ class FedPSE(GradientMethod, ServerHalf):
         return {"update": ElementwiseMean("nonzero") if self.hyper.aggregation == "ewa" else WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"base": params, "residual": tree.zeros_like(params), "trained": params}
+        return {"base": params, "residual": tree.zeros_like(params)}
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         base = state["base"]
@@ -104,7 +106,9 @@ class FedPSE(GradientMethod, ServerHalf):
         packet, _ = top_k.encode(update, {}, ctx.generator)
         residual = tree.sub(update, packet.decode())
         num_samples = sum(work.num_examples for work in ctx.work.values())
-        state = {"base": carry["received"], "residual": residual, "trained": carry["params"]}
+        state = {"base": carry["received"], "residual": residual}
+        if ctx.round == ctx.num_rounds - 1:
+            state["trained"] = carry["params"]
         metrics = self.train_loss(carry, ctx)
         if self.hyper.weighting == "uniform":
             return Finished(state, {"update": packet}, 1.0, metrics)
@@ -118,7 +122,7 @@ class FedPSE(GradientMethod, ServerHalf):
         return {"params": carry["params"] if carry is not None else state["base"]}
 
     def final_model(self, state: State) -> Tree:
-        return state["trained"]
+        return state.get("trained", state["base"])
 
     def init_server(self, params: Tree) -> State:
         zeros = tree.zeros_like(params)
@@ -135,7 +139,8 @@ class FedPSE(GradientMethod, ServerHalf):
 
     def init_server_memory(self, client: Traits, params: Tree) -> State:
         zeros = tree.zeros_like(params)
-        return {"uplink": zeros, **({"seen": zeros} if self.hyper.absent == "catch_up" else {})}
+        # Nothing has come up yet.
+        return {"uplink": {}, **({"seen": zeros} if self.hyper.absent == "catch_up" else {})}
 
     def model(self, server: State) -> Tree:
         return {}
@@ -156,7 +161,12 @@ class FedPSE(GradientMethod, ServerHalf):
         return hook == "reply" or self.hyper.absent == "catch_up"
 
     def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
-        return {**server_memory, "uplink": message["update"].decode()}
+        return {**server_memory, "uplink": buffers(message["update"])}
+
+    def uplink(self, server_memory: State, like: Tree) -> Tree:
+        """U_i in the shapes of `like`; zeros where nothing has come up yet."""
+        stored = server_memory["uplink"]
+        return packet_of(stored, SparseCodec(shapes_of(like), "fp32")).decode() if stored else tree.zeros_like(like)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
@@ -167,7 +177,8 @@ class FedPSE(GradientMethod, ServerHalf):
         return after, {}
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        dense, support, own = server["update"], server["support"], server_memory["uplink"]
+        dense, support = server["update"], server["support"]
+        own = self.uplink(server_memory, dense)
         if ctx.traits.retention_given:
             support = self._top(dense, self.keep_ratio(ctx.traits))
         top = {name: torch.where(support[name], dense[name], 0.0) for name in dense}

@@ -30,7 +30,7 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.compress.base import Message, Packet, shapes_of
+from rayfl.compress.base import Message, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.sparse import sparse_packet
@@ -40,6 +40,7 @@ from rayfl.gather import Aggregate, Collect, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.methods.shared.stored_packets import buffers, packet_of
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -133,7 +134,7 @@ class FedSCR(FedAvg):
             "residual": tree.sub(update, sent),
             "count": torch.tensor(number),
             "touched": {name: last.masked_fill(support[name], number) for name, last in server["touched"].items()},
-            "last": {name: torch.from_numpy(part.copy()) for name, part in packet.parts.items()},
+            "last": buffers(packet),
         }
 
     def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
@@ -145,10 +146,8 @@ class FedSCR(FedAvg):
         return Reply({"touched": smallest}, {"count": server["count"]})
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        parts = {name: part.numpy() for name, part in server["last"].items()}
-        return Reply(
-            {"update": Packet(parts, StructuredCodec(shapes_of(server["params"])))}, {"count": server["count"]}
-        )
+        packet = packet_of(server["last"], StructuredCodec(shapes_of(server["params"])))
+        return Reply({"update": packet}, {"count": server["count"]})
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {**state, "params": tree.sub(state["params"], received["update"].decode())}

@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.compress.base import Message, Packet, message_bits, shapes_of
+from rayfl.compress.base import Message, message_bits, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
@@ -35,6 +35,7 @@ from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
 from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.stored_packets import buffers, packet_of
 from rayfl.population.client import Traits
 from rayfl.tree import State, Tree
 
@@ -113,14 +114,13 @@ class FedSTC(GradientMethod, ModelServer):
         update = tree.add(server["residual"], mean)
         packet, _ = self.ternary.encode(update, {}, ctx.generator)
         sent, support = packet.decode(), packet.support()
-        number = int(server["count"]) + 1
-        parts = {name: torch.from_numpy(part.copy()) for name, part in packet.parts.items()}
+        number, sent_before = int(server["count"]) + 1, server.get("broadcasts", {})
         return {
             "params": tree.sub(server["params"], sent),
             "residual": tree.sub(update, sent),
             "count": torch.tensor(number),
             "touched": {name: before.masked_fill(support[name], number) for name, before in server["touched"].items()},
-            "broadcasts": worth_keeping({**server.get("broadcasts", {}), str(number): parts}, server["params"]),
+            "broadcasts": worth_keeping({**sent_before, str(number): buffers(packet)}, server["params"]),
         }, {}
 
     def _missed(self, server: State, count: int, ctx: Context) -> Message:
@@ -129,7 +129,7 @@ class FedSTC(GradientMethod, ModelServer):
         codec = TernaryCodec(shapes_of(server["params"]), self.hyper.keep_ratio, self.hyper.scope)
         ways: list[Message] = []
         if all(str(number) in kept for number in missing):
-            ways.append({f"update {n}": Packet(_arrays(kept[str(n)]), codec) for n in missing})
+            ways.append({f"update {n}": packet_of(kept[str(n)], codec) for n in missing})
         if len(missing) > 1:
             touched = tree.map(lambda last: last > count, server["touched"])
             ways.append({"model": Dense().encode(server["params"], {}, ctx.generator)[0]})
@@ -157,7 +157,3 @@ def worth_keeping(broadcasts: Mapping[str, Tree], params: Tree) -> dict[str, Tre
     sizes = [sum(part.nbytes for part in broadcasts[number].values()) for number in newest_first]
     num_kept = max(1, int((np.cumsum(sizes) < 4 * tree.num_entries(params)).sum()))
     return {number: broadcasts[number] for number in reversed(newest_first[:num_kept])}
-
-
-def _arrays(parts: Tree) -> dict[str, np.ndarray]:
-    return {name: part.numpy() for name, part in parts.items()}

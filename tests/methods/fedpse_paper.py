@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl import tree
 from rayfl.determinism import seeding
 from rayfl.methods.fedpse import FedPSE, FedPSEHyper
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
+from rayfl.tree import Arrays
 from tests.methods.reference import (
     Vectors,
     initial,
@@ -125,24 +127,35 @@ def compare(setup: Setup, train: Training = trained) -> Paper:
     for round, (record, run_state) in enumerate(played(setup)):
         delivered = setup.population.sample_round(round).with_fate("delivered")
         paper.play(round, delivered)
-        compare_clients(paper, record, run_state, delivered)
+        compare_clients(setup, paper, record, run_state, delivered)
         if delivered:
             close(-flat(run_state.server["update"]), paper.dense)
             assert (flat(run_state.server["support"]) == paper.support).all()
     return paper
 
 
-def compare_clients(paper: Paper, record: RoundRecord, run_state: RunState, delivered: tuple[int, ...]) -> None:
+def uplink_of(setup: Setup, run_state: RunState, client: int) -> Arrays:
+    """What the server remembers of a client's last uplink, dense."""
+    method = setup.method
+    assert isinstance(method, FedPSE)
+    memory = tree.to_tensors(run_state.server_memories[client])
+    return tree.to_arrays(method.uplink(memory, setup.initial))
+
+
+def compare_clients(
+    setup: Setup, paper: Paper, record: RoundRecord, run_state: RunState, delivered: tuple[int, ...]
+) -> None:
     rows = {row.client: row for row in record.clients}
     distances = {m.client: m.value for m in record.metrics if m.name == "correlation_distance" and m.client is not None}
     assert tuple(distances) == delivered
     for i, state in run_state.states.items():
         close(flat(state["base"]), paper.base[i])
         close(flat(state["residual"]), -paper.residual[i])
-        if i in paper.trained:
+        assert ("trained" in state) <= (record.row.round == setup.rounds - 1)
+        if "trained" in state:
             close(flat(state["trained"]), paper.trained[i])
     for i in delivered:
-        close(flat(run_state.server_memories[i]["uplink"]), -paper.uplink[i])
+        close(flat(uplink_of(setup, run_state, i)), -paper.uplink[i])
         assert distances[i] == pytest.approx(paper.distance[i], abs=1e-6)
         count_bits = 64 if paper.hyper.weighting == "samples" else 0
         assert rows[i].uplink_bits == bits(paper, paper.sent[i]) + count_bits

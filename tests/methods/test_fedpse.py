@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.methods.fedpse_paper import close, compare, flat
+from tests.methods.fedpse_paper import close, compare, flat, uplink_of
 from tests.methods.reference import SIZES, TinyCNN, images, initial, played, setup_of, trained_by_torch, vectors
 
 BASE = {"lr": 0.3, "batch_size": 0, "steps": 3, "keep_ratio": 0.4, "absent": "nothing"}
@@ -92,8 +92,8 @@ def test_tensors_of_one_entry():
             # weight [3, 6]: one value, a gap and the code's name; shift []: one value; and n_i.
             assert row.uplink_bits == (32 + 16) + 32 + 64
             assert row.downlink_bits == (32 + 16) + 32
-        for server_memory in run_state.server_memories.values():
-            assert [int(np.count_nonzero(value)) for value in server_memory["uplink"].values()] == [1, 1]
+        for client in run_state.server_memories:
+            assert [int(np.count_nonzero(value)) for value in uplink_of(setup, run_state, client).values()] == [1, 1]
 
 
 def test_everything_kept_is_fedavg():

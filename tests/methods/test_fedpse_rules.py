@@ -14,10 +14,16 @@ from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.determinism.seeding import NOBODY
 from rayfl.gather import Aggregate
 from rayfl.methods.fedpse import FedPSE, correlation_distance, personal_support
+from rayfl.methods.shared.stored_packets import buffers
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of
 
 RNG = np.random.default_rng(0)
+
+
+def sent(x: Tree) -> Tree:
+    """A client's uplink as the server keeps it: what is not zero."""
+    return buffers(sparse_packet(x, {name: tensor != 0 for name, tensor in x.items()}))
 
 
 def aggregated(method: FedPSE, updates: list[list[float]], weights: list[float]) -> Aggregate:
@@ -188,7 +194,7 @@ def test_a_reply_rounds_for_every_tensor_or_for_the_whole_model(scope: Literal["
     from_client = []
     for client in range(5):
         context = setup.context(0, setup.plan(0), client, "reply")
-        reply = method.reply({"update": dense, "support": first}, {"uplink": own}, context)
+        reply = method.reply({"update": dense, "support": first}, {"uplink": sent(own)}, context)
         down = reply.message["update"].decode()
         assert reply.metrics == {"correlation_distance": 0.5}
         assert sum(int((part != 0).sum()) for part in down.values()) == 2
@@ -203,5 +209,7 @@ def test_values_that_go_down_are_those_of_the_dense_average():
     method = setup.method
     assert isinstance(method, FedPSE)
     server = {"update": {"w": torch.tensor([3.0, 1.0])}, "support": {"w": torch.tensor([True, False])}}
-    reply = method.reply(server, {"uplink": {"w": torch.tensor([0.0, 9.0])}}, setup.context(0, setup.plan(0), 0, "r"))
+    reply = method.reply(
+        server, {"uplink": sent({"w": torch.tensor([0.0, 9.0])})}, setup.context(0, setup.plan(0), 0, "r")
+    )
     assert reply.message["update"].decode()["w"].tolist() == [0.0, 1.0]
