@@ -161,8 +161,6 @@ def files(workload: Workload) -> Work:
     model: dict[str, Any] = dict(workload.model)
     rounds = workload.warmup + workload.rounds
     selected = [sorted(setup.population.sample_round(round).selected) for round in range(rounds)]
-    # Any: what TOML holds.
-    model: Mapping[str, Any] = workload.model
     plan = Plan(
         name=workload.name,
         channels=tuple(model.get("channels", ())),

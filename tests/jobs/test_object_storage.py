@@ -12,6 +12,7 @@ import pytest
 
 import rayfl as library
 from rayfl.experiment import toml
+from rayfl.report.results import RunResults
 from rayfl.run_directory.mirror import own_files, standing
 from rayfl.run_directory.object_storage import Storage, below
 from rayfl.run_directory.record import Recorder, read_run
@@ -21,6 +22,13 @@ from tests.jobs.commands import rayfl, refused
 from tests.run_directory.s3_server import KEYS, Server, serving
 
 ROUNDS = 4
+
+
+def loaded(url: str) -> RunResults:
+    """The results of the run at a URL."""
+    results = library.load(url)
+    assert isinstance(results, RunResults)
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +99,7 @@ def test_a_run_is_copied_resumed_on_another_machine_and_reported_there(
     assert result.exit_code == 0, result.output
     assert set(Storage(url).files()) == set(own_files(Path("runs/fedpse")))
     move_to(tmp_path / "third", monkeypatch)
-    assert library.load(url).finished
+    assert loaded(url).finished
     result = rayfl("report", url)
     assert result.exit_code == 0 and Path("report.html").is_file(), result.output
     assert not Path("runs").exists()
@@ -262,8 +270,8 @@ def test_from_python(folder: str, undisturbed: Path, tmp_path: Path, monkeypatch
     assert first.directory == Path("runs/mine").absolute()
     move_to(tmp_path / "other", monkeypatch)
     found = library.resume(url, rounds=ROUNDS, progress=False)
-    assert found.finished and library.load(url).finished
-    assert len(library.load(url).arrow.rounds) == ROUNDS
+    assert found.finished and loaded(url).finished
+    assert len(loaded(url).arrow.rounds) == ROUNDS
     assert_same(undisturbed, found.directory, tmp_path)
     for call in (library.load, library.resume):
         with pytest.raises(SettingsError, match="is a URL"):
