@@ -173,7 +173,9 @@ def _report_options(
 @click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
 @click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
-@click.option("--metric", help="The accuracy that decides, as own/accuracy; by default what most runs have.")
+@click.option(
+    "--metric", help="The accuracy that decides, as own/accuracy; by default own/accuracy where a method is personal."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the page's file also where it is no report of rayfl's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
 def report(
@@ -254,7 +256,9 @@ def _print_comparison(runs: "Sequence[Run]", options: "ReportOptions") -> None:
 @click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is shown, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
 @click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
-@click.option("--metric", help="The accuracy that decides, as own/accuracy; by default what most runs have.")
+@click.option(
+    "--metric", help="The accuracy that decides, as own/accuracy; by default own/accuracy where a method is personal."
+)
 def compare(
     directories: Sequence[Path | str],
     target: float | None,
@@ -278,6 +282,7 @@ def ls(folders: Sequence[Path]) -> None:
     with sentences(), Display() as display:
         display.stage("reading the runs")
         from jobs.run_tables import list_table
+        from rayfl.report import wording
         from rayfl.report.overview import overviews
 
         for folder in folders or [Path("runs").absolute()]:
@@ -287,7 +292,7 @@ def ls(folders: Sequence[Path]) -> None:
             display.close()
             if found:
                 print_table(list_table(folder, found), 120)
-            print(f"{len(found) or 'no'} runs in {folder}")
+            print(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {folder}")
 
 
 @main.command()

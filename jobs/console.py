@@ -21,7 +21,7 @@ from jobs.run_tables import result_table
 from jobs.standard_output import print_table
 from jobs.time_left import TimeLeft
 from rayfl.report.summary import Summary
-from rayfl.report.wording import seconds
+from rayfl.report.wording import counted, seconds
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import RoundRow
 
@@ -276,12 +276,16 @@ def result(summary: Summary, report: Path | None) -> None:
 
 
 def sweep_result(
-    name: str, rows: Sequence[tuple[str, str, Summary | None]], directory: Path, page: Path | None
+    name: str,
+    rows: Sequence[tuple[str, str, Summary | None]],
+    directory: Path,
+    page: Path | None,
+    accuracies: Sequence[str],
 ) -> None:
-    """The table that ends a sweep: title and status of every run, and the numbers of those that finished."""
-    table = Table(title=f"{name}: {len(rows)} runs", title_justify="left")
-    accuracies = [key for _, _, found in rows if found for key in found["final"]]
-    evaluated = next((key for key in (*HEADLINES, *accuracies) if key in accuracies), None)
+    """The table that ends a sweep: title and status of every run, and the numbers of those that finished, with the
+    first of their `accuracies`, which decides."""
+    table = Table(title=f"{name}: {counted(len(rows), 'run')}", title_justify="left")
+    evaluated = next(iter(accuracies), None)
     table.add_column("run", overflow="fold")
     for head in ("", *([f"final {evaluated}"] if evaluated else []), "uplink", "downlink"):
         table.add_column(head, justify="left" if not head else "right")

@@ -23,7 +23,7 @@ from typing import Any
 from jobs import single
 from jobs.console import Audience, Show
 from jobs.display import Display
-from jobs.places import Place, placed
+from jobs.places import Place, local_folder, placed
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
 from rayfl.experiment.experiment import Experiment, override, put_all, read_table
@@ -90,8 +90,9 @@ def run(
     """
     chosen = _experiment(experiment, overrides, settings)
     audience = _audience(chosen.rounds, "all" if progress else "nothing", on_round)
-    place, chosen = placed(_place(directory) or single.free_directory(chosen), chosen)
-    single.warn_of_package(place, chosen)
+    place = _place(directory)
+    lies, chosen = placed(place or local_folder(chosen) / chosen.name, chosen)
+    single.warn_of_package(lies, chosen)
     return RunResults(read_run(single.run(chosen, place, overwrite, audience)), chosen)
 
 

@@ -45,7 +45,7 @@ def age(seconds: float) -> str:
 
 def result_table(numbers: Summary) -> Table:
     """The numbers of one run."""
-    table = Table(title=f"{numbers['name']}: {numbers['rounds']} rounds", title_justify="left")
+    table = Table(title=f"{numbers['name']}: {wording.counted(numbers['rounds'], 'round')}", title_justify="left")
     table.add_column("result")
     table.add_column("value", justify="right")
     for name, value in numbers["final"].items():
@@ -86,7 +86,11 @@ def comparison_tables(runs: Sequence[Run], options: ReportOptions) -> list[Table
     """Runs side by side, and the settings in which they differ as far as there is room."""
     found = comparison(runs, options)
     by = f" by {found.metric}" if found.metric else ""
-    tables = [_rich(found.results, f"{len(runs)} runs{by}, best first")]
+    tables = [
+        _rich(
+            found.results, f"{wording.counted(len(runs), 'run')}{by}" + ", best first" * (len(found.results.rows) > 1)
+        )
+    ]
     differences = found.differences
     if differences.rows and len(differences.heads) <= _MOST_RUNS + 1:
         shown = TextTable(differences.heads, differences.rows[:_MOST_DIFFERENCES])

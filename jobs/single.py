@@ -67,9 +67,15 @@ def run(
     setup = _prepared(experiment, audience)
     files, here = kept_files(experiment.as_dict()), _here(experiment)
     supervisor.report(run=str(directory))
-    page = RunPage(experiment, directory, audience)
     with ExitStack() as copying:
-        with _placed(experiment, setup, audience), new_run_directory(directory, overwrite):
+        with _placed(experiment, setup, audience), ExitStack() as taken:
+            if output is None:
+                directory = _next_free(experiment, directory, taken)
+                url = copy_of(directory, experiment.output.directory)
+                supervisor.report(run=str(directory))
+            else:
+                taken.enter_context(new_run_directory(directory, overwrite))
+            page = RunPage(experiment, directory, audience)
             clear_copy(url if overwrite else None)
             with writing(directory, "run it again"):
                 write_description(directory, files, here if experiment.runtime.executor == "inline" else None)
@@ -79,6 +85,16 @@ def run(
             page.begin()
         page.finish()
     return directory
+
+
+def _next_free(experiment: Experiment, directory: Path, taken: ExitStack) -> Path:
+    """Make `directory`, which was free, or the next free one where another run has taken it meanwhile; `taken` removes
+    it where the run is refused. Returns it."""
+    while True:
+        try:
+            return taken.enter_context(new_run_directory(directory, absent=True))
+        except FileExistsError:
+            directory = free_directory(experiment).absolute()
 
 
 def resume(place: Place, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
@@ -399,9 +415,9 @@ def run_file(
 ) -> bool:
     """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
     experiment = read(file, overrides)
-    directory, experiment = placed(output or free_directory(experiment), experiment)
+    directory, experiment = placed(output or local_folder(experiment) / experiment.name, experiment)
     warn_of_package(directory, experiment)
-    return print_result(run(experiment, directory, overwrite, Audience(display=display)), display, experiment)
+    return print_result(run(experiment, output, overwrite, Audience(display=display)), display, experiment)
 
 
 def run_or_resume(file: Path, overrides: Sequence[str], output: Place | None, display: Display | None = None) -> bool:

@@ -35,6 +35,8 @@ from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
+from rayfl.report.scores import accuracy_names
+from rayfl.report.series import groups
 from rayfl.report.summary import summary
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.ledger import RoundRow
@@ -89,15 +91,11 @@ def sweep(
     if display is not None:
         display.close()
     finished = swept.with_status("finished", "skipped")
-    rows = [
-        (
-            outcome.combination.title,
-            outcome.status,
-            summary(read_run(outcome.directory)) if outcome in finished else None,
-        )
-        for outcome in swept.outcomes
-    ]
-    console.sweep_result(combinations[0].experiment.name, rows, swept.directory, swept.page)
+    runs = [read_run(outcome.directory) for outcome in finished]
+    numbers = {run.directory: summary(run) for run in runs}
+    rows = [(one.combination.title, one.status, numbers.get(one.directory)) for one in swept.outcomes]
+    names = accuracy_names(groups(runs), combinations[0].experiment.report.metric) if runs else []
+    console.sweep_result(combinations[0].experiment.name, rows, swept.directory, swept.page, names)
     if sentence := package_folder.warning(swept.directory):
         print(sentence)
     failed = swept.with_status("failed")

@@ -38,11 +38,21 @@ def check_lengths(place: str, split: str, samples: Samples) -> None:
             f"{place} has {split} inputs of shape {list(shape)}; give at least one sample, [n, dim] or more"
         )
     for word, values in (("labels", samples.labels), ("owners", samples.groups)):
+        if word == "labels" and values is not None and values.ndim == 2 and len(values) == shape[0]:
+            cure = "; these look one-hot: give labels.argmax(1)" if _looks_one_hot(values[:1000]) else ""
+            raise SettingsError(
+                f"{place} has {split} labels of shape {list(values.shape)}; give one class number for each of the "
+                f"{shape[0]} inputs{cure}"
+            )
         if values is not None and values.shape != shape[:1]:
             raise SettingsError(
                 f"{place} has {shape[0]} {split} inputs and {word} of shape {list(values.shape)}; give one of them for "
                 "each input"
             )
+
+
+def _looks_one_hot(labels: np.ndarray) -> bool:
+    return labels.dtype.kind in "biuf" and bool(((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all())
 
 
 def check_shapes(place: str, train: np.ndarray, test: np.ndarray) -> None:

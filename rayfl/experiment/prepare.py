@@ -102,9 +102,11 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
         layer.num_embeddings for layer in task.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
     if dataset.kind == "text" and not embedded:
+        # Whole numbers in somebody's file are taken for tokens.
+        cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
         raise SettingsError(
             f"model {model!r} takes numbers, and dataset {dataset.name!r} is tokens; choose a text model, for example "
-            "char-lstm or mean-embedding"
+            f"char-lstm or mean-embedding{cure}"
         )
     if dataset.kind != "text" and embedded:
         raise SettingsError(f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose another")

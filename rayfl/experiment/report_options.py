@@ -17,7 +17,10 @@ class ReportOptions(Settings):
         default=(), description="settings that were tuned, as method.lr: only the best of their values is shown"
     )
     last: int = Field(default=3, ge=1, description="evaluations at the end whose mean is the smoothed final accuracy")
-    metric: str | None = Field(default=None, description="the accuracy that decides; default: what most runs have")
+    metric: str | None = Field(
+        default=None,
+        description="the accuracy that decides; default: own/accuracy where a method is personal, else what most have",
+    )
 
 
 def agreed_options(

@@ -52,6 +52,12 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     return found
 
 
+def npz_names(path: Path) -> list[str]:
+    """The names of all arrays in an .npz file that `read_npz` could read."""
+    with zipfile.ZipFile(path) as archive:
+        return [info.filename.removesuffix(".npy") for info in archive.infolist()]
+
+
 def _array(file: IO[bytes], size: int, place: str) -> np.ndarray:
     """The array that begins where `file`, of `size` bytes, stands."""
     shape, dtype = _header(file)

@@ -3,6 +3,7 @@
 To open a pipe waits for ever, to read a device may never end, and to open one may do something.
 """
 
+import difflib
 import errno
 import os
 import stat
@@ -56,6 +57,16 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 def read_text(path: Path, most: int | None = None) -> str:
     """The UTF-8 text of a regular file, without a byte-order mark. OSError, UnicodeDecodeError."""
     return read_bytes(path, most).decode("utf-8-sig")
+
+
+def absent(path: Path, otherwise: str) -> str:
+    """The sentence on a file that is not there: where it was looked for, and the nearest name there, or `otherwise`."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"{path} is not there, nor is the folder {folder}; {otherwise}"
+    close = difflib.get_close_matches(path.name, sorted(entry.name for entry in folder.iterdir()), n=1, cutoff=0.5)
+    looked = str(path) if path.is_absolute() else f"{path} (in {folder})"
+    return f"{looked} is not there; {f'did you mean {close[0]!r}?' if close else otherwise}"
 
 
 def expanded(path: str | Path) -> Path:

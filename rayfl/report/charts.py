@@ -238,8 +238,12 @@ def dots_chart(dots: Sequence[Dot], x: str, y: str, *, percent: bool = False, lo
         "y": [dot.y for dot in dots],
         **({"low": lows, "high": tops} if any(dot.deviation for dot in dots) else {}),
     }
-    log_x = max(rows["x"]) >= 10 * min(rows["x"])
+    least, most = min(rows["x"]), max(rows["x"])
+    log_x = most >= 10 * least
     across = alt.Scale(type="log", nice=False, padding=60) if log_x else alt.Scale(zero=False, padding=60)
+    if most <= 1.05 * least:
+        # Around one number an axis of its own has no room for ticks that would say which.
+        across = alt.Scale(zero=False, nice=False, domain=[0.8 * least, 1.2 * most])
     upwards = alt.Scale(type="log", padding=20) if log_y else _scale([*tops, *lows], percent)
     over = alt.X("x:Q", title=_logarithmic(x, log_x), scale=across)
     value = alt.Y("y:Q", title=_logarithmic(f"{y}, %" if percent else y, log_y), axis=_axis(percent), scale=upwards)

@@ -8,7 +8,7 @@ import numpy as np
 from rayfl.experiment.identity import determining_settings, require_settings
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
-from rayfl.report.scores import accuracy_names, final, measured, percent, rank_value, smoothed
+from rayfl.report.scores import accuracy_names, best_first, final, measured, percent, smoothed
 from rayfl.report.series import MEGABYTE_BITS, Group, groups
 from rayfl.run_directory.record import Run
 from rayfl.settings import SettingsError, nearest
@@ -43,7 +43,7 @@ def require(runs: Sequence[Run], options: ReportOptions) -> None:
 def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:
     """The comparison of runs by the `[report]` options, as their page has it."""
     found = [measured(group) for group in groups(runs)]
-    names = sorted(accuracy_names(found), key=lambda name: name != options.metric)
+    names = accuracy_names(found, options.metric)
     metric = names[0] if names else None
     if metric is not None:
         if options.best_over:
@@ -51,7 +51,7 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:
             from rayfl.report.tuning import choose
 
             found = [choice.winner for choice in choose(found, options.best_over, metric, options.last)]
-        found = sorted(found, key=lambda group: -rank_value(smoothed(group, metric, options.last)))
+        found = best_first(found, metric, options.last)
     columns = [*_results(found, metric, options), *_spent(found)]
     labels = [group.label for group in found]
     return Comparison(metric, _table("run", labels, columns), _differences(found))

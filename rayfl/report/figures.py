@@ -69,6 +69,9 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
     intro = "What all clients sent up in the whole run, and where that led. Up and to the left is better."
     if any(len(group.runs) > 1 for group in groups):
         intro += " Dots are means over seeds, bars one standard deviation."
+    silent = [group.label for group, _, one in found if one is not None and one.uplink_megabytes[-1] == 0]
+    if silent:
+        intro += f" Without a dot, as nothing was sent up: {', '.join(silent)}."
     chart = dots_chart(dots, "Sent up, MB", "Final accuracy", percent=True)
     return Section(heading, intro, [Figure("", "1 MB is a million bytes.", chart, legend=True, wide=True)])
 

@@ -23,7 +23,7 @@ from rayfl.report.client_status import fates
 from rayfl.report.figures import sections
 from rayfl.report.packed_charts import packed
 from rayfl.report.ranking import described, differences, ranking
-from rayfl.report.scores import accuracy_names, measured, rank_value, smoothed
+from rayfl.report.scores import accuracy_names, best_first, measured
 from rayfl.report.series import (
     Group,
     groups,
@@ -133,13 +133,13 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
     found = [measured(group) for group in found]
-    names = sorted(accuracy_names(found), key=lambda name: name != options.metric)
+    names = accuracy_names(found, options.metric)
     lede, choices = _lede(found), []
     if several and names:
         if options.best_over:
             choices = choose(found, options.best_over, names[0], options.last)
             found = [choice.winner for choice in choices]
-        found = sorted(found, key=lambda group: -rank_value(smoothed(group, names[0], options.last)))
+        found = best_first(found, names[0], options.last)
     return {
         "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
         "lede": lede,

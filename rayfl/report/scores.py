@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rayfl.report import wording
-from rayfl.report.series import Group, curve, is_accuracy, metric_names, series
+from rayfl.report.series import Group, curve, is_accuracy, is_personal, metric_names, series
 from rayfl.run_directory.record import Run
 
 _PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy")
 """What a model can do after the exchange comes before what it can do right after local training."""
+_OWN = "own/accuracy"
+"""What judges the models that a personal method is for; the pooled test set judges the server's alone."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,32 @@ def final(group: Group, name: str) -> Score:
     return smoothed(group, name, 1)
 
 
+def best_first(groups: Sequence[Group], name: str, last: int) -> list[Group]:
+    """The groups by their smoothed final `name`, the largest first; those that are equal by their labels."""
+    # Rounded, because a mean over seeds depends in its last bits on their order.
+    return sorted(groups, key=lambda group: (-round(rank_value(smoothed(group, name, last)), 9), group.label))
+
+
 def rank_value(score: Score) -> float:
     """The mean, for sorting by the largest first; a group without a value comes last."""
     return score.mean if score.count else -np.inf
 
 
-def accuracy_names(groups: Sequence[Group]) -> list[str]:
-    """All accuracies, those of the most groups first, then pooled before own; the first one ranks the runs."""
+def accuracy_names(groups: Sequence[Group], metric: str | None = None) -> list[str]:
+    """All accuracies; the first one ranks the runs.
+
+    It is `metric` if that was recorded, else own/accuracy where a run is of a personal method and more than half of the
+    groups have it. The others follow, those of the most groups first, then pooled before own.
+    """
     counts: dict[str, int] = {}
     for group in groups:
         for name in metric_names(group.runs[0]):
             if is_accuracy(name) and curve(group, name) is not None:
                 counts[name] = counts.get(name, 0) + 1
     rank = {name: place for place, name in enumerate(_PREFERRED)}
-    return sorted(counts, key=lambda name: (-counts[name], rank.get(name, len(rank)), name))
+    personal = 2 * counts.get(_OWN, 0) > len(groups) and any(is_personal(group.runs[0]) for group in groups)
+    first = metric if metric in counts else _OWN if personal else None
+    return sorted(counts, key=lambda name: (name != first, -counts[name], rank.get(name, len(rank)), name))
 
 
 def measured(group: Group) -> Group:

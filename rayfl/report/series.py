@@ -12,6 +12,36 @@ from rayfl.run_directory.record import Run
 
 MEGABYTE_BITS = 8e6
 """1 MB = 1e6 bytes."""
+PERSONAL = frozenset(
+    [
+        "avr_weipru",
+        "dfedu",
+        "dispfl",
+        "ditto",
+        "dpsgd",
+        "dpsgd_ft",
+        "dsgdprox",
+        "easgd",
+        "fedavg_ft",
+        "fedfomo",
+        "fedpse",
+        "fedu",
+        "ind_mask",
+        "ind_weipru",
+        "l2gd",
+        "local",
+        "lottery_dsgd",
+        "lotteryfl",
+        "mcepl",
+        "mixture_admm",
+        "par_weipru",
+        "perfedavg",
+        "pfedmac",
+        "pfedme",
+        "subfedavg",
+    ]
+)
+"""Our methods whose clients are judged by models of their own, as runs are read without loading the methods."""
 _FEW = 3
 """The most settings for which a legend has room."""
 
@@ -121,6 +151,13 @@ def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     wanted = words.indices.to_numpy() == known.index(name)
     clients = run.metrics["client"].fill_null(-1).to_numpy()
     return run.metrics["round"].to_numpy()[wanted], clients[wanted], run.metrics["value"].to_numpy()[wanted]
+
+
+def is_personal(run: Run) -> bool:
+    """Whether clients end with models of their own: the run has saved them, or its method, one of ours, makes them."""
+    method = run.experiment.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else method
+    return name in PERSONAL or any((run.directory / "models").glob("personal*.safetensors"))
 
 
 def run_name(run: Run) -> str:

@@ -184,6 +184,11 @@ def value(given: object) -> str:
     return f"{given:g}" if isinstance(given, float) else str(given)
 
 
+def counted(number: int, word: str) -> str:
+    """1 run, 2 runs."""
+    return f"{number} {word}" + "s" * (number != 1)
+
+
 def percent(share: float) -> str:
     """0.123 is 12.3 %."""
     return f"{100 * share:.1f} %"

@@ -221,11 +221,13 @@ def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
 
 
 @contextmanager
-def new_run_directory(path: Path, overwrite: bool = False) -> Iterator[Path]:
+def new_run_directory(path: Path, overwrite: bool = False, *, absent: bool = False) -> Iterator[Path]:
     """The directory of `create_run_directory`; nothing is left of it where the run is refused (ValueError), or cannot
     be described (OSError). A run that has recorded a round stays.
+
+    `absent`: FileExistsError where there is anything at `path`, an empty directory too.
     """
-    made = _create(path, overwrite)
+    made = make_directory(path) if absent else _create(path, overwrite)
     try:
         yield path
     except (ValueError, OSError) as error:

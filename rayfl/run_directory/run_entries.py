@@ -129,11 +129,11 @@ def make_directory(path: Path) -> list[Path]:
 
     OSError where the disk refuses, or where somebody else makes `path` meanwhile; then nothing is left of it.
     """
-    missing = [path, *path.parents]
-    missing = missing[: next((number for number, one in enumerate(missing) if one.exists()), len(missing))][::-1]
+    above = list(path.parents)
+    missing = above[: next((number for number, one in enumerate(above) if one.exists()), len(above))][::-1]
     made: list[Path] = []
     try:
-        for folder in missing:
+        for folder in (*missing, path):
             # Another run may make the folders above at the same moment; the last is for one of them.
             with suppress(*([FileExistsError] * (folder != path))):
                 folder.mkdir()

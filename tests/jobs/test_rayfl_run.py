@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rayfl
-from jobs import console
+from jobs import console, single
 from jobs.from_python import SweepFailed
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.ledger import RoundRow
@@ -309,3 +309,25 @@ def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch):
     assert "a &lt;run&gt;" in first and '<progress value="0" max="2">' in first
     assert '<progress value="1" max="2">' in middle and "own/accuracy 0.5000" in middle and "left" in middle
     assert '<progress value="2" max="2">' in last and "2.000 MB" in last and "left" not in last
+
+
+def test_a_run_without_a_directory_takes_the_next_one_where_another_was_faster(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    prepare, prepared = single.prepare, []
+
+    def slowly(experiment: Any) -> Any:
+        # Meanwhile one run has begun in the directory that was free, and another has just made the next one.
+        prepared.append(experiment)
+        Path("runs/small/records").mkdir(parents=True)
+        Path("runs/small-2").mkdir()
+        return prepare(experiment)
+
+    monkeypatch.setattr(single, "prepare", slowly)
+    found = API.run(name="small", **{**SETTINGS, "rounds": 1}, progress=False)
+    assert found.directory == tmp_path / "runs/small-3" and found.finished
+    assert len(prepared) == 1 and not any(Path("runs/small-2").iterdir())
+    # Who names a directory gets that one or none.
+    shutil.rmtree("runs/small")
+    shutil.rmtree("runs/small-2")
+    with pytest.raises(SettingsError, match="runs/small is not empty: name another directory"):
+        API.run(name="small", **{**SETTINGS, "rounds": 1}, progress=False, directory="runs/small")

@@ -96,6 +96,55 @@ def test_compare_ranks_takes_seeds_together_and_shows_what_differs():
     assert only[0].startswith("same") and only[2] == "75.0 %"
 
 
+def judged(name: str, method: str, pooled: float, own: float | None, seed: int = 1) -> Path:
+    """A run of one round that was judged on the pooled test set and, unless `own` is None, on clients' own."""
+    directory = Path(name)
+    experiment = {"name": method, "seed": seed, "rounds": 1, "method": {"name": method}}
+    describe_run(create_run_directory(directory), experiment, {}, "")
+    metrics = [MetricRow(None, "pooled/accuracy", pooled)]
+    metrics += [] if own is None else [MetricRow(client, "own/accuracy", own) for client in (0, 1)]
+    with Recorder(directory) as recorder:
+        recorder.round(RoundRow(0, 1, 1, 8_000_000, 8_000_000, 1.0, 1.0), [], metrics)
+    return directory
+
+
+def ranked(*names: str) -> tuple[str, list[str]]:
+    """The first line of `rayfl compare`, and the runs that it lists, which are those of the page."""
+    result = rayfl("compare", *names)
+    assert result.exit_code == 0, result.output
+    labels = [row[0] for row in cells(result.output) if row[0] in ("fedavg", "ditto", "mine", "fedprox")]
+    assert rayfl("report", *names, "--output", "page.html", "--overwrite").exit_code == 0
+    page = Path("page.html").read_text().partition('id="runs"')[2]
+    assert sorted(labels, key=lambda label: page.index(f">{label}<".replace(">", "</span>", 1))) == labels
+    return result.output.splitlines()[0].strip(), labels
+
+
+def test_clients_own_test_data_decide_where_a_method_is_personal():
+    judged("a", "fedavg", 0.81, 0.82)
+    judged("b", "fedprox", 0.82, 0.81)
+    assert ranked("a", "b") == ("2 runs by pooled/accuracy, best first", ["fedprox", "fedavg"])
+    judged("c", "ditto", 0.80, 0.96)
+    assert ranked("a", "b", "c") == ("3 runs by own/accuracy, best first", ["ditto", "fedavg", "fedprox"])
+    # Without the values for most of the runs it cannot decide.
+    judged("d", "fedavg", 0.7, None)
+    assert ranked("d", "c")[0] == "2 runs by pooled/accuracy, best first"
+    # A method of somebody's own is personal where the run has saved personal models.
+    mine = judged("e", "mine", 0.79, 0.97)
+    assert ranked("a", "e") == ("2 runs by pooled/accuracy, best first", ["fedavg", "mine"])
+    (mine / "models").mkdir()
+    (mine / "models/personal.safetensors").touch()
+    assert ranked("a", "e") == ("2 runs by own/accuracy, best first", ["mine", "fedavg"])
+    assert rayfl("compare", "c").output.splitlines()[0].strip() == "1 run by own/accuracy"
+
+
+def test_equal_runs_come_in_one_order_whatever_the_order_in_which_they_are_named():
+    for seed, accuracy in ((1, 0.1), (2, 0.2), (3, 0.7)):
+        for method in ("fedprox", "fedavg"):
+            judged(f"{method}{seed}", method, accuracy, None, seed)
+    forth = [f"{method}{seed}" for seed in (1, 2, 3) for method in ("fedprox", "fedavg")]
+    assert ranked(*forth)[1] == ranked(*forth[::-1])[1] == ["fedavg", "fedprox"]
+
+
 def test_nothing_of_torch_or_ray_is_loaded_for_a_table_or_a_mistake():
     code = (
         "import sys, jobs.cli, jobs.errors, jobs.shipped, jobs.run_tables, rayfl.report.overview; "

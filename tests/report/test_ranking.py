@@ -58,6 +58,25 @@ def test_each_run_is_held_against_the_dense_run_of_its_own_settings(tmp_path):
     }
 
 
+def test_dots_at_one_number_have_an_axis_that_says_it():
+    across = dots_chart([Dot("a", 0, 3.43, 0.8), Dot("b", 1, 3.44, 0.9)], "MB", "Accuracy").spec["layer"][0]["encoding"]
+    low, high = across["x"]["scale"]["domain"]
+    # Ticks at two digits lie on both sides of the dots.
+    assert low < 3.3 and high > 3.5 and across["x"]["scale"]["zero"] is False
+    apart = dots_chart([Dot("a", 0, 3.0, 0.8), Dot("b", 1, 4.0, 0.9)], "MB", "Accuracy").spec["layer"][0]["encoding"]
+    assert "domain" not in apart["x"]["scale"]
+
+
+def test_a_run_without_a_dot_is_named(tmp_path):
+    runs = [
+        recorded(tmp_path / name, DENSE, bits, label=name, lr=bits)
+        for name, bits in (("a", 8_000_000), ("b", 9_000_000), ("alone", 0))
+    ]
+    page = report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Without a dot, as nothing was sent up: alone." in page
+    assert "Without a dot" not in report(runs[:2], tmp_path / "two.html").read_text(encoding="utf-8")
+
+
 def test_without_a_dense_run_nothing_is_held_against_it(tmp_path):
     found = groups([read_run(recorded(tmp_path / "b", HALF, 32, label="half"))])
     assert "Up, against dense" not in str(ranking(found, ["pooled/accuracy"])["heads"])

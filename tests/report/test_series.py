@@ -4,7 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.report.series import Reached, cost, curve, groups, metric_names, reached, series, spread
+from rayfl.choices import named
+from rayfl.methods.base import Method
+from rayfl.report.series import PERSONAL, Reached, cost, curve, groups, metric_names, reached, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.record import Recorder, Run, create_run_directory, describe_run, read_run
 
@@ -32,6 +34,12 @@ def test_a_rounds_own_value_stands_and_else_the_mean_over_clients(tmp_path):
     assert found.values.tolist() == [0.9, 0.5]
     assert series(run, "pooled/accuracy") is None
     assert metric_names(run) == ["own/accuracy"]
+
+
+def test_our_personal_methods_are_known_without_loading_them():
+    found = named(Method)
+    personal = {name for name, one in found.items() if one.personalized or one.eval_stages is not Method.eval_stages}
+    assert personal == PERSONAL
 
 
 def test_best_passes_over_nan_and_names_the_first_round(tmp_path):

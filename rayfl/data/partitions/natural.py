@@ -26,7 +26,8 @@ class Natural(PartitionScheme):
         if train_groups is None or test_groups is None:
             raise ValueError(
                 f"partition {self.name!r} needs samples that know their client, and those of dataset "
-                f"{dataset.name!r} do not: use 'iid' or 'dirichlet-client'"
+                f"{dataset.name!r} do not: say who owns each (an array owners in the file, data.owners of a table), or "
+                "use 'iid' or 'dirichlet-client'"
             )
         groups, num_train = np.unique(train_groups, return_counts=True)
         num_test = np.searchsorted(sorted_test := np.sort(test_groups), groups, side="right")
@@ -34,7 +35,7 @@ class Natural(PartitionScheme):
         groups = groups[num_train + num_test >= self.min_samples]
         if num_clients > len(groups):
             raise ValueError(
-                f"clients.count={num_clients}, but dataset {dataset.name!r} has {len(groups)} groups with at least "
+                f"clients.count={num_clients}, but dataset {dataset.name!r} has {len(groups)} owners with at least "
                 f"min_samples={self.min_samples} samples: give at most that many clients"
             )
         if num_clients < len(groups):

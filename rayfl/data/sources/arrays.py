@@ -11,13 +11,14 @@ from pydantic import Field
 from rayfl import plugins
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.conversion import Kind, Rows, dataset
-from rayfl.limits.npy import read_npy, read_npz
-from rayfl.limits.regular_files import expanded
-from rayfl.settings import SettingsError, reason
+from rayfl.limits.npy import npz_names, read_npy, read_npz
+from rayfl.limits.regular_files import absent, expanded
+from rayfl.settings import SettingsError, listed, reason
 
 Found = TypeVar("Found")
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
 """The arrays that files may hold; the first two they must hold."""
+_GIVE = "give data.path an .npz file, or a folder of .npy files"
 
 
 class ArrayFiles(Source):
@@ -36,7 +37,16 @@ class ArrayFiles(Source):
 
     def load(self) -> Dataset:
         """The dataset. SettingsError where the files do not hold what they should."""
-        arrays = _read(expanded(self.path))
+        path = expanded(self.path)
+        arrays = _read(path)
+        if "inputs" not in arrays or "labels" not in arrays:
+            found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
+            if others := [name for name in found if name not in NAMES]:
+                missing = "inputs" if "inputs" not in arrays else "labels"
+                raise SettingsError(
+                    f"{self.path} has no {missing}; it has {listed([*arrays, *others], 'and')}, and the names that count "
+                    f"are {listed(list(NAMES), 'and')}"
+                )
         return _dataset(self.name, self.path, arrays, self.test_share, self.kind)
 
 
@@ -84,9 +94,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if path.is_dir():
         files = {name: path / f"{name}.npy" for name in NAMES}
         return {name: _loaded(file, read_npy) for name, file in files.items() if file.exists()}
+    if not path.exists():
+        raise SettingsError(absent(path, _GIVE))
     if path.suffix != ".npz":
-        what = "is neither a folder nor an .npz file" if path.exists() else "is not there"
-        raise SettingsError(f"{path} {what}; give data.path an .npz file, or a folder of .npy files")
+        raise SettingsError(f"{path} is neither a folder nor an .npz file; {_GIVE}")
     return _loaded(path, lambda archive: read_npz(archive, NAMES))
 
 
@@ -95,7 +106,7 @@ def _loaded(path: Path, read: Callable[[Path], Found]) -> Found:
     try:
         return read(path)
     except FileNotFoundError:
-        raise SettingsError(f"{path} is not there; give data.path an .npz file, or a folder of .npy files") from None
+        raise SettingsError(absent(path, _GIVE)) from None
     except SettingsError:
         raise
     except (OSError, ValueError) as error:

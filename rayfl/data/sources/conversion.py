@@ -1,6 +1,8 @@
 """Users' own inputs, labels and owners, as arrays of any kind, checked and made into a dataset."""
 
 from dataclasses import dataclass
+from functools import cache
+from logging import getLogger
 from typing import Literal
 
 import numpy as np
@@ -10,6 +12,7 @@ from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.moments import moments
 from rayfl.settings import SettingsError
 
+_LOG = getLogger("rayfl.data")
 Kind = Literal["auto", "image", "vector", "text"]
 
 
@@ -41,7 +44,7 @@ def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: f
     check_shapes(place, train.inputs, test.inputs)
     if (train.owners is None) != (test.owners is None):
         raise SettingsError(f"{place} names the owners of one split only; name those of both, or of none")
-    train_labels, test_labels, num_classes = _numbered_labels(train.labels, test.labels)
+    train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
     owners = _numbered(train.owners, test.owners)
     kind = _kind(place, train.inputs) if kind == "auto" else kind
     train_inputs, test_inputs = (_inputs(rows.place or place, rows.inputs, kind) for rows in (train, test))
@@ -83,13 +86,27 @@ def _are_names(labels: np.ndarray) -> bool:
     return labels.dtype.kind in "UO"
 
 
-def _numbered_labels(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+@cache
+def _notice(place: str, least: int, num_classes: int) -> None:
+    """Once a file: the combinations of a sweep all read it."""
+    _LOG.warning(
+        "%s has no sample of class 0, and labels count from 0: its least is %d, and models get %d outputs; subtract "
+        "the least where that is not meant",
+        place,
+        least,
+        num_classes,
+    )
+
+
+def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Labels as int64 from 0, and the number of classes: names are numbered in their order, numbers stay."""
     if _are_names(train) or _are_names(test):
         one, other = _numbered(train.astype(str), test.astype(str))
         assert one is not None and other is not None
         return one, other, int(max(one.max(), other.max())) + 1
     one, other = train.astype(np.int64), test.astype(np.int64)
+    if min(one.min(), other.min()) > 0:
+        _notice(place, int(min(one.min(), other.min())), int(max(one.max(), other.max())) + 1)
     return one, other, int(max(one.max(), other.max())) + 1
 
 
@@ -113,7 +130,9 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
     """Inputs as a `Dataset` has them: images uint8 [n, channels, height, width], tokens int64, numbers float32."""
     if kind == "text":
         if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or (inputs < 0).any():
-            raise SettingsError(f"{place} is no text: tokens are whole numbers from 0, [n, length]")
+            raise SettingsError(
+                f"{place} is no text: tokens are whole numbers from 0, [n, length]; give kind='vector' for numbers"
+            )
         return inputs.astype(np.int64)
     if kind == "vector":
         # What is too large for float32 becomes infinite there, and is refused with its row.

@@ -10,7 +10,7 @@ from pydantic import Field
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.conversion import Rows, dataset
 from rayfl.limits import memory
-from rayfl.limits.regular_files import expanded, require_regular
+from rayfl.limits.regular_files import absent, expanded, require_regular
 from rayfl.settings import SettingsError, nearest, reason
 
 
@@ -81,7 +81,7 @@ def read(path: str, key: str) -> pa.Table:
         memory.require(unpacked, path, "give less data")
         return parquet.read_table(file)
     except FileNotFoundError:
-        raise SettingsError(f"there is no file {path}; give {key} the path of a .csv or .parquet file") from None
+        raise SettingsError(absent(file, f"give {key} the path of a .csv or .parquet file")) from None
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -39,10 +39,13 @@ def test_fewer_clients_are_a_random_choice_of_writers():
 
 
 def test_more_clients_than_writers_are_refused():
-    with pytest.raises(ValueError, match=r"clients\.count=3, but dataset 'letters' has 2 groups .* give at most"):
+    with pytest.raises(ValueError, match=r"clients\.count=3, but dataset 'letters' has 2 owners .* give at most"):
         Natural().split(written_by([0, 0, 1, 1], []), 3, generator(0))
 
 
 def test_data_without_writers_is_refused():
-    with pytest.raises(ValueError, match="'natural' needs samples that know their client"):
+    with pytest.raises(
+        ValueError,
+        match=r"'natural' needs samples that know their client.* say who owns each .an array owners in the file",
+    ):
         Natural().split(balanced(2, 5, 5), 2, generator(0))

@@ -66,6 +66,17 @@ def test_images_tokens_and_names_of_classes():
     [
         ({"inputs": VECTORS}, "has no labels; it has inputs"),
         ({}, "has no inputs; it has none of inputs, labels"),
+        ({"X": VECTORS, "y": LABELS}, "has no inputs; it has X and y, and the names that count are inputs, labels, "),
+        ({"inputs": VECTORS, "y": LABELS}, "has no labels; it has inputs and y, and the names that count are"),
+        (
+            {"inputs": VECTORS, "labels": np.eye(4)[LABELS % 4]},
+            r"has train labels of shape \[20, 4\]; give one class number for each of the 20 inputs; these look "
+            r"one-hot: give labels.argmax\(1\)",
+        ),
+        (
+            {"inputs": VECTORS, "labels": VECTORS},
+            r"has train labels of shape \[20, 3\]; give one class number for each of the 20 inputs$",
+        ),
         ({"inputs": VECTORS, "labels": LABELS, "test_inputs": VECTORS}, "has no test_labels; it has inputs"),
         ({"inputs": VECTORS, "labels": LABELS[:7]}, r"has 20 train inputs and labels of shape \[7\]; give one of them"),
         ({"inputs": VECTORS, "labels": LABELS, "owners": LABELS[:7]}, r"has 20 train inputs and owners of shape \[7\]"),
@@ -102,11 +113,30 @@ def test_what_is_no_data_is_refused(tmp_path: Path, arrays: dict, sentence: str)
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_of_other_names_is_refused_with_the_names_that_it_has(tmp_path: Path):
+    np.save(tmp_path / "x.npy", VECTORS)
+    with pytest.raises(SettingsError, match="has no inputs; it has x, and the names that count are inputs, labels"):
+        load("arrays", path=str(tmp_path))
+
+
+def test_labels_without_class_0_get_a_notice(caplog: pytest.LogCaptureFixture):
+    assert Arrays(VECTORS, LABELS % 3 + 1).load().num_classes == 4
+    assert Arrays(VECTORS, LABELS % 3 + 1).load().num_classes == 4
+    (notice,) = caplog.messages
+    assert "has no sample of class 0" in notice and "its least is 1, and models get 4 outputs" in notice
+    Arrays(VECTORS, LABELS % 3).load()
+    assert len(caplog.messages) == 1
+
+
 def test_nothing_pickled_is_read(tmp_path: Path):
     np.savez(tmp_path / "mine.npz", inputs=VECTORS, labels=np.array([{}] * 20, dtype=object))
     with pytest.raises(SettingsError, match=r"mine.npz cannot be read"):
         load("arrays", path=str(tmp_path / "mine.npz"))
-    for path, words in ((tmp_path / "none.npz", "is not there; give"), (tmp_path / "other.txt", "is not there; give")):
+    for path, words in (
+        (tmp_path / "min.npz", "is not there; did you mean 'mine.npz'"),
+        (tmp_path / "other.txt", "is not there; give data.path an .npz file, or a folder of .npy"),
+        (tmp_path / "gone" / "mine.npz", f"is not there, nor is the folder {tmp_path / 'gone'}; give"),
+    ):
         with pytest.raises(SettingsError, match=words):
             load("arrays", path=str(path))
 
@@ -143,7 +173,10 @@ def test_a_table(tmp_path: Path, ending: str):
         ({"labels": "species", "owners": "zzz"}, "has no column 'zzz': known are: "),
         ({"labels": "species", "features": ["colour"]}, "has 'blue' in column 'colour'; inputs are columns of numbers"),
         ({"labels": "height"}, "has the train label .*; labels are whole numbers from 0, or the names of classes"),
-        ({"labels": "species", "test_path": "no.csv"}, "there is no file no.csv; give data.test_path the path of a"),
+        (
+            {"labels": "species", "test_path": "no.csv"},
+            r"no.csv \(in .*\) is not there; give data.test_path the path of a",
+        ),
         (
             {"labels": "species", "test_path": "no.xls"},
             "data.test_path='no.xls' is not allowed; it must be",
