@@ -11,7 +11,7 @@ import traceback
 
 from actors.errors import ClusterError
 from jobs.exit_codes import FAILED, MISTAKE
-from rayfl.rounds.errors import ClientError, out_of_memory
+from rayfl.rounds.errors import ClientError, HookError, out_of_memory
 from rayfl.run_directory.atomic_files import DiskError
 from rayfl.settings import SettingsError, reason
 
@@ -38,7 +38,7 @@ def one_line(text: str) -> str:
 
 def _sentence(error: Exception) -> tuple[str, int]:
     """See `described`."""
-    if isinstance(error, ClientError | ClusterError | DiskError):
+    if isinstance(error, ClientError | HookError | ClusterError | DiskError):
         return f"the run failed: {error}", FAILED
     if isinstance(error, ValueError) and _is_sentence(error):
         return str(error), MISTAKE

@@ -34,6 +34,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.limits.json_files import MOST_BYTES, require_shallow
 from rayfl.limits.regular_files import read_text
 from rayfl.report.summary import summary
+from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
@@ -355,7 +356,8 @@ def _play(
 ) -> None:
     """Play all rounds that are left."""
     directory, title, every = page.directory, experiment.label or experiment.name, experiment.evaluation.every
-    with console.following(experiment.rounds, title, audience.show, audience.display, every) as show:
+    following = console.following(experiment.rounds, title, audience.show, audience.display, every)
+    with _naming_the_way_back(directory), following as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
 
@@ -392,6 +394,15 @@ def _play(
                 on_wave=show.wave,
                 on_stop=show.stopping,
             )
+
+
+@contextmanager
+def _naming_the_way_back(directory: Path) -> Iterator[None]:
+    """An error of somebody's own method says that the run stays, and how it goes on."""
+    try:
+        yield
+    except MethodError as error:
+        raise MethodError(f"{error}; the rounds before it are kept, go on with: rayfl resume {directory}") from error
 
 
 def warn_of_package(directory: Path, experiment: Experiment) -> None:

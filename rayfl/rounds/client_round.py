@@ -8,11 +8,12 @@ from rayfl.compress.base import Message, message_bits
 from rayfl.methods.base import Carry, Context, Reply, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
+from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import ClientResult, RoundInputs
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.cutoff import apply_deadline
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.errors import ClientError, OutOfMemory, described, out_of_memory
+from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, described, out_of_memory
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
@@ -41,7 +42,7 @@ class ClientRound:
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
                 ctx = setup.context(self.round, self.plan, client, "personal")
-                self.personal = setup.server_half.personal_message(server, server_memory, ctx)
+                self.personal = checked(setup.server_half.personal_message)(server, server_memory, ctx)
         self.received = {**message, **self.personal.message} if self.plan.down and not setup.is_peer else {}
         self.downlink_bits, self.num_received = message_bits(self.received), num_values(self.received)
         self.ctx = setup.context(self.round, self.plan, client, "client")
@@ -75,19 +76,19 @@ class ClientRound:
     def begin(self) -> Carry:
         """The client's carry before its first step."""
         with naming_round_and_client(self.round, self.client):
-            return self.method.begin(self.state, self.received, self.ctx)
+            return checked(self.method.begin)(self.state, self.received, self.ctx)
 
     def finish(self, carry: Carry, work: Mapping[str, Work]) -> tuple[ClientResult, ClientOutputs]:
         """End the client's round: its result, and what it leaves behind."""
         setup, sends = self.setup, self.fate.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
-        finished = self.method.finish(self.state, carry, ctx)
+        finished = checked(self.method.finish)(self.state, carry, ctx)
         message: Message = {}
         fate, uplink_memory, server_memory = self.fate, self.uplink_memory, self.personal.server_memory
         if sends and finished.message is not None:
             message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
             if not setup.is_peer:
-                server_memory = setup.server_half.store_uplink(server_memory, message, ctx)
+                server_memory = checked(setup.server_half.store_uplink)(server_memory, message, ctx)
         elif fate.uploads:
             fate = Fate.SILENT
         result = ClientResult(
@@ -139,6 +140,8 @@ def naming_round_and_client(round: int, client: int) -> Iterator[None]:
         yield
     except ClientError:
         raise
+    except HookError as error:
+        raise MethodError(f"round {round}, client {client}: {error}") from error
     except Exception as error:
         if out_of_memory(error):
             raise OutOfMemory(f"round {round}, client {client}: out of memory ({described(error)})") from error

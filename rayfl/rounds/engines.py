@@ -20,6 +20,7 @@ from rayfl.data.stacks import StackBatches
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.rounds import carries
+from rayfl.rounds.answers import checked
 
 
 class Engine(Protocol):
@@ -83,6 +84,7 @@ class LocalTask:
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
     """One client after another, whatever the width."""
+    one_step, end_stage = checked(method.step), checked(method.end_stage)
     for task in tasks:
         carry = carries.to_device(task.begin(), task.device)
         work: dict[str, Work] = {}
@@ -90,10 +92,10 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
             for stage in task.stages:
                 num_steps = num_examples = 0
                 for batch in task.batches(stage):
-                    carry = method.step(carry, batch, stage=stage)
+                    carry = one_step(carry, batch, stage=stage)
                     num_steps += 1
                     num_examples += _size(batch)
-                carry = method.end_stage(carry, stage=stage)
+                carry = end_stage(carry, stage=stage)
                 work[stage.name] = Work(num_steps, num_examples)
         yield carries.to_memory(carry), work
 
@@ -137,7 +139,7 @@ def _together(
         for row, order in enumerate(orders):
             work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
         if type(method).end_stage is not Method.end_stage:
-            ended = [method.end_stage(one, stage=stage) for one in carries.rows(carry, len(tasks))]
+            ended = [checked(method.end_stage)(one, stage=stage) for one in carries.rows(carry, len(tasks))]
             if number == len(stages):
                 return list(zip(ended, work, strict=True))
             carry = carries.stacked(ended, width, device)
@@ -154,9 +156,10 @@ def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Ord
 
 def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
     """All steps of one stage on a stacked carry [width, ...]. Nothing in here waits for the device."""
+    one_step = checked(method.step)
     for index in range(batches.num_steps):
         batch, active = batches.step(index), batches.active(index)
-        step = torch.vmap(lambda carry, batch: method.step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
+        step = torch.vmap(lambda carry, batch: one_step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
         advanced = step(carry, batch)
         carry = advanced if active is None else _where(active, advanced, carry)
     return carry

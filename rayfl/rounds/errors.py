@@ -12,6 +12,14 @@ class OutOfMemory(ClientError):
     """A client's work found no memory: nothing is wrong with its code, and another worker may have more."""
 
 
+class HookError(RuntimeError):
+    """A hook of somebody's own method raised, or gave back something else than it must; the round is not named yet."""
+
+
+class MethodError(ClientError):
+    """The same, with its round and client."""
+
+
 SMALLER = "start a new run with a smaller method.batch_size, or with engine='vmap' a smaller runtime.stack_width"
 """What makes local work need less memory; it changes the numbers, so that a resumed run cannot have it."""
 

@@ -5,7 +5,8 @@ No method's name appears here. Randomness is keyed by (seed, round, client, purp
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -18,8 +19,10 @@ from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
+from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import ClientJob, ClientResult, PooledJob, RoundInputs
 from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.exchange import bill, in_calls, mix_job
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
@@ -35,7 +38,8 @@ from rayfl.tree import Arrays
 
 def first_run_state(setup: Setup) -> RunState:
     """The run state before round 0."""
-    return RunState(server={} if setup.is_peer else setup.server_half.init_server(setup.initial))
+    with naming_round(0):
+        return RunState(server={} if setup.is_peer else checked(setup.server_half.init_server)(setup.initial))
 
 
 def simulate(
@@ -51,10 +55,20 @@ def simulate(
         run_state = run_state or first_run_state(setup)
         while run_state.round < (setup.rounds if rounds is None else rounds):
             begun = time.perf_counter()
-            run_state, record = play(setup, executor, run_state)
+            with naming_round(run_state.round):
+                run_state, record = play(setup, executor, run_state)
             record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
             on_round(record, run_state)
     return run_state
+
+
+@contextmanager
+def naming_round(round: int) -> Iterator[None]:
+    """An error of somebody's own method inside, which no client had, names the round."""
+    try:
+        yield
+    except HookError as error:
+        raise MethodError(f"round {round}: {error}") from error
 
 
 def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:
@@ -66,14 +80,14 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     round_inputs = RoundInputs(
         round=round,
         plan=plan,
-        message=half.broadcast(server, context) if plan.down else {},
+        message=checked(half.broadcast)(server, context) if plan.down else {},
         server=tree.to_arrays(server) if half.overrides("personal_message") else None,
         evaluated=setup.evaluated(round),
     )
     fates = server_participants(setup, plan, participation)
     run_state, sums, _ = train(setup, executor, run_state, round_inputs, fates, ledger)
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
-    server, metrics = half.server_update(server, sums, delivered, context)
+    server, metrics = checked(half.server_update)(server, sums, delivered, context)
     ledger.metrics |= metrics
     run_state = replace(run_state, server=server, round=round + 1)
     if half.overrides("reply") and plan.down:
@@ -158,7 +172,7 @@ def evaluate(setup: Setup, executor: Executor, run_state: RunState, round_inputs
     """Evaluate the global model and every client's model, if this round evaluates."""
     if not round_inputs.evaluated:
         return
-    model = {} if setup.is_peer else setup.server_half.model(run_state.server)
+    model = {} if setup.is_peer else checked(setup.server_half.model)(run_state.server)
     round_inputs = replace(round_inputs, message={}, server=None, model=tree.to_arrays(model) if model else None)
     settings = setup.evaluation
     personal = setup.method.personalized or bool(setup.method.eval_stages(round_inputs.round))

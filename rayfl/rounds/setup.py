@@ -22,6 +22,7 @@ from rayfl.models import flops
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds import engines, stacking
+from rayfl.rounds.answers import checked
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings, SettingsError
 from rayfl.topology.graphs import Topology, link_weights, mixing_weights
@@ -186,11 +187,11 @@ class Setup:
     def first_state(self, client: int) -> State:
         """What a client remembers before its first round."""
         draws = seeding.FirstDraws(self.seed, client)
-        return self.method.init_client(self.population.traits(client), self.initial, draws)
+        return checked(self.method.init_client)(self.population.traits(client), self.initial, draws)
 
     def first_server_memory(self, client: int) -> State:
         """What the server remembers of a client before the client's first round."""
-        return self.server_half.init_server_memory(self.population.traits(client), self.initial)
+        return checked(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
@@ -227,7 +228,7 @@ class Setup:
 
     def plan(self, round: int) -> Plan:
         """The method's plan of a round, with the round's shared coin."""
-        return self.method.plan(round, seeding.coin(self.seed, round))
+        return checked(self.method.plan)(round, seeding.coin(self.seed, round))
 
     def evaluated(self, round: int) -> bool:
         """Whether models are evaluated at the end of this round."""

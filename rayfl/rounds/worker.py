@@ -15,6 +15,7 @@ from rayfl.compress.base import Message, message_bits
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
+from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import (
     AddJob,
     ClientJob,
@@ -137,9 +138,9 @@ class Worker:
         for client, kept in ClientOutputs.unpack(slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "reply")
-                answer = half.reply(server, self._server_memory(client, kept), ctx)
+                answer = checked(half.reply)(server, self._server_memory(client, kept), ctx)
                 state, uplink_memory = without_memory(self._state(client, kept))
-                state = self.method.receive_reply(state, answer.message, ctx)
+                state = checked(self.method.receive_reply)(state, answer.message, ctx)
             bits = message_bits(answer.message)
             received = num_values(answer.message)
             results.append(
@@ -160,7 +161,7 @@ class Worker:
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
                 state, uplink_memory = without_memory(self._state(client, kept))
                 # Taken out, so that what only this receiver gathered is free again.
-                state = self.setup.peer_half.mix(state, gathered.pop(client), ctx)
+                state = checked(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
 
     def evaluate(

@@ -9,6 +9,7 @@ import pytest
 from actors.errors import ClusterError
 from jobs import errors
 from rayfl.data.sources.digits import Digits
+from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
 from tests.jobs.commands import rayfl
 
@@ -72,3 +73,50 @@ def test_no_command_shows_a_traceback_unless_it_is_asked_for(tmp_path, monkeypat
     assert len(quiet.stderr.splitlines()) == 1
     monkeypatch.setenv(errors.TRACEBACK, "1")
     assert "Traceback (most recent call last)" in rayfl("run", file, "--inline").stderr
+
+
+LATE = """
+from rayfl.methods.fedavg import FedAvg
+
+
+class Late(FedAvg):
+    def server_update(self, server, received, delivered, ctx):
+        if ctx.round == 2:
+            raise ValueError("mine is wrong")
+        return super().server_update(server, received, delivered, ctx)
+"""
+LATE_SENTENCE = (
+    "round 2: Late.server_update (late.py, line 8): ValueError: mine is wrong; the rounds before it are kept"
+)
+
+
+def write_late(folder: Path) -> Path:
+    (folder / "late.py").write_text(LATE)
+    file = folder / "a.toml"
+    file.write_text(
+        'rounds = 4\ndata = "digits"\npartition = "iid"\nmodel = "logistic"\nclients = {count = 2}\n'
+        'method = {name = "late.py:Late", lr = 0.1}\ncheckpoint = {every = 1}\n'
+    )
+    return file
+
+
+def test_an_error_of_ones_own_method_is_no_mistake_and_the_run_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = rayfl("run", write_late(tmp_path), "--inline", "--output", tmp_path / "r")
+    way_back = f"go on with: rayfl resume {tmp_path / 'r'}"
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"rayfl: the run failed: {LATE_SENTENCE}, {way_back}"
+    assert len(read_run(tmp_path / "r").rounds) == 2
+    again = rayfl("resume", tmp_path / "r", "runtime.executor=inline")
+    assert again.exit_code == 1 and "round 2: Late.server_update (" in again.stderr
+    assert again.stderr.count("go on with: ") == 1
+
+
+def test_a_sweep_keeps_the_run_whose_method_failed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--inline", "--dir", tmp_path / "s", "sweep.seed=[1, 2]")
+    result = rayfl("sweep", write_late(tmp_path), *arguments)
+    assert result.exit_code == 1 and result.stderr.count(LATE_SENTENCE) == 2
+    kept = sorted(path.parent for path in (tmp_path / "s").glob("*/experiment.json"))
+    assert [len(read_run(path).rounds) for path in kept] == [2, 2]
+    assert all(f"go on with: rayfl resume {path}" in result.stderr for path in kept)

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,3 +117,105 @@ def test_a_class_from_python_is_written_by_where_it_can_be_imported():
         again = Experiment(**one.as_dict())
         assert again == one and one.as_dict()["model"]["name"] == f"{__name__}:Here"
         assert prepare(again).initial["1.weight"].shape == (6 if isinstance(given, dict) else 4, 64)
+
+
+FORWARDS = """
+import torch
+from torch import nn
+
+
+def few(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+def many(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+
+
+def colours(num_classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, num_classes))
+
+
+def unflattened(num_classes):
+    return nn.Linear(8, num_classes)
+
+
+class Pair(nn.Linear):
+    def __init__(self, num_classes):
+        super().__init__(64, num_classes)
+
+    def forward(self, inputs):
+        logits = super().forward(inputs.flatten(1))
+        return logits, logits
+
+
+class Chosen(nn.Linear):
+    def __init__(self, num_classes):
+        super().__init__(64, num_classes)
+
+    def forward(self, inputs):
+        return super().forward(inputs.flatten(1)).argmax(-1, keepdim=True).expand(-1, 10)
+
+
+class Random(nn.Linear):
+    def __init__(self, num_classes):
+        super().__init__(64, num_classes)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, inputs):
+        assert not self.training
+        return super().forward(self.dropout(inputs.flatten(1)) + torch.rand(len(inputs), 1))
+
+
+class Words(nn.Module):
+    def __init__(self, num_classes, pooled=True):
+        super().__init__()
+        self.embedding, self.out, self.pooled = nn.Embedding(100, 8), nn.Linear(8, num_classes), pooled
+
+    def forward(self, tokens):
+        found = self.out(self.embedding(tokens))
+        return found.mean(1) if self.pooled else found
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("few", "returns [2, 3]"),
+        ("many", "returns [2, 12]"),
+        ("unflattened", "returns [2, 1, 8, 10]"),
+        ("Pair", "returns a value of type tuple"),
+        ("Chosen", "returns values of type torch.int64"),
+        ("colours",
+         "raises RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected input[2, 1, 8, 8] to have"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: Path, name: str, words: str):
+    (tmp_path / "forwards.py").write_text(FORWARDS)
+    with pytest.raises(SettingsError) as caught:
+        prepare(experiment(f"{tmp_path}/forwards.py:{name}"))
+    sentence = str(caught.value)
+    assert sentence.startswith(f"model {name!r} gets inputs [2, 1, 8, 8], 2 samples of dataset 'digits', and {words}")
+    assert "; it must return logits [2, 10]" in sentence
+    assert "\n" not in sentence
+
+
+def test_to_try_a_model_draws_nothing_and_leaves_it_training(tmp_path: Path):
+    (tmp_path / "forwards.py").write_text(FORWARDS)
+    before = torch.random.get_rng_state()
+    module = prepare(experiment(f"{tmp_path}/forwards.py:Random")).method.task.module  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch.equal(torch.random.get_rng_state(), before) and module.training
+
+
+def test_a_text_model_is_tried_on_tokens(tmp_path: Path):
+    (tmp_path / "forwards.py").write_text(FORWARDS)
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "text.npz", inputs=rng.integers(0, 100, (40, 6)), labels=np.arange(40) % 4)
+    tables: dict[str, Any] = {"rounds": 1, "partition": "iid", "clients": {"count": 2}, "method": "fedavg"}
+    tables["data"] = {"name": "arrays", "path": str(tmp_path / "text.npz"), "kind": "text"}
+    model = {"name": f"{tmp_path}/forwards.py:Words"}
+    assert prepare(Experiment(**tables, model=model)).dataset.kind == "text"
+    with pytest.raises(
+        SettingsError, match=r"^model 'Words' gets inputs \[2, 6\], .* returns \[2, 6, 4\]; it must .*\[2, 4\]"
+    ):
+        prepare(Experiment(**tables, model={**model, "pooled": False}))

@@ -1,0 +1,230 @@
+"""What the hooks of a method give back, checked where the rounds call them, and what they raise, with its place.
+
+Methods of ours are called as they are: their types are checked when they are written. A method from elsewhere is told
+in one sentence which hook of which class gave back what, and what is wanted.
+"""
+
+import functools
+import traceback
+from collections.abc import Callable, Mapping
+from numbers import Real
+from pathlib import Path
+from types import MethodType
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from torch import Tensor
+
+from rayfl.compress.base import Packet
+from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
+from rayfl.rounds.errors import ClientError, HookError, described, out_of_memory
+from rayfl.settings import nearest
+from rayfl.tree import Difference
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def checked(hook: Callable[P, T]) -> Callable[P, T]:
+    """A hook of a method, for a call: HookError, in one sentence, where it raises or gives back something else than it
+    must. A lack of memory, and what an executor raises, stay what they are."""
+    method = getattr(hook, "__self__", None)
+    # A static method knows of no class.
+    if not isinstance(hook, MethodType) or type(method).__module__.startswith("rayfl."):
+        return hook
+    # By where it lies, since a hook may be another function's second name.
+    name = next(name for name in _CHECKS if getattr(type(method), name, None) is hook.__func__)
+    check = _CHECKS[name]
+
+    @functools.wraps(hook)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            answer = hook(*args, **kwargs)
+        except Exception as error:
+            # A lost object, or a packet that a node took with it, is not the method's fault.
+            of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
+            if of_executor or isinstance(error, ClientError | HookError) or out_of_memory(error):
+                raise
+            raise HookError(f"{_called(method, name, _line(method, error))}: {described(error)}") from error
+        try:
+            check(answer, method, args)
+        except _WrongAnswerError as wrong:
+            code = getattr(hook.__func__, "__code__", None)
+            place = (code.co_filename, code.co_firstlineno) if code is not None else None
+            raise HookError(f"{_called(method, name, place)} {wrong}") from None
+        return answer
+
+    return call
+
+
+class _WrongAnswerError(Exception):
+    """What came, and what is wanted."""
+
+
+def _called(method: object, hook: str, place: tuple[str, int] | None) -> str:
+    """ "MyMethod.finish (my_methods.py, line 12)"."""
+    where = f" ({Path(place[0]).name}, line {place[1]})" if place else ""
+    return f"{type(method).__name__}.{hook}{where}"
+
+
+def _line(method: object, error: Exception) -> tuple[str, int] | None:
+    """The innermost line of the method's own files that led to an error."""
+    files = {
+        getattr(one, "__code__").co_filename  # noqa: B009 (not every attribute of a class has one)
+        for kind in type(method).__mro__
+        if not kind.__module__.startswith(("rayfl.", "builtins", "abc"))
+        for one in vars(kind).values()
+        if hasattr(one, "__code__")
+    }
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
+    return (frames[-1].filename, frames[-1].lineno or 0) if frames else None
+
+
+# Any: in all of the following whatever a hook gave back.
+def _refuse(found: Any, wanted: str) -> NoReturn:
+    what = "nothing" if found is None else f"a value of type {type(found).__name__}"
+    raise _WrongAnswerError(f"returns {what}; it must return {wanted}")
+
+
+def _carry(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    """Only what costs nothing in a loop over steps."""
+    if not isinstance(found, dict):
+        _refuse(found, "the carry, tensors by name")
+
+
+def _evaluated(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    _carry(found, method, args)
+    if "params" not in found:
+        raise _WrongAnswerError('returns a carry without "params", which is the model to evaluate; put it there')
+
+
+def _state(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    _require_state(found, "a state, tensors by name")
+
+
+def _require_state(found: Any, wanted: str, path: str = "") -> None:
+    if not isinstance(found, dict):
+        _refuse(found, wanted)
+    for name, value in found.items():
+        if isinstance(value, dict):
+            _require_state(value, wanted, f"{path}{name}.")
+        elif not isinstance(value, Tensor):
+            raise _WrongAnswerError(
+                f"returns {f'{path}{name}'!r} as a value of type {type(value).__name__}; a state holds tensors by name"
+            )
+
+
+def _tree(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    _require_state(found, "a model, tensors by name")
+
+
+def _plan(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    if not isinstance(found, Plan):
+        _refuse(found, "a Plan")
+
+
+def _message(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    if not isinstance(found, Mapping):
+        _refuse(found, "a message, packets by name")
+    for name, packet in found.items():
+        if not isinstance(packet, Packet):
+            raise _WrongAnswerError(
+                f"sends {name!r} as a value of type {type(packet).__name__}; what a server sends is a Packet, which "
+                "ctx.downlink or rayfl.compress makes"
+            )
+
+
+def _metrics(found: Any) -> None:
+    if not isinstance(found, Mapping):
+        raise _WrongAnswerError(
+            f"returns metrics as a value of type {type(found).__name__}; they must be numbers by name"
+        )
+    for name, value in found.items():
+        is_number = isinstance(value, Real) or (hasattr(value, "shape") and not value.shape)
+        if not is_number:
+            raise _WrongAnswerError(
+                f"returns metric {name!r} as a value of type {type(value).__name__}; it must be a number"
+            )
+
+
+def _reply(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    if not isinstance(found, Reply):
+        _refuse(found, "a Reply")
+    _message(found.message, method, args)
+    _require_state(found.server_memory, "a Reply whose server_memory is tensors by name")
+    _metrics(found.metrics)
+
+
+def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
+    if not isinstance(found, Finished):
+        _refuse(found, "a Finished")
+    _require_state(found.state, "a Finished whose state is tensors by name")
+    _metrics(found.metrics)
+    if not isinstance(found.weight, Real) and not (hasattr(found.weight, "shape") and not found.weight.shape):
+        raise _WrongAnswerError(f"returns a weight of type {type(found.weight).__name__}; it must be a number")
+    if found.message is None:
+        return
+    if not isinstance(found.message, Mapping):
+        raise _WrongAnswerError(
+            f"returns a message of type {type(found.message).__name__}; it must be trees or packets by name, or None"
+        )
+    read_alone = isinstance(method, ServerHalf) and type(method).store_uplink is not ServerHalf.store_uplink
+    for name, part in found.message.items():
+        if isinstance(part, Packet):
+            continue
+        if not isinstance(part, dict | Difference):
+            raise _WrongAnswerError(
+                f"sends {name!r} as a value of type {type(part).__name__}; it must be a tree, a Difference or a Packet"
+            )
+        # Nobody would read a tree under another name; packets may be there to be billed alone.
+        if name not in method.gather and not read_alone:
+            raise _WrongAnswerError(
+                f"sends {name!r}, which {type(method).__name__}.gather does not have: {nearest(name, method.gather)}"
+            )
+
+
+def _updated(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    wanted = "the new server state and metrics: return {...}, {}"
+    if not isinstance(found, tuple):
+        _refuse(found, wanted)
+    if len(found) != 2:
+        raise _WrongAnswerError(f"returns {len(found)} values; it must return {wanted}")
+    state, metrics = found
+    _require_state(state, wanted)
+    _metrics(metrics)
+    if lost := _lost(args[0], state):
+        raise _WrongAnswerError(
+            f"returns a server state without {lost!r}, which it was given; it must return the whole state"
+        )
+
+
+def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> str | None:
+    """The first name of a state that another one lacks."""
+    for name, value in before.items():
+        if name not in now:
+            return f"{path}{name}"
+        if isinstance(value, dict) and isinstance(now[name], dict) and (lost := _lost(value, now[name], f"{name}.")):
+            return f"{path}{lost}"
+    return None
+
+
+_CHECKS: Mapping[str, Callable[[Any, Any, tuple[Any, ...]], None]] = {
+    "plan": _plan,
+    "init_params": _tree,
+    "init_client": _state,
+    "begin": _carry,
+    "step": _carry,
+    "end_stage": _carry,
+    "finish": _finished,
+    "receive_reply": _state,
+    "eval_begin": _evaluated,
+    "init_server": _state,
+    "init_server_memory": _state,
+    "model": _tree,
+    "broadcast": _message,
+    "personal_message": _reply,
+    "store_uplink": _state,
+    "server_update": _updated,
+    "reply": _reply,
+    "mix": _state,
+}
+"""By hook the check of what it gives back."""

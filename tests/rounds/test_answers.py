@@ -1,0 +1,221 @@
+"""What a method of somebody's own gives back or raises is told in one sentence, with its hook and its place."""
+
+import pickle
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from rayfl import tree
+from rayfl.compress.scalar import count_packet
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.methods.base import Finished, Reply
+from rayfl.methods.dpsgd import DPSGD
+from rayfl.methods.fedavg import FedAvg
+from rayfl.rounds.answers import checked
+from rayfl.rounds.errors import HookError, MethodError
+from rayfl.rounds.setup import Setup
+from rayfl.testing.executors import play
+
+
+def setup(method: type, **tables: Any) -> Setup:
+    given: dict[str, Any] = {
+        "rounds": 2,
+        "data": {"name": "synthetic", "samples_per_group": 20, "num_groups": 4, "num_classes": 3, "dim": 5},
+        "partition": "iid",
+        "clients": {"count": 3},
+        "model": "logistic",
+        "method": method(lr=0.1),
+    }
+    return prepare(Experiment(**given | tables))
+
+
+def given_back(hook: str, answer: Any, kind: type = FedAvg) -> type:
+    """A method one of whose hooks gives something back, whatever it is asked."""
+
+    def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return answer
+
+    replaced.__name__ = hook
+    return type("Mine", (kind,), {"__module__": __name__, hook: replaced})
+
+
+LINE = given_back.__code__.co_firstlineno + 3
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "words"),
+    [
+        ("plan", None, "returns nothing; it must return a Plan"),
+        ("init_server", None, "returns nothing; it must return a state, tensors by name"),
+        ("init_client", {"count": 3}, "returns 'count' as a value of type int; a state holds tensors by name"),
+        ("init_client", {"a": {"b": [1.0]}}, "returns 'a.b' as a value of type list; a state holds tensors by name"),
+        ("init_server_memory", 3, "returns a value of type int; it must return a state, tensors by name"),
+        ("broadcast", None, "returns nothing; it must return a message, packets by name"),
+        ("broadcast", {"model": {}}, "sends 'model' as a value of type dict; what a server sends is a Packet, which "
+         "ctx.downlink or rayfl.compress makes"),
+        ("personal_message", {}, "returns a value of type dict; it must return a Reply"),
+        ("personal_message", Reply({}, {"n": 1}), "returns 'n' as a value of type int; a state holds tensors by name"),
+        ("begin", None, "returns nothing; it must return the carry, tensors by name"),
+        ("step", torch.zeros(()), "returns a value of type Tensor; it must return the carry, tensors by name"),
+        ("end_stage", None, "returns nothing; it must return the carry, tensors by name"),
+        ("finish", {}, "returns a value of type dict; it must return a Finished"),
+        ("finish", Finished({}, None, weight="1"),  # pyright: ignore[reportArgumentType]
+         "returns a weight of type str; it must be a number"),
+        ("finish", Finished({}, None, metrics={"m": {}}),  # pyright: ignore[reportArgumentType]
+         "returns metric 'm' as a value of type dict; it must be a number"),
+        ("finish", Finished({}, [1]),  # pyright: ignore[reportArgumentType]
+         "returns a message of type list; it must be trees or packets by name, or None"),
+        ("finish", Finished({}, {"delta": 3}),  # pyright: ignore[reportArgumentType]
+         "sends 'delta' as a value of type int; it must be a tree, a Difference or a Packet"),
+        ("finish", Finished({}, {"delt": {}}), "sends 'delt', which Mine.gather does not have: did you mean 'delta'?"),
+        ("store_uplink", None, "returns nothing; it must return a state, tensors by name"),
+        ("server_update", None, "returns nothing; it must return the new server state and metrics: return {...}, {}"),
+        ("server_update", ({}, {}, {}), "returns 3 values; it must return the new server state and metrics: return "
+         "{...}, {}"),
+        ("server_update", ({}, {}), "returns a server state without 'params', which it was given; it must return the "
+         "whole state"),
+        ("server_update", ({"params": {}}, {}), "returns a server state without 'params.1.weight', which it was given; "
+         "it must return the whole state"),
+        ("server_update", ({}, 3), "returns metrics as a value of type int; they must be numbers by name"),
+        ("model", None, "returns nothing; it must return a model, tensors by name"),
+        ("reply", None, "returns nothing; it must return a Reply"),
+        ("receive_reply", None, "returns nothing; it must return a state, tensors by name"),
+        ("eval_begin", {}, 'returns a carry without "params", which is the model to evaluate; put it there'),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_told_with_its_hook_and_line(hook: str, answer: Any, words: str):
+    kind = given_back(hook, answer)
+    if hook == "receive_reply":
+        kind = type("Mine", (kind,), {"__module__": __name__, "reply": lambda self, *a: Reply({}, {})})
+    if hook == "eval_begin":
+        kind.personalized = True  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises((MethodError, HookError)) as caught:
+        play(setup(kind))
+    found = re.fullmatch(r"(round 0(?:, client 0)?: )?(.*)", str(caught.value))
+    assert found and found[2] == f"Mine.{hook} (test_answers.py, line {LINE}) {words}"
+    assert (found[1] is not None) == isinstance(caught.value, MethodError)
+
+
+def test_peers_are_told_too():
+    ring = {"topology": "ring"}
+    with pytest.raises(MethodError, match=r"^round 0, client 0: Mine\.mix \(.*\) returns nothing; it must return a st"):
+        play(setup(given_back("mix", None, DPSGD), **ring))
+    with pytest.raises(
+        MethodError, match=r"^round 0, client 0: Mine\.finish \(.*\) sends 'modle', which Mine\.gather "
+    ):
+        play(setup(given_back("finish", Finished({}, {"modle": {}}), DPSGD), **ring))
+
+
+class Late(FedAvg):
+    """Fails in round 1, on a line of a function that its hook calls."""
+
+    hook, error = "", ValueError("one\ntwo")
+
+    def fail(self, hook: str, round: int) -> None:
+        if (hook, round) == (self.hook, 1):
+            raise self.error
+
+    def server_update(self, server: Any, received: Any, delivered: Any, ctx: Any) -> Any:
+        self.fail("server_update", ctx.round)
+        return super().server_update(server, received, delivered, ctx)
+
+    def finish(self, state: Any, carry: Any, ctx: Any) -> Any:
+        self.fail("finish", ctx.round)
+        return super().finish(state, carry, ctx)
+
+
+class Deep(Late):
+    """Fails inside rayfl, which a line of its own called."""
+
+    def step(self, carry: Any, batch: Any, *, stage: Any) -> Any:
+        return {"params": tree.add(carry["params"], {})}
+
+
+RAISED = Late.fail.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize(("hook", "of"), [("server_update", ""), ("finish", ", client 0")])
+def test_what_a_hook_raises_is_an_error_of_the_method(hook: str, of: str):
+    records = []
+    with pytest.raises(MethodError) as caught:
+        records += play(setup(type("Mine", (Late,), {"__module__": __name__, "hook": hook})))
+    words = f"round 1{of}: Mine.{hook} (test_answers.py, line {RAISED}): ValueError: one"
+    assert str(caught.value) == words and not records
+    assert str(pickle.loads(pickle.dumps(caught.value))) == words  # noqa: S301 (our own)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_the_line_is_one_of_the_methods_own(engine: str):
+    line = Deep.step.__code__.co_firstlineno + 1
+    with pytest.raises(MethodError) as caught:
+        play(setup(Deep, runtime={"engine": engine}))
+    assert str(caught.value) == f"round 0, client 0: Deep.step (test_answers.py, line {line}): KeyError: '1.weight'"
+
+
+class Executors(RuntimeError):
+    """What an executor raises."""
+
+    __module__ = "ray.exceptions"
+
+
+@pytest.mark.parametrize("error", [MemoryError("boom"), Executors("lost")])
+def test_what_is_no_fault_of_the_method_stays_what_it_is(error: Exception):
+    kind = type("Mine", (Late,), {"__module__": __name__, "hook": "server_update", "error": error})
+    with pytest.raises(type(error), match=str(error)):
+        play(setup(kind))
+
+
+class Counting(FedAvg):
+    """Sends a packet that nobody adds up, and which is billed."""
+
+    def finish(self, state: Any, carry: Any, ctx: Any) -> Finished:
+        done = super().finish(state, carry, ctx)
+        assert done.message is not None
+        return Finished(state, {**done.message, "seen": count_packet("seen", 3)})
+
+
+class Keeping(FedAvg):
+    """Sends a tree that the server keeps of its client, and does not add up."""
+
+    def finish(self, state: Any, carry: Any, ctx: Any) -> Finished:
+        return Finished(state, {"delta": self.progress(carry), "kept": carry["params"]})
+
+    def init_server_memory(self, client: Any, params: Any) -> Any:
+        return {"kept": params}
+
+    def store_uplink(self, server_memory: Any, message: Any, ctx: Any) -> Any:
+        return {"kept": message["kept"].decode()}
+
+
+@pytest.mark.parametrize("kind", [Counting, Keeping])
+def test_what_is_right_is_let_through(kind: type):
+    records, _ = play(setup(kind))
+    plain, _ = play(setup(FedAvg))
+    assert all(one.row.uplink_bits > other.row.uplink_bits for one, other in zip(records, plain, strict=True))
+
+
+class Aliased(FedAvg):
+    """A hook that is another function, and one that needs no self."""
+
+    def _same(self, carry: Any, *, stage: Any) -> Any:
+        return carry
+
+    end_stage = _same
+
+    @staticmethod
+    def init_client(client: Any, params: Any, draws: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {}
+
+
+def test_hooks_by_other_names_are_called_too():
+    records, _ = play(setup(Aliased))
+    assert len(records) == 2
+
+
+def test_methods_of_ours_are_called_as_they_are():
+    ours, own = FedAvg(lr=0.1), Late(lr=0.1)
+    assert checked(ours.finish) == ours.finish
+    assert checked(own.finish) != own.finish
