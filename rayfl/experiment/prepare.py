@@ -4,9 +4,10 @@ import math
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rayfl import tree
+from rayfl.data.batches import Batch
 from rayfl.data.check import checked
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
@@ -17,7 +18,10 @@ from rayfl.experiment.input_files import kept_files
 from rayfl.limits import memory
 from rayfl.methods.base import Method
 from rayfl.models import given_weights
+from rayfl.models.base import is_own
 from rayfl.population.sampling import Population
+from rayfl.rounds.answers import checked as checked_hook
+from rayfl.rounds.errors import described
 from rayfl.rounds.setup import Setup
 from rayfl.settings import SettingsError, shown
 from rayfl.task import Classification, Task
@@ -35,6 +39,9 @@ def prepare(experiment: Experiment) -> Setup:
     chosen = experiment.method.make(task, experiment.rounds)
     check_inputs(task, experiment.model.name, dataset)
     partition = make_partition(experiment, dataset)
+    initial = initial_params(experiment, task, chosen)
+    if is_own(experiment.model):
+        check_outputs(task, experiment.model.name, dataset, initial)
     runtime = experiment.runtime
     setup = Setup(
         seed=experiment.seed,
@@ -43,7 +50,7 @@ def prepare(experiment: Experiment) -> Setup:
         dataset=dataset,
         partition=partition,
         population=Population(experiment.clients, experiment.seed, partition.train.sizes),
-        initial_arrays=tree.to_arrays(initial_params(experiment, task, chosen)),
+        initial_arrays=tree.to_arrays(initial),
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=None if experiment.topology is None else experiment.topology.read(experiment.clients.count),
@@ -65,7 +72,7 @@ def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
     params = task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))
     if model.start is not None:
         params = given_weights.read(Path(model.start), params, model.name)
-    initial = method.init_params(params, seeding.FirstDraws(experiment.seed, seeding.NOBODY))
+    initial = checked_hook(method.init_params)(params, seeding.FirstDraws(experiment.seed, seeding.NOBODY))
     if model.start is not None and any(initial[name] is not params[name] for name in params):
         raise SettingsError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
     return initial
@@ -115,6 +122,32 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
             f"model {model!r} embeds {min(embedded)} tokens, and dataset {dataset.name!r} has {dataset.num_tokens}; "
             f"set model.vocabulary={dataset.num_tokens}"
         )
+
+
+def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tree) -> None:
+    """SettingsError unless the model makes of two train samples what the loss takes: logits [2, num_classes].
+
+    In evaluation mode, and torch's generator is as it was afterwards, so that no bit of a run depends on it.
+    """
+    samples = dataset.train
+    inputs = dataset.normalise(torch.from_numpy(samples.inputs[:2]))
+    batch = Batch(inputs, torch.from_numpy(samples.labels[:2]))
+    shape, wanted = list(inputs.shape), [len(inputs), dataset.num_classes]
+    given = f"model {model!r} gets inputs {shape}, {len(inputs)} samples of dataset {dataset.name!r}"
+    try:
+        with torch.random.fork_rng(devices=()), torch.no_grad():
+            found = task.evaluated(params, batch)
+    except Exception as error:
+        raise SettingsError(f"{given}, and raises {described(error)}; it must return logits {wanted}") from error
+    if not isinstance(found, Tensor):
+        what = f"a value of type {type(found).__name__}"
+    elif list(found.shape) != wanted:
+        what = str(list(found.shape))
+    elif not found.is_floating_point():
+        what = f"values of type {found.dtype}"
+    else:
+        return
+    raise SettingsError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
 
 
 def check(setup: Setup, experiment: Experiment) -> None:
