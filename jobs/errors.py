@@ -11,7 +11,7 @@ import traceback
 
 from actors.errors import ClusterError
 from jobs.exit_codes import FAILED, MISTAKE
-from rayfl.rounds.errors import ClientError, HookError, out_of_memory
+from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
 from rayfl.run_directory.atomic_files import DiskError
 from rayfl.settings import SettingsError, reason
 
@@ -38,7 +38,9 @@ def one_line(text: str) -> str:
 
 def _sentence(error: Exception) -> tuple[str, int]:
     """See `described`."""
-    if isinstance(error, ClientError | HookError | ClusterError | DiskError):
+    if isinstance(error, MethodError | HookError):
+        return f"the run failed: {error}{_advice()}", FAILED
+    if isinstance(error, ClientError | ClusterError | DiskError):
         return f"the run failed: {error}", FAILED
     if isinstance(error, ValueError) and _is_sentence(error):
         return str(error), MISTAKE
@@ -48,10 +50,14 @@ def _sentence(error: Exception) -> tuple[str, int]:
     if out_of_memory(error):
         lack = f" ({words})" if words else ""
         return f"this machine's memory ran out{lack}; make the model or the data smaller, or use a larger one", FAILED
-    return (
-        f"an error that rayfl did not expect: {type(error).__name__}{f': {words}' if words else ''}; set "
-        f"{TRACEBACK}=1 to see where it comes from"
-    ), (MISTAKE if isinstance(error, ValueError) else FAILED)
+    return (f"an error that rayfl did not expect: {type(error).__name__}{f': {words}' if words else ''}{_advice()}"), (
+        MISTAKE if isinstance(error, ValueError) else FAILED
+    )
+
+
+def _advice() -> str:
+    """How to see the traceback, where it is not shown already."""
+    return "" if os.environ.get(TRACEBACK) else f"; set {TRACEBACK}=1 to see where it comes from"
 
 
 def _is_sentence(error: ValueError) -> bool:

@@ -26,7 +26,7 @@ from jobs.display import Display
 from jobs.places import Place, local_folder, placed
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
-from rayfl.experiment.experiment import Experiment, override, put_all, read_table
+from rayfl.experiment.experiment import Experiment, override_all, put_all, read_table
 from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
 from rayfl.plugins import is_in_memory
 from rayfl.report.results import RunResults, SweepResults
@@ -282,8 +282,6 @@ def _table(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) 
         table = {}
     else:
         raise SettingsError(f"{shown(given)} is no experiment: give the path of a file, an Experiment, or keywords")
-    for one in overrides:
-        if not is_of_sweep(one):
-            override(table, one)
+    override_all(table, [one for one in overrides if not is_of_sweep(one)])
     put_all(table, settings)
     return table

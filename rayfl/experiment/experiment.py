@@ -366,8 +366,7 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     table = located(table, path.parent)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
     table.setdefault("name", stem[:LONGEST_NAME] or "experiment")
-    for one in overrides:
-        override(table, one)
+    override_all(table, overrides)
     return table
 
 
@@ -391,6 +390,21 @@ def _parsed(text: str, place: str) -> dict[str, Any]:
 def _others(path: Path) -> str:
     known = [str(other) for other in sorted(path.parent.glob("*.toml"))] if path.parent.is_dir() else []
     return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
+
+
+# Any: a TOML table.
+def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Put overrides into a table, in their order. SettingsError, besides those of `override`, for one that a later one
+    would drop, as it replaces the whole table around it."""
+    paths = [split_override(one)[0] for one in overrides]
+    for place, one in enumerate(overrides):
+        for later, path in zip(overrides[place + 1 :], paths[place + 1 :], strict=True):
+            if len(path) < len(paths[place]) and paths[place][: len(path)] == path:
+                raise SettingsError(
+                    f"{later} replaces the whole table {'.'.join(path)!r}, so that {one} before it is dropped; give "
+                    f"{later} first"
+                )
+        override(table, one)
 
 
 # Any: a TOML table.

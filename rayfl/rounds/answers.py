@@ -133,14 +133,18 @@ def _message(found: Any, method: object, args: tuple[Any, ...]) -> None:
             )
 
 
+def _is_number(value: Any) -> bool:
+    """Also a tensor or an array that is one."""
+    return isinstance(value, Real) or (hasattr(value, "shape") and not value.shape)
+
+
 def _metrics(found: Any) -> None:
     if not isinstance(found, Mapping):
         raise _WrongAnswerError(
             f"returns metrics as a value of type {type(found).__name__}; they must be numbers by name"
         )
     for name, value in found.items():
-        is_number = isinstance(value, Real) or (hasattr(value, "shape") and not value.shape)
-        if not is_number:
+        if not _is_number(value):
             raise _WrongAnswerError(
                 f"returns metric {name!r} as a value of type {type(value).__name__}; it must be a number"
             )
@@ -159,7 +163,7 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
         _refuse(found, "a Finished")
     _require_state(found.state, "a Finished whose state is tensors by name")
     _metrics(found.metrics)
-    if not isinstance(found.weight, Real) and not (hasattr(found.weight, "shape") and not found.weight.shape):
+    if not _is_number(found.weight):
         raise _WrongAnswerError(f"returns a weight of type {type(found.weight).__name__}; it must be a number")
     if found.message is None:
         return
@@ -167,7 +171,7 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
         raise _WrongAnswerError(
             f"returns a message of type {type(found.message).__name__}; it must be trees or packets by name, or None"
         )
-    read_alone = isinstance(method, ServerHalf) and type(method).store_uplink is not ServerHalf.store_uplink
+    read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
     for name, part in found.message.items():
         if isinstance(part, Packet):
             continue

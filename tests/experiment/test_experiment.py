@@ -157,6 +157,24 @@ def test_overrides(override: str, path: str, value: Any, tmp_path: Path):
     assert experiment == value
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["method.mu=0.9", "method=fedprox"],
+         "method=fedprox replaces the whole table 'method', so that method.mu=0.9 before it is dropped; give "
+         "method=fedprox first"),
+        (["method.optimizer.lr=1", "rounds=2", 'method.optimizer="sgd"'],
+         """method.optimizer="sgd" replaces the whole table 'method.optimizer', so that method.optimizer.lr=1 before """
+         'it is dropped; give method.optimizer="sgd" first'),
+    ],
+)  # fmt: skip
+def test_no_override_is_dropped_by_a_later_one(overrides: list[str], sentence: str, tmp_path: Path):
+    with pytest.raises(SettingsError) as caught:
+        read(written(tmp_path), overrides)
+    assert str(caught.value) == sentence
+    assert read(written(tmp_path), ["method=fedprox", "method.mu=0.9"]).as_dict()["method"]["mu"] == 0.9
+
+
 def test_later_overrides_win(tmp_path: Path):
     assert read(written(tmp_path), ["rounds=7", "rounds=8"]).rounds == 8
 

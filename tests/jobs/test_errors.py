@@ -72,7 +72,8 @@ def test_no_command_shows_a_traceback_unless_it_is_asked_for(tmp_path, monkeypat
     assert quiet.exit_code == 1 and quiet.stderr.startswith("rayfl: an error that rayfl did not expect: KeyError: ")
     assert len(quiet.stderr.splitlines()) == 1
     monkeypatch.setenv(errors.TRACEBACK, "1")
-    assert "Traceback (most recent call last)" in rayfl("run", file, "--inline").stderr
+    shown = rayfl("run", file, "--inline").stderr
+    assert "Traceback (most recent call last)" in shown and "set RAYFL_TRACEBACK" not in shown
 
 
 LATE = """
@@ -105,11 +106,16 @@ def test_an_error_of_ones_own_method_is_no_mistake_and_the_run_stays(tmp_path, m
     result = rayfl("run", write_late(tmp_path), "--inline", "--output", tmp_path / "r")
     way_back = f"go on with: rayfl resume {tmp_path / 'r'}"
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1] == f"rayfl: the run failed: {LATE_SENTENCE}, {way_back}"
+    assert result.stderr.splitlines()[-1] == (
+        f"rayfl: the run failed: {LATE_SENTENCE}, {way_back}; set RAYFL_TRACEBACK=1 to see where it comes from"
+    )
     assert len(read_run(tmp_path / "r").rounds) == 2
     again = rayfl("resume", tmp_path / "r", "runtime.executor=inline")
     assert again.exit_code == 1 and "round 2: Late.server_update (" in again.stderr
     assert again.stderr.count("go on with: ") == 1
+    monkeypatch.setenv(errors.TRACEBACK, "1")
+    shown = rayfl("resume", tmp_path / "r", "runtime.executor=inline").stderr
+    assert 'raise ValueError("mine is wrong")' in shown and "set RAYFL_TRACEBACK" not in shown
 
 
 def test_a_sweep_keeps_the_run_whose_method_failed(tmp_path, monkeypatch):
