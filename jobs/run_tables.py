@@ -45,7 +45,10 @@ def age(seconds: float) -> str:
 
 def result_table(numbers: Summary) -> Table:
     """The numbers of one run."""
-    table = Table(title=f"{numbers['name']}: {wording.counted(numbers['rounds'], 'round')}", title_justify="left")
+    # Tables, records and pages call rounds by their numbers, from 0; progress says how many are done.
+    called = f", 0 to {numbers['rounds'] - 1}" if numbers["rounds"] > 1 else ""
+    title = f"{numbers['name']}: {wording.counted(numbers['rounds'], 'round')}{called}"
+    table = Table(title=title, title_justify="left")
     table.add_column("result")
     table.add_column("value", justify="right")
     for name, value in numbers["final"].items():

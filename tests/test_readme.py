@@ -33,7 +33,7 @@ def test_every_target_of_make_that_it_names_exists():
 def test_the_table_of_the_demo_has_the_rows_that_are_printed():
     (shown,) = [one.text for one in blocks(README, "") if one.text.startswith("demo: ")]
     experiment = read(ROOT / "jobs" / "experiments" / "demo.toml")
-    assert shown.startswith(f"demo: {experiment.rounds} rounds\n")
+    assert shown.startswith(f"demo: {experiment.rounds} rounds, 0 to {experiment.rounds - 1}\n")
     numbers: Summary = {
         "name": "demo",
         "directory": "",

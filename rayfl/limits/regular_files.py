@@ -64,7 +64,8 @@ def absent(path: Path, otherwise: str) -> str:
     folder = path.absolute().parent
     if not folder.is_dir():
         return f"{path} is not there, nor is the folder {folder}; {otherwise}"
-    close = difflib.get_close_matches(path.name, sorted(entry.name for entry in folder.iterdir()), n=1, cutoff=0.5)
+    alike = sorted(entry.name for entry in folder.iterdir() if entry.suffix == path.suffix)
+    close = difflib.get_close_matches(path.name, alike, n=1, cutoff=0.5)
     looked = str(path) if path.is_absolute() else f"{path} (in {folder})"
     return f"{looked} is not there; {f'did you mean {close[0]!r}?' if close else otherwise}"
 

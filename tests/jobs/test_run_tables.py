@@ -69,7 +69,15 @@ def test_show_says_settings_results_and_how_to_go_on(here):
     recorded("run", 0.5)
     shown = rayfl("show", "run")
     assert shown.exit_code == 0
-    for words in ("[method]", "lr = 0.1", "# torch: 2.13", "60.00 %", "2.000 MB", "finished: 2 of 2 rounds"):
+    for words in (
+        "[method]",
+        "lr = 0.1",
+        "# torch: 2.13",
+        "60.00 %",
+        "2.000 MB",
+        "finished: 2 of 2 rounds",
+        "same: 2 rounds, 0 to 1",
+    ):
         assert words in shown.output
     assert "variables" not in shown.output and f"draw its page: rayfl report {here}/run\n" in shown.output
     recorded("cut", 0.5, cut=True)

@@ -42,9 +42,9 @@ class ArrayFiles(Source):
         if "inputs" not in arrays or "labels" not in arrays:
             found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
             if others := [name for name in found if name not in NAMES]:
-                missing = "inputs" if "inputs" not in arrays else "labels"
+                missing, has = "inputs" if "inputs" not in arrays else "labels", listed([*arrays, *others], "and")
                 raise SettingsError(
-                    f"{self.path} has no {missing}; it has {listed([*arrays, *others], 'and')}, and the names that count "
+                    f"{self.path} has no {missing}; it has {has}, and the names that count "
                     f"are {listed(list(NAMES), 'and')}"
                 )
         return _dataset(self.name, self.path, arrays, self.test_share, self.kind)

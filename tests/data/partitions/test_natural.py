@@ -26,7 +26,7 @@ def test_writers_with_fewer_than_two_samples_are_dropped():
     partition = Natural().split(letters, 2, generator(0))
     assert [partition.train[client].tolist() for client in range(2)] == [[1], [2, 3]]
     assert [partition.test[client].tolist() for client in range(2)] == [[0], []]
-    with pytest.raises(ValueError, match="has 2 groups with at least min_samples=2 samples"):
+    with pytest.raises(ValueError, match="has 2 owners with at least min_samples=2 samples"):
         Natural().split(letters, 3, generator(0))
     assert len(Natural(min_samples=1).split(letters, 3, generator(0)).train) == 3
 
