@@ -20,6 +20,9 @@ VECTORS = GENERATOR.standard_normal((20, 3))
 LABELS = np.arange(20) % 4
 
 
+SMALL: dict[str, Any] = {"rounds": 1, "partition": "iid", "clients": {"count": 2}, "model": "mlp", "method": "fedavg"}
+
+
 def load(name: str, **options: Any) -> Dataset:
     return make(Source, {"name": name, **options}).load()
 
@@ -117,6 +120,16 @@ def test_a_folder_of_other_names_is_refused_with_the_names_that_it_has(tmp_path:
     np.save(tmp_path / "x.npy", VECTORS)
     with pytest.raises(SettingsError, match="has no inputs; it has x, and the names that count are inputs, labels"):
         load("arrays", path=str(tmp_path))
+
+
+def test_whole_numbers_that_are_no_tokens_are_told_of_the_kind(tmp_path: Path):
+    np.savez(tmp_path / "mine.npz", inputs=LABELS.reshape(10, 2) - 2, labels=LABELS[:10])
+    with pytest.raises(SettingsError, match=r"give data\.kind='vector' for numbers"):
+        load("arrays", path=str(tmp_path / "mine.npz"))
+    assert load("arrays", path=str(tmp_path / "mine.npz"), kind="vector").kind == "vector"
+    tokens = Arrays(LABELS.reshape(10, 2), LABELS[:10])
+    with pytest.raises(SettingsError, match=r"or give data\.kind='vector' if these are numbers"):
+        prepare(Experiment(**{**SMALL, "data": tokens}))
 
 
 def test_labels_without_class_0_get_a_notice(caplog: pytest.LogCaptureFixture):
