@@ -32,7 +32,9 @@ def checked(hook: Callable[P, T]) -> Callable[P, T]:
     if not isinstance(hook, MethodType) or type(method).__module__.startswith("rayfl."):
         return hook
     # By where it lies, since a hook may be another function's second name.
-    name = next(name for name in _CHECKS if getattr(type(method), name, None) is hook.__func__)
+    name = next((name for name in _CHECKS if getattr(type(method), name, None) is hook.__func__), None)
+    if name is None:
+        return hook
     check = _CHECKS[name]
 
     @functools.wraps(hook)
