@@ -72,11 +72,15 @@ def test_constraints_cover_what_the_requirements_bring_along() -> None:
 
 
 def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set[str]:
-    """The third-party modules that files in `folders` import and no requirement provides."""
+    """The third-party modules that files in `folders` import and no requirement provides.
+
+    Programs for other simulators run in environments of their users' (`rayfl bench rounds --peers`).
+    """
     names = {
         name
         for folder in folders
         for path in (ROOT / folder).rglob("*.py")
+        if path.parent != ROOT / "jobs" / "bench" / "peers"
         for name in imported(path.read_text(encoding="utf-8"))
     }
     provided = importlib.metadata.packages_distributions()

@@ -131,7 +131,7 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
     if kind == "text":
         if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or (inputs < 0).any():
             raise SettingsError(
-                f"{place} is no text: tokens are whole numbers from 0, [n, length]; give kind='vector' for numbers"
+                f"{place} is no text: tokens are whole numbers from 0, [n, length]; give data.kind='vector' for numbers"
             )
         return inputs.astype(np.int64)
     if kind == "vector":
