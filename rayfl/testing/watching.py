@@ -86,7 +86,8 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     hooks = {
         name: _watch(name, getattr(type(method), name), log) for name in (*CLIENT_HOOKS, *half) if _own(method, name)
     }
-    kind = type("Watched", (type(method),), hooks)
+    # Of the method's own module, so that it is called as the method is.
+    kind = type("Watched", (type(method),), {"__module__": type(method).__module__, **hooks})
     twin = kind.__new__(kind)
     vars(twin).update(vars(method))
     return replace(setup, method=twin, uplink=watched_uplink(setup.uplink, log)), log
