@@ -159,7 +159,8 @@ def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
         assert found is not None
         seen.add(found.round)
         shutil.rmtree(place)
-    assert seen == {1, 2}
+    # What lies there already is not copied again, so that the last cuts come too late.
+    assert {1, 2} <= seen <= {1, 2, 3}
 
 
 def test_a_fetched_run_goes_on_to_the_same_bits(unfinished: Path, finished: Path, there: Storage, tmp_path: Path):
