@@ -23,10 +23,10 @@ def setup(method: str, hidden: int) -> Setup:
     [
         # SCAFFOLD keeps one control variate: 4 * (75 * 100 + 10) bytes a client.
         ("scaffold", 100, 4 * 7510),
-        # FedPSE's state is three models, 90,120 bytes, and the server keeps two more of each client.
-        ("fedpse", 100, 5 * 4 * 7510),
-        # Three models of 4 * 11,260 bytes go to the store by themselves; the two that the server keeps do not.
-        ("fedpse", 150, 2 * 4 * 11260),
+        # FedPSE's state is two models, and the server keeps one of each client, beside packets that come later.
+        ("fedpse", 100, 3 * 4 * 7510),
+        # Two models of 4 * 15,010 bytes go to the store by themselves; the one that the server keeps does not.
+        ("fedpse", 200, 4 * 15010),
         # Too large for the coordinator, too small to matter, nothing at all.
         ("scaffold", 400, 0),
         ("scaffold", 20, 0),

@@ -234,7 +234,9 @@ def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> 
             executor.run("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])[0].result == ()
         )
     first = min(client for client in setup.population.sample_round(2).selected if client >= 3)
-    expected = f"round 2, client {first}: ZeroDivisionError: client {first} divides by zero"
+    expected = (
+        f"round 2, client {first}: Failing.begin (toys.py, line 59): ZeroDivisionError: client {first} divides by zero"
+    )
     assert str(raised.value) == str(inline.value) == expected
     assert "in begin" in raised.value.__notes__[0]
 

@@ -74,7 +74,10 @@ def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path)
     setup = with_method(Failing)
     with pytest.raises(ClientError) as raised:
         session.play_on_ray(experiment(runtime={"actors": 2}), setup, tmp_path, ignore)
-    assert str(raised.value) == "round 2, client 3: ZeroDivisionError: client 3 divides by zero"
+    assert (
+        str(raised.value)
+        == "round 2, client 3: Failing.begin (toys.py, line 59): ZeroDivisionError: client 3 divides by zero"
+    )
     assert "in begin" in raised.value.__notes__[0]
     run = read_run(write_experiment(tmp_path))
     assert run.rounds["round"].to_pylist() == [0, 1] and not run.finished

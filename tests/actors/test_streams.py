@@ -56,7 +56,9 @@ def test_an_error_after_the_first_states_fails_the_call_and_keeps_the_actor() ->
     with session.executor(setup, Runtime(actors=1)) as executor:
         assert isinstance(executor, RayExecutor)
         (pid,) = executor.pids.values()
-        with pytest.raises(ClientError, match="round 1, client 7: ArithmeticError: no"):
+        with pytest.raises(
+            ClientError, match=r"round 1, client 7: Selfish\.mix \(test_streams\.py, line 30\): ArithmeticError: no"
+        ):
             played(setup, executor)
         assert list(executor.pids.values()) == [pid]
 

@@ -70,7 +70,7 @@ IMAGES = {"name": "synthetic", "shape": [1, 16, 16], "samples_per_group": 10}
          "convnet2 needs images [channels, height, width] of at least 16x16, and the data's inputs are [8]; choose"),
         ({"clients": {"count": 200}}, "clients.count=200 is more than the 180 train samples of dataset "
                                           "'synthetic', of which every client needs one: lower clients.count"),
-        ({"partition": "natural", "clients": {"count": 11}}, "clients.count=11, but dataset 'synthetic' has 10 groups"),
+        ({"partition": "natural", "clients": {"count": 11}}, "clients.count=11, but dataset 'synthetic' has 10 owners"),
         ({"clients": {"count": 90}, "splits": {"validation_ratio": 0.9}},
          "client 0 has 2 train samples and would keep none after validation_ratio=0.9 and heldout_ratio=0.0"),
         ({"topology": "ring"}, "FedAvg has a server; remove the [topology] table"),
