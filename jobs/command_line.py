@@ -63,11 +63,13 @@ class _ExperimentFile(_Local):
     # Any: click's own signature.
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path of the file."""
-        with sentences():
-            from jobs.shipped import experiment_file
+        from jobs.shipped import experiment_file
+        from rayfl.settings import SettingsError
 
+        try:
             return experiment_file(super().convert(value, param, ctx))
-        raise AssertionError("the sentence has ended the command")
+        except SettingsError as error:
+            refuse(error)
 
 
 EXISTING = _Local(path_type=Path)
@@ -99,6 +101,13 @@ def sentences() -> Iterator[None]:
         sys.exit(code)
 
 
+def refuse(error: Exception) -> NoReturn:
+    """End the command with an exception's sentence."""
+    with sentences():
+        raise error from None
+    raise AssertionError("the sentence has ended the command")
+
+
 class WithSettings(click.Command):
     """A command that takes settings as KEY=VALUE, and names the setting where it is given one as an option."""
 
@@ -107,21 +116,17 @@ class WithSettings(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            with sentences():
-                from rayfl.experiment.experiment import Experiment
-                from rayfl.experiment.unknown_keys import places
-                from rayfl.settings import SettingsError
+            from rayfl.experiment.experiment import Experiment
+            from rayfl.experiment.unknown_keys import places
+            from rayfl.settings import SettingsError
 
-                option = error.option_name
-                key = next(iter(places(option.lstrip("-"), Experiment)), None)
-                if key is None:
-                    raise
-                at = next((place for place, word in enumerate(given) if word.partition("=")[0] == option), len(given))
-                value = "".join(given[at : at + 1]).partition("=")[2] or "".join(given[at + 1 : at + 2]) or "VALUE"
-                raise SettingsError(
-                    f"there is no option {option}; settings are written KEY=VALUE: {key}={value}"
-                ) from None
-            raise AssertionError("the sentence has ended the command") from None
+            option = error.option_name
+            key = next(iter(places(option.lstrip("-"), Experiment)), None)
+            if key is None:
+                raise
+            at = next((place for place, word in enumerate(given) if word.partition("=")[0] == option), len(given))
+            value = "".join(given[at : at + 1]).partition("=")[2] or "".join(given[at + 1 : at + 2]) or "VALUE"
+            refuse(SettingsError(f"there is no option {option}; settings are written KEY=VALUE: {key}={value}"))
 
 
 class Supervised(click.Group):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.command_line import EXISTING, sentences
+from jobs.command_line import EXISTING, refuse, sentences
 
 if TYPE_CHECKING:
     from rayfl.determinism.process import Precision
@@ -27,8 +27,7 @@ class _Benches(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands:
-            with sentences():
-                raise ValueError(f"{shlex.quote(args[0])} is no bench; write: {_spelling(self.commands, args)}")
+            refuse(ValueError(f"{shlex.quote(args[0])} is no bench; write: {_spelling(self.commands, args)}"))
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -36,11 +35,8 @@ class _Benches(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            with sentences():
-                raise ValueError(
-                    f"rayfl bench has no option {error.option_name}; write: {_spelling(self.commands, given)}"
-                ) from None
-            raise AssertionError("the sentence has ended the command") from None
+            spelling = _spelling(self.commands, given)
+            refuse(ValueError(f"rayfl bench has no option {error.option_name}; write: {spelling}"))
 
 
 def _spelling(benches: Iterable[str], args: Sequence[str]) -> str:
@@ -61,9 +57,7 @@ class _Bench(click.Command):
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             name = f"rayfl bench {self.name}"
-            with sentences():
-                raise ValueError(f"{name}: {_why(error)}; see {name} --help") from None
-            raise AssertionError("the sentence has ended the command") from None
+            refuse(ValueError(f"{name}: {_why(error)}; see {name} --help"))
 
 
 def _why(error: click.UsageError) -> str:

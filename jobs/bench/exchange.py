@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from actors import session
-from jobs.bench.figures import Column, Figures, Results
+from jobs.bench.figures import Column, Figures, Results, gigabytes
 from jobs.bench.memory import descendants, run_watched
 from jobs.standard_output import print_table
 from rayfl import tree
@@ -149,19 +149,15 @@ def peer(setup: Setup, client: int, draw: np.random.Generator) -> tuple[State, M
     return {"params": params, "mask": mask}, {"weights": sparse_packet(params, mask)}
 
 
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2f}"
-
-
 COLUMNS = (
     Column("graph", "graph"),
     Column("seconds", "seconds", "{:.1f}"),
     Column("cpu_seconds", "CPU seconds", "{:.1f}"),
     Column("calls", "calls", "{:,}"),
     Column("messages_opened", "messages opened", "{:,}"),
-    Column("read_bytes", "read, GB", _gigabytes),
-    Column("written_bytes", "written, GB", _gigabytes),
-    Column("peak_bytes", "peak memory, GB", _gigabytes),
+    Column("read_bytes", "read, GB", gigabytes),
+    Column("written_bytes", "written, GB", gigabytes),
+    Column("peak_bytes", "peak memory, GB", gigabytes),
 )
 
 

@@ -12,6 +12,11 @@ from rayfl.run_directory.output_files import OutputKind, require_replaceable, wr
 from rayfl.settings import SettingsError
 
 
+def gigabytes(size: float) -> str:
+    """Bytes as a cell."""
+    return f"{size / 1e9:.2f}"
+
+
 @dataclass(frozen=True)
 class Column:
     """A column: its key in the JSON file, its heading in the terminal, and how a value of it is shown there.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jobs.bench.figures import Column, Figures, Results
+from jobs.bench.figures import Column, Figures, Results, gigabytes
 from jobs.bench.gpu_program import GPU_WORKLOADS, MODELS, Task
 from jobs.standard_output import print_table
 from rayfl.determinism.process import Precision
@@ -24,11 +24,6 @@ PARTS = (1, 2, 4)
 """Processes that share the device; so many workers are compared bit for bit, too."""
 CODEC_ENTRIES = 11_000_000
 """Numbers that top-k encodes and decodes."""
-
-
-def gigabytes(size: float) -> str:
-    """Bytes as a cell."""
-    return f"{size / 1e9:.2f}"
 
 
 WORKLOAD_COLUMNS = (

@@ -18,7 +18,7 @@ from typing import Any
 
 from actors import session
 from actors.faults import own_cluster
-from jobs.bench.figures import Column, Figures, Results
+from jobs.bench.figures import Column, Figures, Results, gigabytes
 from jobs.bench.memory import run_watched
 from jobs.bench.start import processor_times
 from jobs.standard_output import print_table
@@ -154,7 +154,7 @@ COLUMNS = (
     Column("actors_cpu_s", "actors' CPU, s", "{:.3f}"),
     Column("ray_cpu_s", "Ray's CPU, s", "{:.3f}"),
     Column("fetched_bytes", "into the coordinator, kB", lambda size: f"{size / 1e3:,.0f}"),
-    Column("peak_bytes", "peak memory, GB", lambda size: f"{size / 1e9:.1f}"),
+    Column("peak_bytes", "peak memory, GB", gigabytes),
     Column("elapsed_s"),
 )
 

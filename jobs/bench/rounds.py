@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from actors.errors import ClusterError
-from jobs.bench.figures import Column, Figures, Results
+from jobs.bench.figures import Column, Figures, Results, gigabytes
 from jobs.bench.memory import run_watched
 from jobs.bench.ours import registered
 from jobs.bench.peers.work import Plan, Work
@@ -38,7 +38,7 @@ COLUMNS = (
     Column("program", "program"),
     Column("median_s", "seconds a round", "{:.3f}"),
     Column("ratio", "rayfl / this", "{:.2f}"),
-    Column("peak_bytes", "peak memory, GB", lambda size: f"{size / 1e9:.2f}"),
+    Column("peak_bytes", "peak memory, GB", gigabytes),
     Column("version"),
     Column("seconds"),
 )
