@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rayfl.models import VGG11, AlexNetMCEPL, CharLSTM, MeanEmbedding, ResNet18, ResNet20
-from rayfl.models.convolutional import LocalResponseNorm
+from rayfl.models.convolutional import LocalResponseNorm, pooled_relu
 from rayfl.models.residual import Subsampled
 from tests.models.examples import EXAMPLES
 from tests.models.paper_resnet import PaperResNet18
@@ -52,6 +52,21 @@ def test_every_norm_is_a_group_norm_of_the_groups_asked_for():
         norms = [layer for layer in model.build(COLOUR, 10).modules() if "Norm" in type(layer).__name__]
         assert [type(norm) for norm in norms] == [nn.GroupNorm] * count
         assert {norm.num_groups for norm in norms if isinstance(norm, nn.GroupNorm)} == {groups}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_pooling_before_relu_has_the_bits_of_pooling_after_it(memory_format: torch.memory_format):
+    """Also where a window has equal maxima, zeros, or nothing above zero."""
+    numbers = torch.randint(-3, 3, (4, 8, 10, 10), generator=torch.Generator().manual_seed(1)).float()
+    images = numbers.contiguous(memory_format=memory_format).requires_grad_()
+    factors = torch.randn(4, 8, 5, 5, generator=torch.Generator().manual_seed(2))
+    found = []
+    for layers in (pooled_relu(), (nn.ReLU(), nn.MaxPool2d(2))):
+        outputs = nn.Sequential(*layers)(images)
+        found.append((outputs, *torch.autograd.grad((outputs * factors).sum(), images)))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+    assert found[0][1].count_nonzero() > 100
 
 
 def test_option_a_takes_every_second_pixel_and_adds_zeros():
