@@ -32,6 +32,7 @@ from actors.placement import Placement, nodes, place, require_room_here, share
 from actors.pool import RayExecutor
 from actors.setups import put_setup
 from rayfl.determinism.platform import Platform
+from rayfl.determinism.process import trim
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.rounds.executor import OnWave
@@ -96,6 +97,8 @@ def play_on_ray(
             environment(experiment.output.track),
         )
         reference = put_setup(setup)
+        # What reading and cutting up the data took; the driver only follows the run from here on.
+        trim()
         setbacks, reached, asked = Setbacks(), -1, False
         coordinator: Actor | None = None
 

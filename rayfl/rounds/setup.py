@@ -71,8 +71,8 @@ class Setup:
     # Any: fields and what was computed from them.
     def __getstate__(self) -> dict[str, Any]:
         # Pickle reads in order: plugin files must have run before it comes to objects of their classes.
-        # Each process puts the samples on its own device.
-        fields = {name: value for name, value in vars(self).items() if name != "on_device"}
+        # Each process puts the samples on its own device, and looks at the initial arrays where they are.
+        fields = {name: value for name, value in vars(self).items() if name not in ("on_device", "initial")}
         return {"plugin_files": plugins.loaded_files(), **fields}
 
     # Any: see `__getstate__`.

@@ -1,5 +1,6 @@
 """From an experiment to its setup, and what is refused before anything starts."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,20 @@ def test_the_seed_decides_partition_and_parameters():
         assert not torch.equal(first.initial[name], other.initial[name])
     assert np.array_equal(first.partition.train.indices, again.partition.train.indices)
     assert not np.array_equal(first.partition.train.indices, other.partition.train.indices)
+
+
+def test_a_model_travels_once_and_beside_the_setup():
+    setup = prepared({"model": {"name": "mlp", "hidden": [300, 300]}})
+    assert setup.initial
+    buffers: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(setup, protocol=5, buffer_callback=buffers.append)
+    model = 4 * (8 * 300 + 300 + 300 * 300 + 300 + 300 * 4 + 4)
+    assert len(content) < model / 4
+    samples = sum(array.nbytes for array in (setup.dataset.train.inputs, setup.dataset.train.labels))
+    assert model < sum(len(buffer.raw()) for buffer in buffers) < 1.5 * model + 4 * samples
+    # Ray's buffers are read-only.
+    twin = pickle.loads(content, buffers=[bytes(buffer) for buffer in buffers])  # noqa: S301 (our own)
+    assert all(torch.equal(twin.initial[name], tensor) for name, tensor in setup.initial.items())
 
 
 def test_splits_are_set_aside():
