@@ -45,9 +45,10 @@ class Nodes:
         self.add()
         return 1
 
-    def add(self, labels: Mapping[str, str] | None = None) -> str:
-        """Have a node join, with these labels; returns its id."""
-        node = _started(lambda: self._cluster.add_node(num_cpus=self._num_cpus, labels=dict(labels or {}), **NODE))
+    def add(self, labels: Mapping[str, str] | None = None, num_gpus: int = 0) -> str:
+        """Have a node join, with these labels and GPUs, which are counted and not there; returns its id."""
+        has = {"num_cpus": self._num_cpus, "num_gpus": num_gpus, "labels": dict(labels or {}), **NODE}
+        node = _started(lambda: self._cluster.add_node(**has))
         return str(node.node_id)
 
     def remove(self, node_id: str) -> None:

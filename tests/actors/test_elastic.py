@@ -96,6 +96,124 @@ def test_a_cluster_that_grows_shrinks_and_grows_gives_the_same_bits(tmp_path: Pa
     assert_same_run(tmp_path / "changing", tmp_path / "still")
 
 
+CHOSEN = """
+from rayfl.determinism.process import prepare_process
+prepare_process()
+import json, threading, time
+from collections import Counter
+from actors import faults, session
+from actors.errors import ClusterError
+from actors.placement import Placement
+from actors.pool import RayExecutor
+from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.prepare import prepare
+from rayfl.settings import SettingsError
+from tests.actors.toys import experiment
+from ray._private.worker import global_worker
+from ray.autoscaler.v2.sdk import get_cluster_resource_state
+import ray
+
+found = {}
+
+
+def where(pool):
+    try:
+        return list(pool._node_of.values())
+    finally:
+        pool.close()
+        # A node is free when its actors have ended: until then a pool that packs goes elsewhere.
+        deadline = time.monotonic() + 60
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def demand():
+    # What Ray's autoscaler reads: resources, how many such requests wait, labels that are asked for.
+    state = get_cluster_resource_state(global_worker.gcs_client)
+    return [
+        [
+            dict(each.request.resources_bundle),
+            each.count,
+            [label.label_key for one in each.request.label_selectors for label in one.label_constraints],
+        ]
+        for each in state.pending_resource_requests
+    ]
+
+
+def reached(wanted):
+    # Ray's nodes report what waits every now and then.
+    deadline = time.monotonic() + 60
+    while (asked := demand()) != wanted and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return asked
+
+
+with faults.own_cluster(0) as nodes:
+    setup = prepare(experiment())
+    runtime = Runtime(address=nodes.address, actors=2, start_timeout_s=300.0, labels={"zone": "!west"})
+    with session.session(runtime):
+        reference = ray.put(setup)
+        waiting = session.placed(runtime, setup)
+        found["notices"] = waiting.notices
+        try:
+            RayExecutor(reference, Placement(1, 1.0, 0.0, start_timeout_s=2.0, most=1))
+        except ClusterError as error:
+            found["too late"] = str(error)
+        found["given up"] = reached([])
+        pools = []
+        opening = threading.Thread(target=lambda: pools.append(RayExecutor(reference, waiting)))
+        opening.start()
+        found["demand"] = reached([[{"CPU": 1.0}, 2, ["zone"]]])
+        west = [nodes.add({"zone": "west"}), nodes.add({"zone": "west"})]
+        found["west alone"] = opening.is_alive()
+        plain = nodes.add()
+        opening.join()
+        found["first"] = where(pools[0]) == [plain]
+
+        def pool_on(**given):
+            chosen = Runtime(address=nodes.address, **given)
+            return where(RayExecutor(reference, session.placed(chosen, setup)))
+
+        found["labels"] = sorted(pool_on(actors="all", labels={"zone": "west"})) == sorted(west)
+        found["packed"] = sorted(Counter(pool_on(actors=5, num_cpus=0.25, strategy="pack")).values())
+        found["spread"] = sorted(Counter(pool_on(actors=6, num_cpus=0.25)).values())
+        for labels in ({"zone": "east"}, {"rack": "7"}):
+            try:
+                pool_on(labels=labels)
+            except SettingsError as error:
+                found[next(iter(labels))] = str(error)
+        equipped = nodes.add(num_gpus=1)
+        found["quarters"] = pool_on(actors="all", num_cpus=0.25, num_gpus=0.25) == [equipped] * 4
+        try:
+            pool_on(num_gpus=2)
+        except SettingsError as error:
+            found["gpus"] = str(error)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_nodes_are_waited_for_and_chosen() -> None:
+    found = output(CHOSEN)
+    (notice,) = found["notices"]
+    assert notice.startswith("the cluster has no node for client actors yet; waiting for one, at most runtime.start_")
+    assert "2 actors with num_cpus=1, num_gpus=0, zone=!west each are asked for" in notice
+    assert found["too late"].startswith("0 of 1 client actors (num_cpus=1, num_gpus=0 each) were ready within runtime.")
+    assert "no node has room for one: start workers" in found["too late"]
+    assert found["given up"] == [], "nothing waits for what was given up"
+    wanted = [[{"CPU": 1.0}, 2, ["zone"]]]
+    assert found["demand"] == wanted, "both actors are asked for, with their labels: an autoscaler acts on it"
+    assert found["west alone"], "nodes with the wrong label are of no use"
+    assert found["first"] and found["labels"]
+    # A node holds four of these.
+    assert found["packed"] == [1, 4] and found["spread"] == [2, 2, 2]
+    assert found["quarters"], "four actors share the one GPU"
+    assert "zone='east', and no node has that; nodes have zone=west; ask for another" in found["zone"]
+    assert "rack='7', and no node has that label; labels of nodes are: " in found["rack"]
+    assert "num_gpus=2 an actor, but no node has more than 1; ask for less" in found["gpus"]
+
+
 class Unstarted(RayExecutor):
     """Asks Ray for nothing: notes how many actors it would start."""
 

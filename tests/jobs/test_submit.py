@@ -2,17 +2,11 @@
 
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,11 +17,10 @@ from rayfl.experiment.experiment import read
 from rayfl.run_directory.checkpoint import rounds_saved
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.tables import read_table
+from tests.actors.heads import BIN, environment, started_head
 from tests.actors.toys import assert_same_run
 
 ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
-TOKEN = secrets.token_hex(32)
 EXPERIMENT = """
 name = "submitted"
 rounds = 2
@@ -44,79 +37,11 @@ actors = 2
 """
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, with this Python first and no other cluster in it."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    return clean | {
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,
-        # Or `ray start` takes this machine's own address for the one that it is given.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    }
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def answers(url: str) -> bool:
-    try:
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-@contextmanager
-def started_head() -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
-    """The dashboard's address of a Ray head that runs inside, and the process above all of its processes."""
-    gcs, dashboard, client, agent, metrics = free_ports(5)
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
-        options = {
-            "port": gcs,
-            "node-ip-address": "127.0.0.1",
-            "dashboard-host": "127.0.0.1",
-            "dashboard-port": dashboard,
-            "ray-client-server-port": client,
-            "dashboard-agent-listen-port": agent,
-            "metrics-export-port": metrics,
-            "num-cpus": 2,
-            "temp-dir": scratch,
-        }
-        command = [
-            str(BIN / "ray"),
-            "start",
-            "--head",
-            "--block",
-            *(f"--{key}={value}" for key, value in options.items()),
-        ]
-        log = Path(scratch) / "head.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, env=environment(), cwd=scratch, start_new_session=True
-            )
-        try:
-            address, deadline = f"http://127.0.0.1:{dashboard}", time.monotonic() + 60
-            while not answers(f"{address}/api/version"):
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.2)
-            yield address, process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
-
-
 @pytest.fixture(scope="module")
 def head() -> Iterator[str]:
     """The dashboard's address of a Ray head that this module started."""
-    with started_head() as (address, _):
-        yield address
+    with started_head() as found:
+        yield found.dashboard
 
 
 def submit(
@@ -182,7 +107,7 @@ def test_the_same_job_goes_on_after_its_head_was_killed(head, tmp_path):
     file, directory = tmp_path / "submitted.toml", tmp_path / "run"
     file.write_text(EXPERIMENT.replace("rounds = 2", "rounds = 60\ncheckpoint = { every = 2 }"))
     command = (str(file), "--output", str(directory), "--resume")
-    with started_head() as (address, process):
+    with started_head() as (address, _, process):
         begun = submit(address, *command, wait=False)
         assert begun.returncode == 0, begun.stdout + begun.stderr
         deadline = time.monotonic() + 120
