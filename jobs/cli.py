@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import click
 
 from actors import supervisor
 from jobs.bench.commands import bench
-from jobs.command_line import ABSOLUTE, EXPERIMENT, RUN_PLACE, Supervised, WithSettings, sentences
+from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Supervised, WithSettings, sentences
 from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
 from jobs.standard_output import outliving_its_reader, print_table
@@ -226,13 +227,18 @@ def _runs(places: Sequence[Path | str]) -> "list[Run]":
 
     found = []
     for place in places:
-        if isinstance(place, str):
-            from jobs.places import to_read
-
-            found.append(read_run(to_read(place)))
-        else:
-            found += [read_run(run) for run in run_directories(place)]
+        directories = [_to_read(place)] if isinstance(place, str) else run_directories(place)
+        found += [read_run(directory) for directory in directories]
     return found
+
+
+def _to_read(place: Path | str) -> Path:
+    """The directory in which the run at a place can be read."""
+    if isinstance(place, Path):
+        return place
+    from jobs.places import to_read
+
+    return to_read(place)
 
 
 def _agreed(runs: "Sequence[Run]", given: dict[str, object]) -> "ReportOptions":
@@ -276,41 +282,53 @@ def compare(
 
 
 @main.command()
-@click.argument("folders", nargs=-1, type=ABSOLUTE)
-def ls(folders: Sequence[Path]) -> None:
-    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, accuracy, age."""
+@click.argument("folders", nargs=-1, type=FOLDER_PLACE)
+def ls(folders: Sequence[Path | str]) -> None:
+    """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, accuracy, age."""
     with sentences(), Display() as display:
         display.stage("reading the runs")
         from jobs.run_tables import list_table
         from rayfl.report import wording
         from rayfl.report.overview import overviews
 
-        for folder in folders or [Path("runs").absolute()]:
+        for place in folders or [Path("runs").absolute()]:
+            folder = _listed(place)
             if not folder.is_dir():
-                raise ValueError(f"there is no folder {folder}; name the one in which your runs lie")
+                raise ValueError(f"there is no folder {place}; name the one in which your runs lie")
             found = overviews(folder)
+            if isinstance(place, str):
+                found = [replace(one, state="unfinished") if one.state == "stopped" else one for one in found]
             display.close()
             if found:
                 print_table(list_table(folder, found), 120)
-            print(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {folder}")
+            print(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {place}")
+
+
+def _listed(place: Path | str) -> Path:
+    """The folder whose runs are listed, which of a URL is made for that."""
+    if isinstance(place, Path):
+        return place
+    from jobs.places import to_list
+
+    return to_list(place)
 
 
 @main.command()
-@click.argument("directory", metavar="RUN", type=ABSOLUTE)
-def show(directory: Path) -> None:
-    """Show all about the run in the directory RUN: its experiment, what computed it, and its results."""
+@click.argument("place", metavar="RUN", type=RUN_PLACE)
+def show(place: Path | str) -> None:
+    """Show all about the run in the directory or at the URL RUN: its experiment, what computed it, and its results."""
     with sentences(), Display() as display:
         display.stage("reading the run")
         from jobs.run_tables import description, result_table, standing
         from rayfl.report.summary import summary
         from rayfl.run_directory.record import read_run
 
-        run = read_run(directory)
+        run = read_run(_to_read(place))
         results = result_table(summary(run))
         display.close()
         print(description(run))
         print_table(results, 100)
-        print(standing(run))
+        print(standing(run, place if isinstance(place, str) else None))
 
 
 @main.command(cls=WithSettings)

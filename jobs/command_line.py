@@ -41,18 +41,25 @@ class _Absolute(_Local):
         return super().convert(value, param, ctx).absolute()
 
 
-class _RunPlace(_Absolute):
-    """A run directory, or the URL of a run in object storage."""
+class _PlaceOrUrl(_Absolute):
+    """A directory, or the URL of one in object storage: of a run, or of any folder."""
+
+    # Any: click's own signature.
+    def __init__(self, of_run: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._of_run = of_run
 
     # Any: click's own signature.
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
         """The absolute path, or the URL as text."""
         if isinstance(value, str) and ":/" in value:
             with sentences():
-                from rayfl.run_directory.object_storage import is_url, parted
+                from rayfl.run_directory.object_storage import is_url, parted, require_url
 
                 if is_url(value):
-                    parted(value)
+                    if self._of_run:
+                        parted(value)
+                    require_url(value)
                     return value
         return super().convert(value, param, ctx)
 
@@ -74,7 +81,8 @@ class _ExperimentFile(_Local):
 
 EXISTING = _Local(path_type=Path)
 ABSOLUTE = _Absolute(path_type=Path)
-RUN_PLACE = _RunPlace(path_type=Path)
+RUN_PLACE = _PlaceOrUrl(of_run=True, path_type=Path)
+FOLDER_PLACE = _PlaceOrUrl(of_run=False, path_type=Path)
 EXPERIMENT = _ExperimentFile(path_type=Path)
 
 

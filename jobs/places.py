@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import determining_settings
-from rayfl.run_directory.mirror import Copies, bring, copy_for_reading, require_writable
+from rayfl.run_directory.mirror import Copies, bring, copies_for_listing, copy_for_reading, require_writable
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, parted
 from rayfl.run_directory.record import read_run
 from rayfl.settings import SettingsError
@@ -121,6 +121,12 @@ def lacks_copy(directory: Path, folder: str) -> str | None:
         return None
     with _readable(url):
         return url if Copies(directory, Storage(url)).is_behind() else None
+
+
+def to_list(url: str) -> Path:
+    """A folder in which the runs below `url` can be listed."""
+    with _readable(url):
+        return copies_for_listing(url)
 
 
 def to_read(url: str) -> Path:

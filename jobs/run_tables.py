@@ -1,5 +1,7 @@
 """Tables about runs on disk: a list, one run, several side by side. Nothing here loads torch or Ray."""
 
+import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +37,9 @@ def list_table(folder: Path, found: Sequence[Overview]) -> Table:
 
 
 def age(seconds: float) -> str:
-    """Time since something in its largest unit: 45 s, 12 min, 3 h, 2 days."""
+    """Time since something in its largest unit: 45 s, 12 min, 3 h, 2 days; "" for ever."""
+    if math.isinf(seconds):
+        return ""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 2 * 3600:
@@ -72,9 +76,17 @@ def description(run: Run) -> str:
     return f"{toml.dumps(run.experiment)}\n# Computed with\n{platform or '# nothing yet'}"
 
 
-def standing(run: Run) -> str:
-    """Where a run stands, where it lies, and the command that goes on with it or draws its page."""
+def standing(run: Run, url: str | None = None) -> str:
+    """Where a run stands, where it lies, and the command that goes on with it or draws its page.
+
+    `url`: where it lies in object storage, if it does; its directory is then a copy that does not last.
+    """
     state, planned, page = state_of(run), run.experiment.get("rounds"), run.directory / "report.html"
+    if url is not None:
+        state, command = ("finished", "report") if run.finished else ("unfinished", "resume")
+        aim = "draw its page" if run.finished else "go on with"
+        place = shlex.quote(url)
+        return f"{state}: {len(run.rounds)} of {planned} rounds\nrun: {url}\n{aim}: rayfl {command} {place}"
     lines = [f"{state}: {len(run.rounds)} of {planned} rounds", f"run directory: {run.directory.absolute()}"]
     if state == "stopped":
         lines.append(f"go on with:    rayfl resume {run.directory.absolute()}")

@@ -1,5 +1,6 @@
 """What became of the runs in a folder, read without changing anything there."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.tables import SCHEMAS, table_path
 from rayfl.settings import SettingsError
 
-State = Literal["finished", "running", "stopped", "damaged"]
+State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
+"""`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
 _DEPTH = 3
 """Folders inside each other in which runs are looked for: runs/SWEEP/RUN."""
 
@@ -21,7 +23,7 @@ _DEPTH = 3
 @dataclass(frozen=True)
 class Overview:
     """A run in a line. `planned`: its rounds in all; `accuracy`: the name and last value of the one that decides;
-    `age_s`: seconds since it last recorded anything."""
+    `age_s`: seconds since it last recorded anything, infinite where nobody knows."""
 
     directory: Path
     state: State
@@ -47,7 +49,8 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
 
 def overview(directory: Path) -> Overview:
     """The run in `directory` in a line; a run that cannot be read is damaged."""
-    age = max(0.0, time.time() - _last_change(directory))
+    changed = _last_change(directory)
+    age = max(0.0, time.time() - changed) if changed else math.inf
     try:
         run = read_run(directory, leave_out=("clients",))
     except SettingsError:

@@ -7,6 +7,7 @@ files is read, written or removed there.
 
 import atexit
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -25,6 +26,7 @@ from rayfl.settings import SettingsError
 log = logging.getLogger("rayfl")
 
 _EXPERIMENT = "experiment.json"
+_DESCRIPTION = (_EXPERIMENT, "platform.json")
 _RECORDS, _CHECKPOINTS = "records/", "checkpoints/"
 Check = Callable[[Path, Path], object]
 
@@ -321,9 +323,42 @@ def bring(storage: Storage, directory: Path, same: "Check" = lambda here, there:
 
 def copy_for_reading(url: str, leave_out: tuple[str, ...]) -> Path:
     """A copy of a run that lasts as long as this process. Errors are those of `fetch`."""
-    storage = Storage(url)
-    home = Path(tempfile.mkdtemp(prefix="rayfl-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    directory = home / url.partition("?")[0].rstrip("/").rpartition("/")[2]
+    storage, directory = Storage(url), _passing() / _name(url)
     fetch(storage, directory, leave_out)
     return directory
+
+
+def copies_for_listing(url: str) -> Path:
+    """A folder, as long as this process lasts, with the descriptions and records of all runs in a storage, each file of
+    the age that it has there. StorageError where the storage refuses, DiskError where the disk does."""
+    storage, folder = Storage(url), _passing() / _name(url)
+    times = storage.files()
+    runs = {name.removesuffix(_EXPERIMENT) for name in times if f"/{name}".endswith(f"/{_EXPERIMENT}")}
+    for name, time in times.items():
+        run = next((run for run in runs if _is_listed(name.removeprefix(run), name.startswith(run))), None)
+        # Names of a storage are not those of a disk: such a one would lead out of the folder.
+        if run is None or any(part in ("", "..") for part in run.split("/")[:-1]):
+            continue
+        with _on_disk(folder):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.fetch(name, path)
+            os.utime(path, (time, time))
+    return folder
+
+
+def _is_listed(name: str, inside: bool) -> bool:
+    """Whether a list of runs needs a file of this name, `inside` a run."""
+    return inside and (name in _DESCRIPTION or (name.startswith(_RECORDS) and is_own_file(name)))
+
+
+def _passing() -> Path:
+    """A folder that lasts as long as this process."""
+    home = Path(tempfile.mkdtemp(prefix="rayfl-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+def _name(url: str) -> str:
+    """The last part of a URL's path."""
+    return url.partition("?")[0].rstrip("/").rpartition("/")[2]

@@ -110,14 +110,16 @@ class Storage:
             self._files, path = _opened(url, self._scheme)
         self._path = path.rstrip("/")
 
-    def files(self) -> dict[str, int]:
-        """Bytes of every file below, by its name from here; empty where there is nothing."""
+    def files(self) -> dict[str, float]:
+        """When every file below was written, in seconds since 1970, by its name from here; 0 where the storage does not
+        say, and empty where there is nothing."""
         from pyarrow.fs import FileSelector, FileType
 
         with self._refusals():
             found = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
         start = len(self._path.lstrip("/")) + 1
-        return {one.path.lstrip("/")[start:]: one.size for one in found if one.type == FileType.File}
+        times = {one: one.mtime.timestamp() if one.mtime else 0.0 for one in found if one.type == FileType.File}
+        return {one.path.lstrip("/")[start:]: time for one, time in times.items()}
 
     def has(self, name: str) -> bool:
         """Whether a file is there."""

@@ -1,6 +1,7 @@
 """Runs whose results go to object storage, against a real S3-compatible server: nothing is lost, whatever it does."""
 
 import os
+import re
 import shutil
 import socketserver
 import threading
@@ -245,14 +246,38 @@ def test_a_run_in_the_storage_is_replaced_only_when_asked(folder: str, tmp_path:
     assert set(Storage(url).files()) == set(own_files(Path("runs/fedpse"))) != before
 
 
+def test_runs_are_listed_and_shown_where_they_lie(server: Server, folder: str, machine: Path):
+    file, url = experiment_file(Path("run.toml"), folder, rounds=2), below(folder, "fedpse")
+    assert rayfl("run", file).exit_code == 0
+    assert rayfl("sweep", file, "sweep.seed=[1, 2]", "rounds=1", "name=both").exit_code == 0
+    # A run that was cut before its first round, and a file of somebody else.
+    storage = Storage(folder)
+    for name in ("experiment.json", "platform.json"):
+        storage.put(f"cut/{name}", Path("runs/fedpse", name))
+    storage.put("notes.txt", file)
+    result = rayfl("ls", folder)
+    assert result.exit_code == 0 and result.output.splitlines()[-1] == f"4 runs in {folder}", result.output
+    for row in (r"cut +│ unfinished +│ +0/2", r"fedpse +│ finished +│ +2/2 .* s ", "both/seed=1 +│ finished", "seed=2"):
+        assert re.search(row, result.output), (row, result.output)
+    result = rayfl("show", url)
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith(f"finished: 2 of 2 rounds\nrun: {url}\ndraw its page: rayfl report '{url}'\n")
+    assert 'name = "fedpse"' in result.output and "uplink, all clients" in result.output
+    assert f"go on with: rayfl resume '{below(folder, 'cut')}'" in rayfl("show", below(folder, "cut")).output
+    nothing = below(folder, "nothing")
+    refused(rayfl("ls", nothing), f"there is no folder {nothing}; name the one in which your runs lie")
+    refused(rayfl("show", below(folder, "nothing")), "is no run (it has no experiment.json)")
+    refused(rayfl("ls", server.url("nobody/here")), "there is no folder s3://nobody/here")
+    refused(rayfl("ls", "s5://bucket/a"), "no run can be kept in s5://")
+    assert sorted(path.name for path in machine.iterdir()) == ["run.toml", "runs"]
+
+
 def test_a_url_is_refused_where_a_path_is_meant(folder: str):
     file = experiment_file(Path("run.toml"), "runs")
     for arguments in (
         ("sweep", file, "--dir", folder),
         ("data", file, "--picture", folder),
         ("report", "runs", "--output", folder),
-        ("ls", folder),
-        ("show", folder),
         ("run", folder),
         ("init", "s3:/bucket/a.toml"),
     ):

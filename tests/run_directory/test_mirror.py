@@ -1,5 +1,6 @@
 """The copy of a run: wherever the copying is cut it is a run that goes on; only what has changed travels."""
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,10 +13,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from jobs.single import run
 from rayfl.experiment.prepare import prepare
+from rayfl.report.overview import overviews
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory import mirror
 from rayfl.run_directory.atomic_files import DiskError
-from rayfl.run_directory.mirror import Copies, Standing, bring, fetch, mirrored, standing
+from rayfl.run_directory.mirror import Copies, Standing, bring, copies_for_listing, fetch, mirrored, standing
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.play_run import play_run, recalled
 from rayfl.run_directory.record import read_run
@@ -205,6 +207,21 @@ def test_nothing_of_somebody_else_is_fetched_written_or_removed(finished: Path, 
     assert not list(tmp_path.rglob("notes.txt")) and not (tmp_path / "x").exists()
     Copies(finished, there).clear()
     assert "notes.txt" in there.files() and "experiment.json" not in there.files()
+
+
+def test_copies_for_a_list_have_what_it_needs_and_stay_in_their_folder(finished: Path, there: Storage):
+    file = finished / "experiment.json"
+    for home in ("one/", "sweep/two/", "../out/", "a//b/", "/c/"):
+        for name in ("experiment.json", "platform.json", "records/rounds.arrows", "models/global.safetensors"):
+            there.put(f"{home}{name}", file)
+    there.put("one/notes.txt", file)
+    there.put("notes/records/rounds.arrows", file)
+    folder = copies_for_listing(URL)
+    found = {path.relative_to(folder.parent).as_posix() for path in folder.parent.rglob("*") if path.is_file()}
+    needed = ("experiment.json", "platform.json", "records/rounds.arrows")
+    assert found == {f"run/{home}/{name}" for home in ("one", "sweep/two") for name in needed}
+    # This storage does not say when a file was written.
+    assert [one.age_s for one in overviews(folder)] == [math.inf] * 2
 
 
 def test_how_far_a_run_has_come():
