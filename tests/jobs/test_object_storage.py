@@ -8,19 +8,23 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rayfl as library
 from rayfl.experiment import toml
 from rayfl.report.results import RunResults
+from rayfl.run_directory import checkpoint
 from rayfl.run_directory.mirror import own_files, standing
 from rayfl.run_directory.object_storage import Storage, below
 from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.tables import Stream
 from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.jobs.commands import rayfl, refused
 from tests.run_directory.s3_server import KEYS, Server, serving
+from tests.run_directory.test_full_disk import refuse
 
 ROUNDS = 4
 
@@ -160,6 +164,47 @@ def test_a_bucket_that_vanishes_costs_nothing(
     result = rayfl("resume", here)
     assert result.exit_code == 0, result.output
     assert set(Storage(url).files()) == set(own_files(here))
+
+
+@pytest.mark.parametrize(("owner", "name", "calls"), [(Stream, "append", 7), (checkpoint, "save_states", 3)])
+def test_a_full_disk_while_the_copy_is_made_loses_nothing_there_either(
+    owner: Any, name: str, calls: int, folder: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, url = experiment_file(tmp_path / "run.toml", folder), below(folder, "fedpse")
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(patch, owner, name, calls)
+        result = rayfl("run", file)
+    here = Path("runs/fedpse").absolute()
+    if owner is Stream:
+        assert result.exit_code == 1, result.output
+        full = f"{here} cannot be written to (no space left on device): free some space there, then go on with: rayfl"
+        assert result.stderr == f"rayfl: the run failed: {full} resume {here}\n"
+    else:
+        # It goes on without a checkpoint.
+        assert result.exit_code == 0, result.output
+    # The copy is what is here, and goes on elsewhere.
+    assert set(Storage(url).files()) == set(own_files(here))
+    move_to(tmp_path / "other", monkeypatch)
+    result = rayfl("resume", url)
+    assert result.exit_code == (0 if owner is Stream else 2), result.output
+    assert_same(undisturbed, Path("runs/fedpse") if owner is Stream else here, tmp_path)
+
+
+def test_a_disk_that_is_too_full_to_fetch_a_run_is_named_and_left_as_it_was(
+    folder: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, url = experiment_file(tmp_path / "run.toml", folder, rounds=2), below(folder, "fedpse")
+    assert rayfl("run", file).exit_code == 0
+    other = move_to(tmp_path / "other", monkeypatch)
+    for command in (("resume", url, "--rounds", ROUNDS), ("show", url), ("ls", folder)):
+        with pytest.MonkeyPatch.context() as patch:
+            refuse(patch, Storage, "fetch", 1)
+            result = rayfl(*command)
+        assert result.exit_code == 1 and result.stderr.count("\n") == 1, (command, result.output)
+        assert "cannot be written to (no space left on device): free some space there, then try again" in result.stderr
+        assert not list(other.rglob("*.json"))
+    assert rayfl("resume", url, "--rounds", ROUNDS).exit_code == 0
+    assert_same(undisturbed, Path("runs/fedpse"), tmp_path)
 
 
 def test_a_bucket_that_comes_back_has_all_of_the_run(server: Server, folder: str, monkeypatch, caplog):
