@@ -80,6 +80,11 @@ def unpack_trits(buffer: np.ndarray, count: int) -> np.ndarray:
     return digits.reshape(-1)[:count]
 
 
+def random_bits(count: int, generator: np.random.Generator) -> np.ndarray:
+    """uint32 [count] of independent bits."""
+    return generator.integers(0, 1 << 64, -(-count // 2), dtype=np.uint64).view(np.uint32)[:count]
+
+
 def encode_gamma(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Elias gamma codes of int64 `numbers` [n], each from 1 to 2^31: the buffers of their prefixes and lower digits.
 

@@ -14,7 +14,7 @@ from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, 
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of
-from rayfl.compress.values import BYTES, buffer_of, entries
+from rayfl.compress.values import BYTES, buffer_of
 from rayfl.tree import Tree
 
 OUTER, INNER = "outer:", "inner:"
@@ -86,22 +86,18 @@ class Compose(Compressor):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The inner packet of the kept entries, and their positions. ValueError on NaN and infinity, or from inner."""
-        flats = {name: entries(name, tensor) for name, tensor in x.items()}
-        selection = self.outer.choose(flats, generator)
-        inner, _ = self.inner.encode(selection.values(flats), {}, generator)
-        if selection.seed is not None:
-            parts = {OUTER + SEED: selection.seed}
+        chosen = self.outer.chosen(x, generator)
+        inner, _ = self.inner.encode(chosen.values, {}, generator)
+        if chosen.seed is not None:
+            parts = {OUTER + SEED: chosen.seed}
         else:
-            parts = {
-                f"{OUTER}{name}.positions": encode_counted(selection.positions[name], flat.numel())
-                for name, flat in flats.items()
-            }
+            parts = {f"{OUTER}{name}.positions": encode_counted(places) for name, places in chosen.places.items()}
         parts |= {INNER + name: part for name, part in inner.parts.items()}
-        num_entries = sum(flat.numel() for flat in flats.values())
+        num_entries = sum(tensor.numel() for tensor in x.values())
         # Any: see ComposeCodec.
         codec: Any = inner.codec
         return Packet(
-            parts, ComposeCodec(shapes_of(x), selection.draw, replace(codec, shapes=()), self._factor(num_entries))
+            parts, ComposeCodec(shapes_of(x), chosen.draw, replace(codec, shapes=()), self._factor(num_entries))
         ), memory
 
     def omega(self, num_entries: int) -> float | None:

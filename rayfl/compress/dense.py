@@ -135,7 +135,10 @@ class Dense(Quantizer):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """One buffer a tensor. ValueError on NaN, infinity and numbers too large for `dtype`."""
-        parts = {name: encode_values(name, entries(name, tensor), self.dtype) for name, tensor in x.items()}
+        parts = {
+            name: encode_values(name, entries(name, tensor, where_it_lies=True), self.dtype)
+            for name, tensor in x.items()
+        }
         return Packet(parts, DenseCodec(shapes_of(x), self.dtype)), memory
 
     def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

@@ -42,9 +42,11 @@ class ErrorFeedback(Compressor):
         return {name: torch.zeros(tensor.shape) for name, tensor in like.items()}
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """Encodes x + memory; the new memory is the part of it that the receiver does not see."""
+        """Encodes x + memory; the new memory, on the device of x, is the part of it that the receiver does not see."""
+        flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
         wanted = {
-            name: (entries(name, tensor) + entries(name, memory[name])).view(tensor.shape) for name, tensor in x.items()
+            name: (flat + entries(name, memory[name], where_it_lies=True).to(flat.device)).view(x[name].shape)
+            for name, flat in flats.items()
         }
         packet, _ = self.inner.encode(wanted, {}, generator)
         # A dense packet looks at `wanted`, so the error is taken from a copy.

@@ -197,11 +197,11 @@ def cut_positions(buffer: np.ndarray, size: int, count: int, length: int) -> Ite
         yield _labelled(body, BITMAP), int(np.bitwise_count(body).sum())
 
 
-def encode_counted(positions: np.ndarray, size: int) -> np.ndarray:
-    """`encode_positions` for a receiver who does not know their number: every position of a tensor takes one byte."""
-    if 0 < size == positions.size:
+def encode_counted(places: Places) -> np.ndarray:
+    """`encode_places` for a receiver who does not know their number: every position of a tensor takes one byte."""
+    if 0 < places.size == places.count:
         return np.array([EVERY], np.uint8)
-    return _encode_plainly(ArrayPlaces(positions, size))
+    return _encode_plainly(places)
 
 
 def decode_counted(buffer: np.ndarray, size: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.compress import on_gpu
 from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, entries
 from rayfl.tree import Tree
@@ -56,10 +57,9 @@ class ScaledSign(Quantizer):
         """Signs and scales of all tensors; draws nothing. ValueError on NaN and infinity."""
         parts = {}
         for name, tensor in x.items():
-            flat = entries(name, tensor).numpy()
-            parts[f"{name}.signs"] = np.packbits(flat < 0)
-            scale = [np.abs(flat).mean(dtype=np.float64)] if flat.size else []
-            parts[f"{name}.scale"] = np.array(scale, np.float32)
+            flat = entries(name, tensor, where_it_lies=True)
+            parts[f"{name}.signs"] = on_gpu.bits_of(flat < 0)
+            parts[f"{name}.scale"] = _mean_magnitude(flat)
         return Packet(parts, SignCodec(shapes_of(x))), memory
 
     def delta(self, num_entries: int) -> float | None:
@@ -107,19 +107,43 @@ class OneBit(Quantizer):
         """Signs and means of all groups; draws nothing. ValueError on NaN and infinity."""
         parts = {}
         for name, tensor in x.items():
-            rows = entries(name, tensor).numpy().reshape(_groups(tuple(tensor.shape)))
-            negative = rows < 0
-            num_negative = np.count_nonzero(negative, axis=1)
-            lower = np.minimum(rows, 0).sum(axis=1, dtype=np.float64) / np.maximum(num_negative, 1)
-            num_others = rows.shape[1] - num_negative
-            upper = np.maximum(rows, 0).sum(axis=1, dtype=np.float64) / np.maximum(num_others, 1)
-            parts[f"{name}.signs"] = np.packbits(negative)
-            parts[f"{name}.means"] = np.concatenate([upper, lower]).astype(np.float32)
+            rows = entries(name, tensor, where_it_lies=True).view(_groups(tuple(tensor.shape)))
+            parts[f"{name}.signs"] = on_gpu.bits_of(rows < 0)
+            parts[f"{name}.means"] = _means(rows)
         return Packet(parts, OneBitCodec(shapes_of(x))), memory
 
     def delta(self, num_entries: int) -> float | None:
         """1 / d: all of a group's mass may be in one of d entries of the same sign, the others zero."""
         return (1 - ROUNDING) / max(1, num_entries)
+
+
+def _mean_magnitude(flat: Tensor) -> np.ndarray:
+    """float32 [1]: the mean of |entries|; [0] where there are none."""
+    if on_gpu.on_gpu(flat) and flat.numel():
+        sums = flat.abs().sum(dtype=torch.float64).view(1)
+        found = on_gpu.rounded(sums, flat.numel(), lambda each: (each / flat.numel()).astype(np.float32))
+        if found is not None:
+            return found
+    magnitudes = np.abs(flat.cpu().numpy())
+    return np.array([magnitudes.mean(dtype=np.float64)] if magnitudes.size else [], np.float32)
+
+
+def _means(rows: Tensor) -> np.ndarray:
+    """float32 [2 * num_groups]: of each group [num_groups, size] the mean of the nonnegative and of the negative entries,
+    0 where there are none."""
+    size = rows.shape[1]
+    if on_gpu.on_gpu(rows):
+        num_negative = (rows < 0).sum(dim=1).cpu().numpy()
+        sums = torch.cat([part.sum(dim=1, dtype=torch.float64) for part in (rows.clamp(min=0), rows.clamp(max=0))])
+        counts = np.maximum(np.concatenate([size - num_negative, num_negative]), 1)
+        found = on_gpu.rounded(sums, size, lambda each: (each / counts).astype(np.float32))
+        if found is not None:
+            return found
+    numbers = rows.cpu().numpy()
+    num_negative = np.count_nonzero(numbers < 0, axis=1)
+    lower = np.minimum(numbers, 0).sum(axis=1, dtype=np.float64) / np.maximum(num_negative, 1)
+    upper = np.maximum(numbers, 0).sum(axis=1, dtype=np.float64) / np.maximum(size - num_negative, 1)
+    return np.concatenate([upper, lower]).astype(np.float32)
 
 
 def _groups(shape: tuple[int, ...]) -> tuple[int, int]:

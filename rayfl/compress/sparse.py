@@ -16,6 +16,8 @@ from torch import Tensor
 from rayfl.compress import on_gpu
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
 from rayfl.compress.positions import (
+    ArrayPlaces,
+    Places,
     cut_positions,
     decode_mask,
     decode_positions,
@@ -89,6 +91,16 @@ class Selection:
         return {name: scaled(name, tensor, self.scales.get(name, 1.0)) for name, tensor in chosen.items()}
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """What a sparsifier sends: each tensor's values [count], their places, and the seed that may stand for them."""
+
+    values: Tree
+    places: Mapping[str, Places]
+    seed: np.ndarray | None = None
+    draw: Draw | None = None
+
+
 def sizes_of(shapes: Shapes) -> dict[str, int]:
     """Number of entries of each tensor."""
     return {name: math.prod(shape) for name, shape in shapes}
@@ -158,15 +170,15 @@ def sparse_packet(values: Tree, support: Tree, dtype: ValueType = "fp32") -> Pac
 
     ValueError on NaN or infinity anywhere in `values`, and where `support` does not fit.
     """
-    flats = {name: entries(name, tensor) for name, tensor in values.items()}
-    positions = {}
+    flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in values.items()}
+    masks: Tree = {}
     for name, tensor in values.items():
         mask = support.get(name)
         if mask is None or mask.dtype != torch.bool or mask.shape != tensor.shape:
             given = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
             raise ValueError(f"support of {name!r} is {given}; it must be bool of shape {tuple(tensor.shape)}")
-        positions[name] = np.flatnonzero(mask.cpu().numpy())
-    return _packet(flats, Selection(positions), shapes_of(values), dtype)
+        masks[name] = mask.reshape(-1)
+    return _packet(_at(flats, masks), shapes_of(values), dtype)
 
 
 def top_k_support(x: Tree, keep_ratio: float, scope: Scope = "tensor") -> Tree:
@@ -232,7 +244,22 @@ class Sparsifier(Compressor):
 
     @abstractmethod
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
-        """Choose the entries to send of finite float32 tensors [numel]."""
+        """Choose the entries to send of finite float32 tensors [numel] in main memory."""
+
+    def choose_there(self, flats: Tree) -> Tree | None:
+        """What `choose` chooses as boolean tensors, of tensors on a GPU; None where only main memory will do."""
+        return None
+
+    def chosen(self, x: Tree, generator: np.random.Generator) -> Chosen:
+        """Choose the entries to send; on a GPU nothing else travels. ValueError on NaN and infinity."""
+        flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
+        masks = self.choose_there(flats) if on_gpu.any_on_gpu(flats) else None
+        if masks is not None:
+            return _at(flats, masks)
+        flats = {name: flat.cpu() for name, flat in flats.items()}
+        found = self.choose(flats, generator)
+        places = {name: ArrayPlaces(found.positions[name], flat.numel()) for name, flat in flats.items()}
+        return Chosen(found.values(flats), places, found.seed, found.draw)
 
     @abstractmethod
     def most_kept(self, num_entries: int) -> int:
@@ -245,8 +272,7 @@ class Sparsifier(Compressor):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The kept values, and positions or a seed. ValueError on NaN, infinity, or values too large for their type."""
-        flats = {name: entries(name, tensor) for name, tensor in x.items()}
-        return _packet(flats, self.choose(flats, generator), shapes_of(x), self.values), memory
+        return _packet(self.chosen(x, generator), shapes_of(x), self.values), memory
 
 
 class TopK(Sparsifier):
@@ -263,17 +289,12 @@ class TopK(Sparsifier):
     def keeping(self, ratio: float) -> "TopK":
         return self.model_copy(update={"keep_ratio": ratio})
 
-    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """See `Sparsifier`; on a GPU only what is sent travels to main memory."""
-        if not any(on_gpu.on_gpu(tensor) for tensor in x.values()):
-            return super().encode(x, memory, generator)
-        flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
-        masks = _top_k_masks(flats, self.keep_ratio, self.scope)
-        return _packet_of_masks(flats, masks, shapes_of(x), self.values), memory
-
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """The positions of the largest entries; draws nothing."""
         return Selection(_top_k(flats, self.keep_ratio, self.scope))
+
+    def choose_there(self, flats: Tree) -> Tree:
+        return _top_k_masks(flats, self.keep_ratio, self.scope)
 
     def most_kept(self, num_entries: int) -> int:
         return kept_entries(num_entries, self.keep_ratio)
@@ -285,23 +306,27 @@ class TopK(Sparsifier):
         return kept_share(num_entries, self.keep_ratio, self.scope) * (1 - UNIT_ROUNDOFF[self.values] ** 2)
 
 
-def _packet(flats: Tree, selection: Selection, shapes: Shapes, dtype: ValueType) -> Packet:
-    parts = {} if selection.seed is None else {SEED: selection.seed}
-    for name, chosen in selection.values(flats).items():
-        parts[f"{name}.values"] = encode_values(name, chosen, dtype)
-        if selection.draw is None:
-            parts[f"{name}.positions"] = encode_positions(selection.positions[name], flats[name].numel())
-    return Packet(parts, SparseCodec(shapes, dtype, selection.draw))
+def _packet(chosen: Chosen, shapes: Shapes, dtype: ValueType) -> Packet:
+    parts = {} if chosen.seed is None else {SEED: chosen.seed}
+    for name, values in chosen.values.items():
+        parts[f"{name}.values"] = encode_values(name, values, dtype)
+        if chosen.draw is None:
+            parts[f"{name}.positions"] = encode_places(chosen.places[name])
+    return Packet(parts, SparseCodec(shapes, dtype, chosen.draw))
 
 
-def _packet_of_masks(flats: Tree, masks: Tree, shapes: Shapes, dtype: ValueType) -> Packet:
-    """The packet of the entries at which `masks` is True, encoded where they lie."""
-    parts: dict[str, np.ndarray] = {}
+def _at(flats: Tree, masks: Tree) -> Chosen:
+    """The entries [numel] at which the boolean tensors [numel] are True, found where they lie."""
+    places: dict[str, Places] = {}
+    values: Tree = {}
     for name, flat in flats.items():
-        places = on_gpu.TensorPlaces(masks[name])
-        parts[f"{name}.values"] = encode_values(name, flat.index_select(0, places.chosen), dtype)
-        parts[f"{name}.positions"] = encode_places(places)
-    return Packet(parts, SparseCodec(shapes, dtype))
+        if on_gpu.on_gpu(flat):
+            found = on_gpu.TensorPlaces(masks[name].to(flat.device))
+            places[name], values[name] = found, flat.index_select(0, found.chosen)
+        else:
+            positions = np.flatnonzero(masks[name].cpu().numpy())
+            places[name], values[name] = ArrayPlaces(positions, flat.numel()), torch.from_numpy(flat.numpy()[positions])
+    return Chosen(values, places)
 
 
 def _top_k_masks(flats: Tree, keep_ratio: float, scope: Scope) -> Tree:

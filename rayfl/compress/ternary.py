@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from rayfl.compress import on_gpu
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, Shapes, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.sign import ROUNDING
@@ -86,26 +87,25 @@ class Ternary(Compressor):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Means, signs and positions; draws nothing. ValueError on NaN and infinity."""
-        runs = {name: entries(name, tensor).numpy() for name, tensor in x.items()}
+        runs = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
         if self.scope == "model" and runs:
-            runs = {"": np.concatenate(list(runs.values()))}
+            runs = {"": torch.cat(list(runs.values()))}
         parts = {}
         for name, flat in runs.items():
             parts |= self._parts(name, flat)
         return Packet(parts, TernaryCodec(shapes_of(x), self.keep_ratio, self.scope)), memory
 
-    def _parts(self, name: str, flat: np.ndarray) -> dict[str, np.ndarray]:
-        k = kept_entries(flat.size, self.keep_ratio)
+    def _parts(self, name: str, flat: Tensor) -> dict[str, np.ndarray]:
+        k = kept_entries(flat.numel(), self.keep_ratio)
         if k == 0:
             return {}
-        positions = top_k_positions(flat, k)
-        chosen = flat[positions]
+        positions, chosen = _largest(flat, k)
         parts: dict[str, np.ndarray] = {f"{name}.mean": np.array([np.abs(chosen).mean(dtype=np.float64)], np.float32)}
         if not chosen.all():
             positions, chosen = positions[chosen != 0], chosen[chosen != 0]
             parts[f"{name}.count"] = np.array([chosen.size], np.int32)
         parts[f"{name}.signs"] = np.packbits(chosen < 0)
-        parts[f"{name}.positions"] = encode_golomb(positions, flat.size, low_bits(self.keep_ratio))
+        parts[f"{name}.positions"] = encode_golomb(positions, flat.numel(), low_bits(self.keep_ratio))
         return parts
 
     def delta(self, num_entries: int) -> float | None:
@@ -120,3 +120,13 @@ class Ternary(Compressor):
         k = kept_entries(num_entries, self.keep_ratio)
         kept = k / num_entries if self.scope == "model" else max(1 / num_entries, self.keep_ratio - 1e-9)
         return min(kept, 1 / k) * (1 - ROUNDING)
+
+
+def _largest(flat: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions int64 [k], increasing, and values float32 [k] of the k largest magnitudes."""
+    if on_gpu.on_gpu(flat):
+        found = on_gpu.largest(flat, k).nonzero().flatten()
+        return found.cpu().numpy(), flat.index_select(0, found).cpu().numpy()
+    numbers = flat.numpy()
+    positions = top_k_positions(numbers, k)
+    return positions, numbers[positions]

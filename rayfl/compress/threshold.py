@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from rayfl.compress.positions import positions_of
 from rayfl.compress.sparse import Selection, Sparsifier, at_least
@@ -36,7 +37,14 @@ class Threshold(Sparsifier):
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """The positions of the entries that reach the threshold; draws nothing."""
-        return Selection({name: self._positions(flat.numpy()) for name, flat in flats.items()})
+        return Selection({name: self._positions(flat) for name, flat in flats.items()})
+
+    def choose_there(self, flats: Tree) -> Tree:
+        limits = {name: self._limit(flat) for name, flat in flats.items()}
+        # A number of float32 stays one as torch compares it.
+        return {
+            name: flat.abs() >= float(limits[name]) if limits[name] > 0 else flat != 0 for name, flat in flats.items()
+        }
 
     def most_kept(self, num_entries: int) -> int:
         return num_entries
@@ -53,10 +61,15 @@ class Threshold(Sparsifier):
         limit = float(np.float32(self.threshold))
         return (1 - UNIT_ROUNDOFF[self.values] ** 2) / (1 + (num_entries - 1) * limit**2)
 
-    def _positions(self, flat: np.ndarray) -> np.ndarray:
+    def _positions(self, flat: Tensor) -> np.ndarray:
+        limit, numbers = self._limit(flat), flat.numpy()
+        return positions_of(at_least(numbers, limit) if limit > 0 else numbers != 0)
+
+    def _limit(self, flat: Tensor) -> np.float32:
+        """The least magnitude; where it vanishes in float32 (a tensor of zeros, or of the smallest numbers) zeros are
+        left out still."""
         limit = np.float32(self.threshold)
-        if self.relative and flat.size:
-            low, high = torch.aminmax(torch.from_numpy(flat))
+        if self.relative and flat.numel():
+            low, high = torch.aminmax(flat)
             limit *= np.float32(max(-low.item(), high.item()))
-        # A limit that vanishes in float32 (a tensor of zeros, or of the smallest numbers) still leaves zeros out.
-        return positions_of(at_least(flat, limit) if limit > 0 else flat != 0)
+        return limit

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.compress import on_gpu
 from rayfl.compress.base import Compressor
+from rayfl.tree import Tree
 from tests.contracts.every_compressor import (
     VARIANTS,
     assert_same,
@@ -18,6 +18,7 @@ from tests.contracts.every_compressor import (
     normal,
     ordinary,
 )
+from tests.pretended_gpu import PretendedGpu, on_gpu
 
 
 def test_the_room_is_found():
@@ -175,18 +176,63 @@ def test_same_generator_same_bytes(compressor: Compressor):
     assert_same(memory, same_memory)
 
 
+def there(x: Tree) -> Tree:
+    """The tree on a pretended GPU."""
+    return {name: on_gpu(tensor) for name, tensor in x.items()}
+
+
+def ties() -> Tree:
+    """Equal magnitudes, zeros of both signs, the largest and the smallest numbers."""
+    numbers = [1.0, -1.0, 1.0, 0.0, -0.0, 1.0, -1.0, 2.0**-126, -(2.0**-149), 3.4028235e38, -2.5e38, 2.0**127]
+    return {"w": torch.tensor(numbers).repeat(9).view(12, 9), "-0": torch.full((3, 2), -0.0), "sign": -torch.ones(7)}
+
+
 @every_compressor
-def test_what_is_encoded_where_it_lies_has_the_bytes_of_main_memory(
-    compressor: Compressor, monkeypatch: pytest.MonkeyPatch
-):
-    """The operations for tensors of a GPU, on a CPU."""
-    x = {**ordinary(), "long": torch.zeros(3000).index_fill_(0, torch.tensor([5, 2700]), 9.0)}
-    packet, memory = encode(compressor, x)
-    monkeypatch.setattr(on_gpu, "on_gpu", lambda tensor: True)
-    other, other_memory = encode(compressor, x)
+@pytest.mark.parametrize("kind", ["ordinary", "long", "zeros", "ties", "double"])
+def test_what_lies_on_a_gpu_has_the_bytes_of_main_memory(compressor: Compressor, kind: str):
+    """Empty tensors and single numbers are among the ordinary ones."""
+    x = {
+        "ordinary": ordinary(),
+        "long": {"w": torch.zeros(3000).index_fill_(0, torch.tensor([5, 2700]), 9.0), "v": normal(8, 1000)},
+        "zeros": {name: torch.zeros_like(tensor) for name, tensor in ordinary().items()},
+        "ties": ties(),
+        "double": {"w": normal(3, 40, 5).double() / 3},
+    }[kind]
+    try:
+        packet, memory = encode(compressor, x)
+    except ValueError as error:
+        # What overflows when it is scaled, or in 16 bits.
+        assert kind == "ties"
+        with PretendedGpu(), pytest.raises(ValueError) as raised:
+            encode(compressor, there(x))
+        assert str(raised.value) == str(error)
+        return
+    with PretendedGpu():
+        other, new_memory = encode(compressor, there(x))
+        new_memory = {name: tensor.cpu() for name, tensor in new_memory.items()}
     assert list(packet.parts) == list(other.parts)
     for name, part in packet.parts.items():
         assert part.dtype == other.parts[name].dtype
         assert part.tobytes() == other.parts[name].tobytes(), name
     assert packet.codec == other.codec
-    assert_same(memory, other_memory)
+    assert_same(other.decode(), packet.decode())
+    assert_same(new_memory, memory)
+
+
+@every_compressor
+def test_a_gpu_and_main_memory_draw_as_much(compressor: Compressor):
+    """So that the draws that follow are the same, too."""
+    x, plain, other = ordinary(), np.random.default_rng(3), np.random.default_rng(3)
+    compressor.encode(x, compressor.init(x), plain)
+    with PretendedGpu():
+        compressor.encode(there(x), compressor.init(x), other)
+    assert plain.bit_generator.state == other.bit_generator.state
+
+
+@every_compressor
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused_on_a_gpu(compressor: Compressor, bad: float):
+    x = ordinary()
+    x["fc.weight"][5, 7] = bad
+    with PretendedGpu(), pytest.raises(ValueError, match=r"'fc\.weight' holds NaN or infinity"):
+        encode(compressor, there(x))
