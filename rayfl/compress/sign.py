@@ -129,8 +129,8 @@ def _mean_magnitude(flat: Tensor) -> np.ndarray:
 
 
 def _means(rows: Tensor) -> np.ndarray:
-    """float32 [2 * num_groups]: of each group [num_groups, size] the mean of the nonnegative and of the negative entries,
-    0 where there are none."""
+    """float32 [2 * num_groups]: of each group [num_groups, size] the mean of the nonnegative entries and of the negative
+    ones, 0 where there are none."""
     size = rows.shape[1]
     if on_gpu.on_gpu(rows):
         num_negative = (rows < 0).sum(dim=1).cpu().numpy()
