@@ -129,7 +129,7 @@ def _mean_magnitude(flat: Tensor) -> np.ndarray:
 
 
 def _means(rows: Tensor) -> np.ndarray:
-    """float32 [2 * num_groups]: of each group [num_groups, size] the mean of the nonnegative entries and of the negative
+    """float32 [2 * num_groups]: of each group [num_groups, size] the mean of nonnegative entries and of the negative
     ones, 0 where there are none."""
     size = rows.shape[1]
     if on_gpu.on_gpu(rows):
