@@ -129,8 +129,7 @@ def _mean_magnitude(flat: Tensor) -> np.ndarray:
 
 
 def _means(rows: Tensor) -> np.ndarray:
-    """float32 [2 * num_groups]: of each group [num_groups, size] the mean of nonnegative entries and of the negative
-    ones, 0 where there are none."""
+    """float32 [2 * num_groups]: of each group [num_groups, size] the means of its nonnegative and negative entries."""
     size = rows.shape[1]
     if on_gpu.on_gpu(rows):
         num_negative = (rows < 0).sum(dim=1).cpu().numpy()
