@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -212,25 +212,34 @@ def start(repeats: int, results: Path, overwrite: bool) -> None:
     show_default=True,
     help="Of a model's products and convolutions.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "loop", "vmap"]),
+    default="auto",
+    show_default=True,
+    help="Of WORKLOADs: clients one by one or in stacks.",
+)
 @click.option("--rounds", type=int, help="Rounds that count; by default each workload's own number.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the workloads' examples.")
 def gpu(
     workloads: Sequence[str],
     device: str,
     precision: "Precision",
+    engine: Literal["auto", "loop", "vmap"],
     rounds: int | None,
     scale: float,
     results: Path,
     overwrite: bool,
 ) -> None:
-    """Measure rayfl without Ray beside a bare loop on a GPU: WORKLOADs W1, W2, W3, R18, models, topk, by default all.
+    """Measure rayfl without Ray beside a bare loop on a GPU: WORKLOADs W1, W2, W3, R18, models, compressors.
 
-    In one process, two and four: time, memory, utilisation, energy, and whether the bits are the same. On a CPU a look
-    takes --device cpu --scale 0.01 --rounds 1.
+    By default all. In one process, two and four: time, memory, utilisation, energy, and whether the bits are the same.
+    On a CPU a look takes --device cpu --scale 0.01 --rounds 1 --engine vmap.
     """
     with sentences():
         from jobs.bench.figures import Results
         from jobs.bench.gpu import bench_gpu
 
         written = Results("gpu", results, overwrite)
-        sys.exit(bench_gpu(workloads, written, device=device, precision=precision, rounds=rounds, scale=scale))
+        given = {"device": device, "precision": precision, "engine": engine, "rounds": rounds, "scale": scale}
+        sys.exit(bench_gpu(workloads, written, **given))

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from jobs.bench.figures import Column, Figures, Results, gigabytes
-from jobs.bench.gpu_program import GPU_WORKLOADS, MODELS, Task
+from jobs.bench.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task, samples_of_client
 from jobs.standard_output import print_table
 from rayfl.determinism.process import Precision
 from rayfl.settings import SettingsError, nearest
@@ -23,7 +23,7 @@ from rayfl.settings import SettingsError, nearest
 PARTS = (1, 2, 4)
 """Processes that share the device; so many workers are compared bit for bit, too."""
 CODEC_ENTRIES = 11_000_000
-"""Numbers that top-k encodes and decodes."""
+"""Numbers that compressors encode and decode."""
 
 
 WORKLOAD_COLUMNS = (
@@ -44,6 +44,14 @@ MODEL_COLUMNS = (
     Column("speed", "one by one / stacked", "{:.2f}"),
     Column("width", "stack"),
     Column("rule", "the rule's choice"),
+)
+
+CODEC_COLUMNS = (
+    Column("compressor", "compressor"),
+    Column("entries", "numbers", "{:,}"),
+    Column("milliseconds", "encode and decode, ms", "{:.2f}"),
+    Column("decode_milliseconds", "of which decode", "{:.2f}"),
+    Column("same_bytes", "bytes as in main memory"),
 )
 
 Run = Callable[[Sequence[Task]], list[dict[str, Any]]]
@@ -69,16 +77,18 @@ def bench_gpu(
     *,
     device: str = "auto",
     precision: Precision = "fp32",
+    engine: Literal["auto", "loop", "vmap"] = "auto",
     rounds: int | None = None,
     scale: float = 1.0,
     run: Run = run,
 ) -> int:
-    """Measure WORKLOADs and architectures (by default all), print tables, write `results`; the exit code.
+    """Measure WORKLOADs, architectures and compressors (by default all), print tables, write `results`; the exit code.
 
-    1 where two runs, or runs with other numbers of workers, differ in a bit. SettingsError, before anything is
+    `engine`: that of WORKLOADs. 1 where two runs, or runs with other numbers of workers, differ in a bit, or a packet's
+    bytes on the device from those of main memory. SettingsError, before anything is
     measured, on an unknown name, on a device that is not there, and where `results` cannot be written.
     """
-    known = [*GPU_WORKLOADS, *MODELS, "topk"]
+    known = [*GPU_WORKLOADS, *MODELS, *CODECS]
     for name in names:
         if name not in known:
             raise SettingsError(f"unknown workload {name!r}: {nearest(name, known)}")
@@ -90,15 +100,17 @@ def bench_gpu(
     workloads, bits = Figures("workloads", WORKLOAD_COLUMNS), dict[str, bool]()
     for name in (one for one in chosen if one in GPU_WORKLOADS):
         print(f"{name}: {GPU_WORKLOADS[name].about}", flush=True)
-        bits[name] = workload_rows(workloads, replace(base, workload=name), run)
+        bits[name] = workload_rows(workloads, replace(base, workload=name, engine=engine), run)
     models = Figures("models", MODEL_COLUMNS)
     for name in (one for one in chosen if one in MODELS):
         model_row(models, replace(base, workload=name), run)
-    codec = top_k(base, run) if "topk" in chosen else None
-    report(workloads, models, codec, bits)
-    facts = {"device": device, "described": described(device), "precision": precision, "scale": scale}
-    results.write(workloads, models, **facts, top_k=codec, same_bits=bits)
-    return 0 if all(bits.values()) else 1
+    codecs = Figures("codecs", CODEC_COLUMNS)
+    for name in (one for one in chosen if one in CODECS):
+        codec_row(codecs, replace(base, program="codec", workload=name), run)
+    report(workloads, models, codecs, bits, scale)
+    facts = {"device": device, "described": described(device), "precision": precision, "engine": engine, "scale": scale}
+    results.write(workloads, models, codecs, **facts, same_bits=bits)
+    return 0 if all(bits.values()) and all(row["same_bytes"] for row in codecs.rows) else 1
 
 
 def check(precision: Precision, device: str, rounds: int | None, scale: float) -> None:
@@ -170,13 +182,14 @@ def model_row(figures: Figures, task: Task, run: Run) -> None:
     figures.add(task.workload, one_by_one, stacked, one_by_one / stacked, vmap["width"], chosen)
 
 
-def top_k(task: Task, run: Run) -> dict[str, Any]:
-    """Milliseconds to encode and decode top-k 10 % of a vector, the median."""
-    (found,) = run([replace(task, program="topk", entries=max(1000, round(CODEC_ENTRIES * task.scale)))])
-    return {"entries": found["entries"], "milliseconds": 1e3 * statistics.median(found["seconds"])}
+def codec_row(figures: Figures, task: Task, run: Run) -> None:
+    """Milliseconds to encode a vector on the device and to decode it in main memory, the medians."""
+    (found,) = run([replace(task, entries=max(1000, round(CODEC_ENTRIES * task.scale)))])
+    whole, decoding = (1e3 * statistics.median(found[name]) for name in ("seconds", "decoding"))
+    figures.add(task.workload, found["entries"], whole, decoding, found["same_bytes"])
 
 
-def report(workloads: Figures, models: Figures, codec: dict[str, Any] | None, bits: dict[str, bool]) -> None:
+def report(workloads: Figures, models: Figures, codecs: Figures, bits: dict[str, bool], scale: float) -> None:
     """Print all tables."""
     if workloads.rows:
         print_table(workloads.table())
@@ -184,8 +197,9 @@ def report(workloads: Figures, models: Figures, codec: dict[str, Any] | None, bi
         print("Memory: reserved on the GPU, on a CPU resident. Busy: share of time with a kernel running (nvidia-smi).")
     if models.rows:
         print_table(models.table())
-        print("Seconds a round of 64 clients with four batches of 32 images each, one by one and in stacks.")
-    if codec is not None:
-        print(f"top-k 10 % of {codec['entries']:,} numbers: {codec['milliseconds']:.1f} ms to encode and decode")
+        images = round(0.9 * samples_of_client(scale))
+        print(f"Seconds a round of {CLIENTS} clients with {images} images each, one by one and in stacks.")
+    if codecs.rows:
+        print_table(codecs.table())
     for name, same in bits.items():
         print(f"{name}: {'the same bits' if same else 'OTHER BITS'} twice, and for {PARTS} workers")

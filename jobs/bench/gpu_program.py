@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,7 +22,12 @@ import torch
 from torch import Tensor, nn, optim
 
 from jobs.bench.workloads import WORKLOADS, Workload
+from rayfl.compress.base import Compressor
+from rayfl.compress.natural import Natural
+from rayfl.compress.quantize import QSGD, TernGrad
+from rayfl.compress.sign import OneBit, ScaledSign
 from rayfl.compress.sparse import TopK
+from rayfl.compress.ternary import Ternary
 from rayfl.data.datasets import cropped, draw_crops
 from rayfl.data.device import upload
 from rayfl.determinism.torch_flags import fixed
@@ -60,13 +65,25 @@ MODELS: dict[str, tuple[dict[str, object], list[int]]] = {
 }
 """Architectures whose clients can be stacked, their options and the images that they get."""
 
+CODECS: dict[str, Compressor] = {
+    "topk": TopK(keep_ratio=0.1),
+    "stc": Ternary(keep_ratio=0.1),
+    "sign": ScaledSign(),
+    "onebit": OneBit(),
+    "qsgd": QSGD(),
+    "terngrad": TernGrad(),
+    "natural": Natural(),
+}
+"""Compressors that encode a GPU's tensors there."""
+
 CLIENTS = 64
 """Clients of an architecture's measurement, all of them in every round."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the process does. `program`: rayfl, bare or topk; `workload`: of `GPU_WORKLOADS`, or an architecture.
+    """What the process does. `program`: rayfl, bare or codec; `workload`: of `GPU_WORKLOADS`, an architecture, or of
+    `CODECS`.
 
     `scale`: share of the workload's examples; `part`: so many processes share its participants; `workers`: into calls
     for so many are the participants cut.
@@ -153,9 +170,9 @@ def experiment(task: Task) -> Experiment:
 
 
 def of_model(task: Task) -> Experiment:
-    """Four batches of 32 images for each of `CLIENTS` clients, all in every round."""
+    """Four batches of 32 images (times the scale) for each of `CLIENTS` clients, all in every round."""
     options, shape = MODELS[task.workload]
-    samples = max(2, round(4 * 32 * task.scale / 0.9))
+    samples = samples_of_client(task.scale)
     # Any: tables, which Experiment makes into what they describe.
     tables: dict[str, Any] = {
         "name": task.workload,
@@ -170,6 +187,11 @@ def of_model(task: Task) -> Experiment:
         "output": {"report": False, "save_models": False},
     }
     return Experiment(**tables)
+
+
+def samples_of_client(scale: float) -> int:
+    """Images of a client in an architecture's measurement, of which nine tenths are for training."""
+    return max(2, round(4 * 32 * scale / 0.9))
 
 
 def runtime(task: Task) -> dict[str, object]:
@@ -192,10 +214,7 @@ def play(task: Task) -> dict[str, Any]:
         simulate(setup, executor, keep, None, setup.rounds)
 
     figures = measured(task, rounds, warmup(task))
-    digest = hashlib.sha256()
-    for _, array in sorted(last[0].server["params"].items()):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return {**figures, "digest": digest.hexdigest(), "width": setup.work_width}
+    return {**figures, "digest": digest(last[0].server["params"]), "width": setup.work_width}
 
 
 def bare(task: Task) -> dict[str, Any]:
@@ -275,19 +294,33 @@ class Bare:
         return nn.functional.cross_entropy(logits.float(), labels)
 
 
-def top_k(task: Task) -> dict[str, Any]:
-    """Encoding and decoding of top-k 10 % of a vector on the device."""
-    x = {"w": torch.from_numpy(np.random.default_rng(0).standard_normal(task.entries).astype(np.float32))}
-    x = {"w": x["w"].to(task.device)}
-    compressor, generator = TopK(keep_ratio=0.1), np.random.default_rng(0)
+def codec(task: Task) -> dict[str, Any]:
+    """A compressor's encoding of a vector on the device, decoding in main memory, and whether the bytes are numpy's."""
+    here = {"w": torch.from_numpy(np.random.default_rng(0).standard_normal(task.entries).astype(np.float32))}
+    x = {"w": here["w"].to(task.device)}
+    compressor = CODECS[task.workload]
+    decoding: list[float] = []
 
     def rounds(finished: Callable[[], None]) -> None:
         for _ in range(1 + (task.rounds or 20)):
-            compressor.encode(x, {}, generator)[0].decode()
+            packet, _ = compressor.encode(x, {}, np.random.default_rng(0))
+            begun = time.perf_counter()
+            packet.decode()
+            decoding.append(time.perf_counter() - begun)
             finished()
 
     with fixed(1, torch.device(task.device)):
-        return measured(task, rounds, 1)
+        figures = measured(task, rounds, 1)
+        digests = {digest(compressor.encode(one, {}, np.random.default_rng(0))[0].parts) for one in (x, here)}
+    return {**figures, "decoding": decoding[1:], "same_bytes": len(digests) == 1}
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of all arrays in the order of their names."""
+    found = hashlib.sha256()
+    for _, array in sorted(arrays.items()):
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def measured(task: Task, rounds: Callable[[Callable[[], None]], None], warmup: int) -> dict[str, Any]:
@@ -308,7 +341,7 @@ def measured(task: Task, rounds: Callable[[Callable[[], None]], None], warmup: i
     return {**asdict(task), "seconds": seconds, "peak_bytes": peak, **watched.figures(sum(seconds))}
 
 
-PROGRAMS: dict[str, Callable[[Task], dict[str, Any]]] = {"rayfl": play, "bare": bare, "topk": top_k}
+PROGRAMS: dict[str, Callable[[Task], dict[str, Any]]] = {"rayfl": play, "bare": bare, "codec": codec}
 
 
 def main(given: str) -> None:

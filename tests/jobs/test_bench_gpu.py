@@ -6,21 +6,21 @@ import os
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from jobs.bench import gpu_program
 from jobs.bench.figures import Results
-from jobs.bench.gpu import bench_gpu
-from jobs.bench.gpu_program import GPU_WORKLOADS, MODELS, Task, Watched, experiment, watching
+from jobs.bench.gpu import Run, bench_gpu, run
+from jobs.bench.gpu_program import CODECS, GPU_WORKLOADS, MODELS, Task, Watched, experiment, watching
 from rayfl.settings import SettingsError
 
 FOUND: dict[str, dict[str, Any]] = {
     "bare": {"seconds": [0.4, 0.2, 0.3], "peak_bytes": 10**9, "busy": 0.5, "joules": 60.0},
     "rayfl": {"seconds": [0.1, 0.1, 0.1], "peak_bytes": 2 * 10**9, "busy": 0.9, "joules": 30.0, "width": 64},
-    "topk": {"seconds": [0.002, 0.004, 0.003], "peak_bytes": 0, "busy": None, "joules": None},
+    "codec": {"seconds": [0.002, 0.004, 0.003], "decoding": [0.001, 0.001, 0.002], "same_bytes": True},
 }
 
 
@@ -42,7 +42,7 @@ class Played:
         return {**found, "seconds": [1.0 * task.part] if task.part > 1 else found["seconds"]}
 
 
-def bench(results: Path, names: Sequence[str], run: Played, **given: Any) -> tuple[int, str, dict[str, Any]]:
+def bench(results: Path, names: Sequence[str], run: Run, **given: Any) -> tuple[int, str, dict[str, Any]]:
     shown = io.StringIO()
     with redirect_stdout(shown):
         code = bench_gpu(names, Results("gpu", results), device="cpu", run=run, **given)
@@ -50,10 +50,10 @@ def bench(results: Path, names: Sequence[str], run: Played, **given: Any) -> tup
 
 
 def test_a_workload_is_compared_with_the_bare_loop_and_with_itself(tmp_path: Path):
-    run = Played()
-    code, shown, found = bench(tmp_path / "found.json", ["W1"], run)
+    played = Played()
+    code, shown, found = bench(tmp_path / "found.json", ["W1"], played)
     assert code == 0
-    assert [[(task.program, task.part, task.workers, task.seed) for task in tasks] for tasks in run.asked] == [
+    assert [[(task.program, task.part, task.workers, task.seed) for task in tasks] for tasks in played.asked] == [
         [("bare", 1, 1, 1)],
         [("rayfl", 1, 1, 1)],
         [("rayfl", 2, 1, 1), ("rayfl", 2, 1, 2)],
@@ -79,15 +79,59 @@ def test_other_bits_are_an_exit_code(tmp_path: Path):
 
 
 def test_an_architecture_is_measured_both_ways_and_top_k_in_milliseconds(tmp_path: Path):
-    run = Played()
-    code, shown, found = bench(tmp_path / "found.json", ["mlp", "topk"], run, scale=0.5)
+    played = Played()
+    code, shown, found = bench(tmp_path / "found.json", ["mlp", "topk"], played, scale=0.5)
     assert (code, found["workloads"], found["same_bits"]) == (0, [], {})
-    assert [task.engine for (task,) in run.asked] == ["loop", "vmap", "auto", "auto"]
+    assert [task.engine for (task,) in played.asked] == ["loop", "vmap", "auto", "auto"]
+    assert (played.asked[-1][0].program, played.asked[-1][0].workload) == ("codec", "topk")
     (row,) = found["models"]
     assert (row["loop_s"], row["vmap_s"], row["speed"]) == (0.3, 0.1, pytest.approx(3.0))
     assert (row["width"], row["rule"]) == (64, "stacks of 64")
-    assert found["top_k"] == {"entries": 5_500_000, "milliseconds": pytest.approx(3.0)}
-    assert "top-k 10 % of 5,500,000 numbers: 3.0 ms" in shown
+    assert "a round of 64 clients with 64 images each" in shown
+    assert found["codecs"] == [
+        {
+            "compressor": "topk",
+            "entries": 5_500_000,
+            "milliseconds": pytest.approx(3.0),
+            "decode_milliseconds": pytest.approx(1.0),
+            "same_bytes": True,
+        }
+    ]
+
+
+def test_other_bytes_are_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(FOUND["codec"], "same_bytes", False)
+    assert bench(tmp_path / "found.json", ["sign"], Played())[0] == 1
+
+
+def in_turn(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The programs one after another in this process, which need not load torch for each."""
+    return [gpu_program.PROGRAMS[task.program](task) for task in tasks]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_small_bench_runs_whole(engine: Literal["loop", "vmap"], tmp_path: Path):
+    """A workload with its bare loop and its bits, an architecture and every compressor."""
+    names = ["W2", "logistic", *CODECS]
+    code, shown, found = bench(tmp_path / "found.json", names, in_turn, engine=engine, rounds=1, scale=0.002)
+    assert (code, found["same_bits"]) == (0, {"W2": True})
+    assert [row["program"] for row in found["workloads"]][-1] == "bare loop"
+    assert {row["width"] for row in found["workloads"][:-1]} == {1 if engine == "loop" else 16}
+    assert all(row["median_s"] > 0 for row in found["workloads"])
+    assert [row["model"] for row in found["models"]] == ["logistic"]
+    assert {row["compressor"]: row["same_bytes"] for row in found["codecs"]} == dict.fromkeys(CODECS, True)
+    assert "W2: the same bits twice" in shown
+
+
+def test_processes_are_started_and_asked(tmp_path: Path):
+    code, _, found = bench(tmp_path / "found.json", ["topk"], run, rounds=2, scale=0.001)
+    assert code == 0 and found["codecs"][0]["entries"] == 11_000
+    assert found["codecs"][0]["milliseconds"] > found["codecs"][0]["decode_milliseconds"] > 0
+
+
+def test_a_process_that_fails_is_named():
+    with pytest.raises(RuntimeError, match="codec nothing ended with exit code 1"):
+        run([Task("codec", "nothing", entries=10)])
 
 
 @pytest.mark.parametrize(
@@ -104,11 +148,11 @@ def test_what_cannot_be_measured_is_refused_first(
     names: list[str], given: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    run = Played()
+    played = Played()
     with pytest.raises(SettingsError) as caught:
-        bench_gpu(names, Results("gpu", tmp_path / "found.json"), **{"device": "cpu", "run": run, **given})
+        bench_gpu(names, Results("gpu", tmp_path / "found.json"), **{"device": "cpu", "run": played, **given})
     assert str(caught.value).startswith(sentence)
-    assert run.asked == [] and not (tmp_path / "found.json").exists()
+    assert played.asked == [] and not (tmp_path / "found.json").exists()
 
 
 def test_workloads_have_their_sizes():
@@ -128,7 +172,7 @@ def test_workloads_have_their_sizes():
         Task("rayfl", "W3", rounds=1, scale=0.01),
         Task("bare", "W1", rounds=1, scale=0.05),
         Task("rayfl", "mlp", engine="vmap", precision="bf16", rounds=1, scale=0.1),
-        Task("topk", rounds=2, entries=5000),
+        Task("codec", "topk", rounds=2, entries=5000),
     ],
     ids=lambda task: f"{task.program}-{task.workload}",
 )
