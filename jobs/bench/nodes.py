@@ -11,10 +11,12 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from actors import session
 from actors.faults import own_cluster
@@ -159,6 +161,13 @@ COLUMNS = (
 )
 
 
+def by_calls(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, float]:
+    """What a call adds to a figure of a round, and what the round has of it besides, where calls are of several
+    numbers: the line through the rows with the least squares."""
+    slope, rest = np.polyfit([row["calls"] for row in rows], [row[key] for row in rows], 1)
+    return float(slope), float(rest)
+
+
 def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: Results) -> None:
     """Measure rounds with each number of `actors` on so many simulated nodes; print a row each and write `results`.
 
@@ -183,11 +192,19 @@ def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: R
         )
         parameters = row["parameters"]
         found.add(*(row[column.key] for column in COLUMNS))
-    print_table(found.table())
+    print_table(found.table(), 120)
+    facts: dict[str, float] = {}
+    if len({row["calls"] for row in found.rows}) > 1:
+        call_s, rest_s = by_calls(found.rows, "coordinator_cpu_s")
+        call_bytes, rest_bytes = by_calls(found.rows, "fetched_bytes")
+        facts = {"call_cpu_s": call_s, "rest_cpu_s": rest_s, "call_bytes": call_bytes, "rest_bytes": rest_bytes}
+        print(f"The coordinator's part of a round: {1e3 * call_s:.2f} ms of CPU and {call_bytes / 1e3:.1f} kB a call,")
+        print(f"and {1e3 * rest_s:.1f} ms and {rest_bytes / 1e3:.0f} kB for {participants:,} participants besides.")
     print(f"FedAvg, logistic regression of {parameters} parameters, one step on one sample; {ROUNDS} rounds after")
     print(f"{WARMUP}. Seconds of processor time and bytes are means of a round. All nodes share this machine's cores,")
     print("so more actors are no faster here: what counts is the coordinator's own time, a call and a participant.")
-    results.write(found, nodes=nodes, participants=participants, parameters=parameters, cores=os.cpu_count())
+    cores = os.cpu_count()
+    results.write(found, nodes=nodes, participants=participants, parameters=parameters, cores=cores, **facts)
 
 
 if __name__ == "__main__":

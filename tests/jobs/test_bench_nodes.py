@@ -1,11 +1,13 @@
 """`rayfl bench scale --nodes`: what comes to the coordinator is counted, and a small cluster is one."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobs.bench import nodes
+from jobs.bench.figures import Results
 from jobs.bench.nodes import Measuring, experiment, pickled_bytes, play
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor, Job
@@ -37,11 +39,36 @@ def test_a_round_is_measured_by_its_means(tmp_path: Path):
     assert found["calls"] >= 1 and 0 < found["waited_s"] < found["elapsed_s"] and found["coordinator_cpu_s"] >= 0
 
 
+def test_what_a_call_costs_is_told_from_what_a_round_costs():
+    # 2 ms a call and 50 ms besides.
+    rows = [{"calls": calls, "cpu_s": 0.05 + 0.002 * calls} for calls in (16.0, 32.0, 128.0)]
+    assert nodes.by_calls(rows, "cpu_s") == pytest.approx((0.002, 0.05))
+
+
+def test_the_table_and_the_file_say_what_a_call_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def played(module: str, *given: str) -> tuple[str, int]:
+        actors = int(given[1])
+        row = {column.key: 1.0 for column in nodes.COLUMNS if column.key not in ("actors", "peak_bytes")}
+        changes = {"calls": 2 * actors, "coordinator_cpu_s": 0.004 * actors, "fetched_bytes": 1e5 + 6000 * actors}
+        return json.dumps({**row, **changes, "parameters": 650}), 10**9
+
+    monkeypatch.setattr(nodes, "run_watched", played)
+    file = tmp_path / "nodes.json"
+    nodes.bench_nodes(4, (8, 16), 100, Results("scale", file))
+    assert "2.00 ms of CPU and 3.0 kB a call," in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["call_cpu_s"] == pytest.approx(0.002) and found["rest_bytes"] == pytest.approx(1e5)
+    nodes.bench_nodes(4, (8,), 100, Results("scale", file))
+    assert "a call," not in capsys.readouterr().out and "call_cpu_s" not in json.loads(file.read_text())
+
+
 @pytest.mark.ray
 def test_actors_on_simulated_nodes_play_the_rounds():
     # A process of its own starts the cluster.
     output, peak_bytes = nodes.run_watched("jobs.bench.nodes", "2", "2", "8", "2")
-    found = nodes.json.loads(output)
+    found = json.loads(output)
     assert found["median_s"] > 0 and found["actors_cpu_s"] >= 0 and found["ray_cpu_s"] > 0
     assert found["calls"] >= 2 and found["fetched_bytes"] > 4 * 650 and peak_bytes > 2 * 10**8
 
