@@ -19,14 +19,14 @@ from typing import Any
 
 import ray
 from ray._private import worker
-from ray._private.node import Node
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors import access, heap, supervisor
+from actors import access, fork_server, heap, supervisor
 from actors.client import Actor
 from actors.coordinator import Coordinator, Progress, RunSpec
 from actors.errors import ClusterError, final_error
+from actors.lean_node import lean_node
 from actors.losses import Loss, Setbacks, decide
 from actors.placement import Placement, nodes, place, require_room_here, share
 from actors.pool import RayExecutor
@@ -222,14 +222,17 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
     with access.joined(address) if address else access.private(), _without_ray_lines():
         try:
             if address:
+                fork_server.end()
                 _join(address)
             else:
                 require_room_here(runtime)
+                fork_server.begin()
                 _start(runtime, setup is not None and heap.overflows(setup), resume)
             yield
         finally:
             supervisor.report(cluster=None, processes={})
             ray.shutdown()
+            fork_server.end()
 
 
 @contextmanager
@@ -338,7 +341,7 @@ def _own_processes() -> dict[str, int]:
 
 
 def _init(memory_mb: int | None, limits: Mapping[str, int]) -> None:
-    with _without_idle_processes():
+    with lean_node():
         ray.init(
             address="local",
             _node_ip_address=access.LOOPBACK,
@@ -361,26 +364,6 @@ def _init(memory_mb: int | None, limits: Mapping[str, int]) -> None:
                 **limits,
             },
         )
-
-
-@contextmanager
-def _without_idle_processes() -> Iterator[None]:
-    """A Ray that is started inside has neither of two Python processes that would have nothing to do.
-
-    With include_dashboard=False Ray still starts the dashboard's, to report its use, which is off, and ray.init waits
-    until it answers; the log monitor's sends workers' output to the driver, which log_to_driver=False takes from none.
-    Each of them loads Ray: a second of a core, and 70 MB.
-    """
-    skipped = ("start_api_server", "start_log_monitor")
-    # They are Ray's own affair, so that another version may lack them.
-    before = {name: getattr(Node, name) for name in skipped if hasattr(Node, name)}
-    for name in before:
-        setattr(Node, name, lambda node, **settings: None)
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
 
 
 @contextmanager

@@ -217,15 +217,15 @@ def _end_children() -> None:
     """End all descendants: a child's children become ours when it has ended."""
     with suppress(ChildProcessError):
         while True:
-            for process in _children():
+            for process in children_of(os.getpid()):
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             os.waitpid(-1, 0)
 
 
-def _children() -> list[int]:
-    """The processes whose parent is this one."""
-    here, found = str(os.getpid()), []
+def children_of(parent: int) -> list[int]:
+    """The processes whose parent is the process `parent`."""
+    here, found = str(parent), []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdecimal() and (entry / "stat").read_text().rpartition(")")[2].split()[1] == here:

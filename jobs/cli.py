@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from actors import supervisor
+from actors import fork_server, supervisor
 from jobs.bench.commands import bench
 from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Supervised, WithSettings, sentences
 from jobs.display import Display
@@ -61,6 +61,8 @@ def run(
             raise ValueError("--resume needs no --overwrite beside it")
 
         display.stage("loading")
+        if not inline:
+            fork_server.begin()
         from rayfl.experiment.sweep import read_sweep
 
         combinations = read_sweep(file, settings)

@@ -156,18 +156,20 @@ def test_what_goes_wrong_with_a_page_is_raised_where_it_is_waited_for(tmp_path: 
 
 
 def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.MonkeyPatch):
-    skipped = {name: getattr(Node, name) for name in ("start_api_server", "start_log_monitor")}
+    skipped = {
+        name: getattr(Node, name) for name in ("start_api_server", "start_log_monitor", "start_monitor", "start_raylet")
+    }
     found: list[object] = []
 
     def init(**settings: object) -> None:
         node = object.__new__(Node)
         found.append(node.start_api_server(include_dashboard=False, raise_on_failure=False))
-        found.append(node.start_log_monitor())
+        found.extend([node.start_log_monitor(), node.start_monitor()])
         raise RuntimeError
 
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(RuntimeError):
         session._init(None, {})
-    assert found == [None, None]
+    assert found == [None, None, None]
     # Also after an error Ray is what it was.
     assert {name: getattr(Node, name) for name in skipped} == skipped
