@@ -147,16 +147,16 @@ def figures(nodes: int, actors: int, participants: int, rounds: int) -> dict[str
 
 COLUMNS = (
     Column("actors", "actors"),
-    Column("median_s", "seconds a round", "{:.3f}"),
-    Column("rounds_a_second", "rounds a second", "{:.2f}"),
+    Column("median_s"),
+    Column("rounds_a_second", "rounds / s", "{:.2f}"),
     Column("calls", "calls", "{:.0f}"),
-    Column("waited_s", "of it waiting for calls, s", "{:.3f}"),
-    Column("coordinator_cpu_s", "coordinator's CPU, s", "{:.3f}"),
-    Column("coordinator_share", "of all CPU", "{:.0%}"),
-    Column("actors_cpu_s", "actors' CPU, s", "{:.3f}"),
-    Column("ray_cpu_s", "Ray's CPU, s", "{:.3f}"),
-    Column("fetched_bytes", "into the coordinator, kB", lambda size: f"{size / 1e3:,.0f}"),
-    Column("peak_bytes", "peak memory, GB", gigabytes),
+    Column("waited_s", "waiting, s", "{:.3f}"),
+    Column("coordinator_cpu_s", "coordinator, s", "{:.3f}"),
+    Column("coordinator_share", "of all", "{:.0%}"),
+    Column("actors_cpu_s", "actors, s", "{:.3f}"),
+    Column("ray_cpu_s", "Ray, s", "{:.3f}"),
+    Column("fetched_bytes", "fetched, kB", lambda size: f"{size / 1e3:,.0f}"),
+    Column("peak_bytes", "peak, GB", gigabytes),
     Column("elapsed_s"),
 )
 
@@ -201,8 +201,9 @@ def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: R
         print(f"The coordinator's part of a round: {1e3 * call_s:.2f} ms of CPU and {call_bytes / 1e3:.1f} kB a call,")
         print(f"and {1e3 * rest_s:.1f} ms and {rest_bytes / 1e3:.0f} kB for {participants:,} participants besides.")
     print(f"FedAvg, logistic regression of {parameters} parameters, one step on one sample; {ROUNDS} rounds after")
-    print(f"{WARMUP}. Seconds of processor time and bytes are means of a round. All nodes share this machine's cores,")
-    print("so more actors are no faster here: what counts is the coordinator's own time, a call and a participant.")
+    print(f"{WARMUP}: median rounds a second, then means of a round: how long the coordinator waits for calls, the")
+    print("processor time of coordinator, actors and Ray, and what the coordinator fetches. All nodes share this")
+    print("machine's cores, so more actors are no faster here: what counts is the coordinator's own time.")
     cores = os.cpu_count()
     results.write(found, nodes=nodes, participants=participants, parameters=parameters, cores=cores, **facts)
 
