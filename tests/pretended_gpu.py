@@ -63,11 +63,12 @@ class OnGpu(Tensor):
 
 
 class PretendedGpu(TorchDispatchMode):
-    """As long as it lasts, device "cuda" can be computed on. `downloads`: the bytes of each copy to main memory."""
+    """As long as it lasts, device "cuda" can be computed on; it keeps each copy's bytes, from and to main memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.downloads: list[int] = []
+        self.uploads: list[int] = []
         self._begins = patch.object(torch.cuda, "_lazy_init", lambda: None)
         self._pins = patch.object(Tensor, "pin_memory", lambda tensor: tensor)
 
@@ -99,6 +100,8 @@ class PretendedGpu(TorchDispatchMode):
         if any(there) and wanted is not None and wanted.type == "cpu":
             self.downloads.append(result.nbytes)
             return result
+        if tensors and name == "_to_copy" and not any(there) and wanted is not None and wanted.type == "cuda":
+            self.uploads.append(result.nbytes)
         if name.endswith("_") and not name.endswith("__") and there[0]:
             return args[0]
         if not any(there) and (wanted is None or wanted.type == "cpu"):

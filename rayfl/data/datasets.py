@@ -99,7 +99,7 @@ class Dataset:
 
     def channel_constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """By what pixels are multiplied, and what is added to them then: float32 [channels, 1, 1] each."""
-        scale, shift = (torch.tensor(numbers, device=device).view(-1, 1, 1) for numbers in self._scale_and_shift)
+        scale, shift = (torch.tensor(numbers).view(-1, 1, 1).to(device) for numbers in self._scale_and_shift)
         return scale, shift
 
     @property

@@ -10,6 +10,7 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.data.stacks import ALIGNED, StackBatches
 from rayfl.determinism.seeding import generator
 from tests.data.toys import numbered_images
+from tests.pretended_gpu import GPU, PretendedGpu
 
 SIZES = (5, 3, 4)
 
@@ -114,6 +115,34 @@ def test_a_split_that_is_too_large_stays_in_main_memory_and_gives_the_same():
     assert (found[size].device, found[size - 1].device) == (cpu, torch.device("meta"))
     inputs, labels = found[size].take(found[size].order(rows))
     assert inputs[:, 0, 0, 0].tolist() == [7, 0, 7] and labels.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_batches_of_a_gpu_are_those_of_main_memory_and_their_steps_wait_for_nothing(
+    resident: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Raw samples lie there once, or come with each step from pinned memory where they are too large."""
+    monkeypatch.setattr(DeviceData, "_most_bytes", property(lambda data: 10**6 if resident else 10))
+    data, given = clients(shape=(3, 8, 8), augment=True), {"epochs": 2, "batch_size": 2}
+    wanted = StackBatches(data[0].store, "train", orders(data, **given), width=4, size=2)
+    with PretendedGpu() as gpu:
+        store = DeviceData(data[0].dataset, GPU)
+        batches = StackBatches(store, "train", orders(data, **given), width=4, size=2)
+        # The constants of the normalisation travel with a process's first batch.
+        batches.step(0)
+        before = len(gpu.uploads)
+        kept = [(batches.step(step), batches.active(step)) for step in range(batches.num_steps)]
+        assert len(gpu.uploads) - before == (0 if resident else 2 * batches.num_steps)
+        assert gpu.downloads == []
+        for step, (batch, active) in enumerate(kept):
+            plain, plainly = wanted.step(step), wanted.active(step)
+            assert isinstance(batch, Batch) and isinstance(plain, Batch)
+            for one, other in ((batch.inputs, plain.inputs), (batch.labels, plain.labels)):
+                assert one.device == GPU and torch.equal(one.cpu(), other)
+            assert batch.weights is not None and plain.weights is not None
+            assert torch.equal(batch.weights.cpu(), plain.weights)
+            assert (active is None) == (plainly is None)
+            assert active is None or plainly is None or torch.equal(active.cpu(), plainly)
 
 
 def test_a_process_holds_the_samples_once_and_sends_them_to_nobody():

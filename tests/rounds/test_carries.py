@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from rayfl.methods.base import Carry
 from rayfl.rounds import carries
 from rayfl.rounds.carries import PAGE, laid, landed, packed, unpacked
+from tests.pretended_gpu import GPU, PretendedGpu
 
 CPU = torch.device("cpu")
 
@@ -65,6 +66,27 @@ def test_a_stack_is_the_same_by_one_buffer_as_leaf_by_leaf(width: int):
         assert_equal(tree_map(lambda leaf, row=row: leaf[row], plain), found)
         for leaf in tree_flatten(found)[0]:
             assert leaf.untyped_storage().nbytes() == leaf.nbytes
+
+
+def test_a_stack_goes_to_a_gpu_and_comes_back_by_one_copy():
+    own = [carry(seed) for seed in range(3)]
+    with PretendedGpu() as gpu:
+        stack = carries.stacked(own, 5, GPU)
+        assert all(leaf.device == GPU and len(leaf) == 5 for leaf in tree_flatten(stack)[0])
+        assert (len(gpu.uploads), gpu.downloads) == (1, [])
+        back = carries.rows(stack, 3)
+    assert (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
+    for one, found in zip(own, back, strict=True):
+        assert_equal(one, found)
+
+
+def test_a_single_carry_goes_to_a_gpu_and_comes_back_by_one_copy():
+    with PretendedGpu() as gpu:
+        there = carries.to_device(carry(1), GPU)
+        assert all(leaf.device == GPU for leaf in tree_flatten(there)[0])
+        assert_equal(carries.to_memory(there), carry(1))
+        assert (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
+        assert carries.to_device({}, GPU) == carries.to_memory({}) == {}
 
 
 def test_on_a_cpu_a_single_carry_does_not_move():
