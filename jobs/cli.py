@@ -61,8 +61,7 @@ def run(
             raise ValueError("--resume needs no --overwrite beside it")
 
         display.stage("loading")
-        if not inline:
-            fork_server.begin()
+        _begin(file, settings, inline)
         from rayfl.experiment.sweep import read_sweep
 
         combinations = read_sweep(file, settings)
@@ -104,6 +103,8 @@ def resume(
         if isinstance(directory, Path):
             supervisor.report(run=str(directory))
         display.stage("loading")
+        if not inline:
+            fork_server.begin()
         from jobs.console import Audience
         from jobs.single import print_result
         from jobs.single import resume as go_on
@@ -111,6 +112,16 @@ def resume(
         settings = [*overrides, *_settings(rounds, actors, inline)]
         if not print_result(go_on(directory, settings, Audience(display=display)), display):
             sys.exit(INTERRUPTED)
+
+
+def _begin(file: Path, settings: Sequence[str], inline: bool) -> None:
+    """Refuse what is no experiment's file or no override before anything large is loaded; then begin to load what Ray's
+    workers need."""
+    from rayfl.experiment.experiment_file import read_table
+
+    read_table(file, settings)
+    if not inline:
+        fork_server.begin()
 
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
@@ -149,9 +160,10 @@ def sweep(
     """
     with sentences(), outliving_its_reader(), Display() as display:
         display.stage("loading")
+        settings = [*overrides, *_settings(rounds, actors, inline)]
+        _begin(file, settings, inline)
         from rayfl.experiment.sweep import read_sweep
 
-        settings = [*overrides, *_settings(rounds, actors, inline)]
         settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
         combinations = read_sweep(file, settings)
         if combinations is None:

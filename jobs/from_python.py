@@ -26,7 +26,8 @@ from jobs.display import Display
 from jobs.places import Place, local_folder, placed
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
-from rayfl.experiment.experiment import Experiment, override_all, put_all, read_table
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.experiment_file import override_all, put_all, read_table
 from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
 from rayfl.plugins import is_in_memory
 from rayfl.report.results import RunResults, SweepResults

@@ -27,7 +27,8 @@ from jobs.places import (
 from jobs.run_page import DRAWING, RunPage, draw
 from rayfl.determinism import platform
 from rayfl.experiment.description import write_description
-from rayfl.experiment.experiment import Experiment, override, read, split_override
+from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.experiment_file import override, split_override
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import KeptFiles, kept_files, names_file
 from rayfl.experiment.prepare import prepare
@@ -198,6 +199,7 @@ def _placed(experiment: Experiment, setup: Setup, audience: Audience, resume: st
     `resume`: the command that goes on, of a run that was begun before.
     """
     if experiment.runtime.executor == "inline":
+        session.not_needed()
         yield
         return
     audience.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")

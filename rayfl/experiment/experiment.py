@@ -1,9 +1,7 @@
 """Experiment: the whole description of a run, read from TOML, validated once, written back as it was resolved."""
 
-import datetime
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +17,9 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.determinism.process import InstructionSet, Precision
 from rayfl.experiment import toml
-from rayfl.experiment.input_files import located
+from rayfl.experiment.experiment_file import LONGEST_NAME, put_all, read_table
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.unknown_keys import explained
-from rayfl.limits.regular_files import read_text
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.models import Architecture
@@ -30,18 +27,13 @@ from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.object_storage import is_url, require_url
-from rayfl.settings import MOST_NESTED, Settings, SettingsError, UnknownKey, check_plain, nearest, reason, shown
+from rayfl.settings import Settings, SettingsError, UnknownKey, shown
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
 from rayfl.trackers.tracker import TrackerName
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """What an experiment may be called, since its run directory is called so."""
-LONGEST_NAME = 200
-"""Letters that a name may have: files take 255, and some are named after it."""
-_MOST_DOTS = 1_000
-MOST_BYTES = 1_000_000
-"""Size of the largest TOML file that is read."""
 
 
 @dataclass(frozen=True)
@@ -341,133 +333,6 @@ def read(path: Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] 
     table.pop("sweep", None)
     put_all(table, settings or {})
     return Experiment(**table)
-
-
-def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A TOML file as a table, overrides put in. SettingsError for what cannot be read.
-
-    Paths of files in it are relative to the TOML file, those in overrides to the current directory.
-    """
-    try:
-        text = read_text(path, MOST_BYTES)
-    except FileNotFoundError:
-        raise SettingsError(f"there is no file {path}; {_others(path)}") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path} is not UTF-8 text; give the path of an experiment's TOML file") from None
-    except OSError as error:
-        raise SettingsError(
-            f"{path} cannot be read ({reason(error)}); give the path of an experiment's TOML file"
-        ) from None
-    try:
-        table = _parsed(text, str(path))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}") from None
-    check_plain(table)
-    table = located(table, path.parent)
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
-    table.setdefault("name", stem[:LONGEST_NAME] or "experiment")
-    override_all(table, overrides)
-    return table
-
-
-# Any: a TOML table.
-def _parsed(text: str, place: str) -> dict[str, Any]:
-    """The table of a TOML text. tomllib.TOMLDecodeError where it is none, SettingsError for what Python cannot read."""
-    # tomllib takes time that grows with the square of a key's length.
-    if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines() if "=" in line):
-        raise SettingsError(f"{place} has keys nested too deep; at most {MOST_NESTED} tables may be in each other")
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        raise
-    except RecursionError:
-        raise SettingsError(f"{place} has tables or lists nested too deep; at most {MOST_NESTED} may be") from None
-    except ValueError:
-        # Python refuses to read a decimal number of more than 4300 digits.
-        raise SettingsError(f"{place} has a whole number of more than 64 bits; give a smaller one") from None
-
-
-def _others(path: Path) -> str:
-    known = [str(other) for other in sorted(path.parent.glob("*.toml"))] if path.parent.is_dir() else []
-    return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
-
-
-# Any: a TOML table.
-def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Put overrides into a table, in their order. SettingsError, besides those of `override`, for one that a later one
-    would drop, as it replaces the whole table around it."""
-    paths = [split_override(one)[0] for one in overrides]
-    for place, one in enumerate(overrides):
-        for later, path in zip(overrides[place + 1 :], paths[place + 1 :], strict=True):
-            if len(path) < len(paths[place]) and paths[place][: len(path)] == path:
-                raise SettingsError(
-                    f"{later} replaces the whole table {'.'.join(path)!r}, so that {one} before it is dropped; give "
-                    f"{later} first"
-                )
-        override(table, one)
-
-
-# Any: a TOML table.
-def override(table: dict[str, Any], text: str) -> None:
-    """Put one `key=value` into a table. SettingsError if it is none, or leads through what is no table."""
-    path, said = split_override(text)
-    value = _value(said)
-    check_plain(value, tuple(path))
-    put(table, path, value, text)
-
-
-def split_override(text: str) -> tuple[list[str], str]:
-    """["method", "lr"] and "0.1" of "method.lr=0.1". SettingsError if it is no override."""
-    key, sign, value = text.partition("=")
-    path = [part.strip() for part in key.split(".")]
-    if not sign or not all(path):
-        raise SettingsError(f"{shown(text)} is not an override; write key=value, for example method.lr=0.1")
-    if len(path) > MOST_NESTED:
-        raise SettingsError(f"{shown(text)} is nested deeper than {MOST_NESTED} tables; use fewer")
-    return path, value
-
-
-# Any: a TOML table, and settings from Python.
-def put_all(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Put settings into a table, by their dotted keys. SettingsError where a key leads through what is no table."""
-    for key, value in settings.items():
-        put(table, key.split("."), copied(value), key)
-
-
-# Any: a table, or a value of one.
-def copied(value: Any) -> Any:
-    """Tables and lists that may be changed; what is in them, such as an object from Python, is the same."""
-    if isinstance(value, Mapping):
-        return {key: copied(inner) for key, inner in value.items()}
-    return [copied(inner) for inner in value] if isinstance(value, list) else value
-
-
-# Any: a TOML table, and a value of it.
-def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> None:
-    """Set a value inside nested tables, making those that are missing; a bare name or class on the way becomes a
-    table.
-
-    SettingsError, which quotes `said`, where the path leads through anything else.
-    """
-    for part in path[:-1]:
-        inner = table.setdefault(part, {})
-        if isinstance(inner, str) or callable(inner):
-            inner = table[part] = {"name": inner}
-        if not isinstance(inner, dict):
-            raise SettingsError(f"{said!r} is not an override: {part} is {shown(inner)}, which has no keys")
-        table = inner
-    table[path[-1]] = value
-
-
-# Any: a TOML value.
-def _value(text: str) -> Any:
-    """The TOML value that a text is; else, and where it would be a date, the text itself."""
-    try:
-        parsed = _parsed(f"value = {text}", shown(text))
-    except tomllib.TOMLDecodeError:
-        return text
-    is_date = isinstance(parsed["value"], datetime.date | datetime.time)
-    return text if is_date or len(parsed) > 1 else parsed["value"]
 
 
 def to_toml(experiment: Experiment) -> str:

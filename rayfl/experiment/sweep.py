@@ -21,7 +21,8 @@ from typing import Any
 
 from rayfl import plugins
 from rayfl.choices import Choice
-from rayfl.experiment.experiment import Experiment, copied, override, put, read_table, split_override
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.experiment_file import copied, override, put, read_table, split_override
 from rayfl.methods.base import Method
 from rayfl.settings import SettingsError, shown
 

@@ -6,7 +6,8 @@ import pytest
 
 from rayfl.choices import find
 from rayfl.determinism.process import prepare_process
-from rayfl.experiment.experiment import Experiment, override
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.experiment_file import override
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.rounds.setup import Setup

@@ -12,7 +12,8 @@ from torch import nn
 from rayfl.choices import named
 from rayfl.data.batches import Batch, schedule
 from rayfl.determinism import seeding
-from rayfl.experiment.experiment import Experiment, read_table, to_toml
+from rayfl.experiment.experiment import Experiment, to_toml
+from rayfl.experiment.experiment_file import read_table
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Method, PeerHalf, Stage
