@@ -155,6 +155,7 @@ def serve(listener: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
     while True:
         ready, _, _ = select.select([listener, 0], [], [])
         if 0 in ready:
+            shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
             os._exit(0)
         connection, _ = listener.accept()
         with connection:

@@ -31,7 +31,6 @@ STAGES: Mapping[str, str] = {
     "reading the data": "reading the data",
     "starting Ray": "starting Ray",
     "starting actors": "starting (?!Ray)",
-    "training in the first round": rf"round 1/{ROUNDS}, client",
     "the first round is over": rf"round 1/{ROUNDS}\s\s",
     "the last round is over": rf"round {ROUNDS}/{ROUNDS}\s\s",
     "drawing the page": DRAWING,

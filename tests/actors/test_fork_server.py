@@ -88,15 +88,18 @@ def test_without_its_server_a_worker_is_rays_own(server: fork_server.ForkServer,
 
 
 def test_a_server_ends_with_the_process_that_began_it(tmp_path: Path):
-    program = "from actors import fork_server\nprint(fork_server.ForkServer().process.pid, flush=True)\nimport os\n"
+    program = "import os\nfrom actors import fork_server\none = fork_server.ForkServer()\n"
+    program += "print(one.process.pid, one.folder, flush=True)\n"
     done = subprocess.run([sys.executable, "-c", program + "os._exit(0)"], stdout=subprocess.PIPE, check=True)
+    pid, folder = done.stdout.decode().split()
     ends = time.monotonic() + 60
-    while Path(f"/proc/{int(done.stdout)}/stat").exists():
-        state = Path(f"/proc/{int(done.stdout)}/stat").read_text().rpartition(")")[2].split()[0]
+    while Path(f"/proc/{pid}/stat").exists():
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state == "Z" or time.monotonic() < ends, "the fork server outlives its driver"
         if state == "Z":
             break
         time.sleep(0.05)
+    assert not Path(folder).exists()
 
 
 def test_ports_are_free_in_a_row_and_others_for_a_second_process(monkeypatch: pytest.MonkeyPatch):

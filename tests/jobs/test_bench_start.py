@@ -38,13 +38,11 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("program")
 def test_stages_begin_when_the_terminal_shows_them():
-    marks = {
-        name: STAGES[name] for name in ("the first line", "training in the first round", "the first round is over")
-    }
+    marks = {name: STAGES[name] for name in ("the first line", "the first round is over")}
     watched = Watched(["run"], {**marks, "loading": "loading", "never": "drawing the page"})
     watched.wait()
     assert watched.code == 0 and "loading" in watched.text and "\x1b" not in watched.text
-    order = ["the first line", "loading", "training in the first round", "the first round is over", END]
+    order = ["the first line", "loading", "the first round is over", END]
     assert sorted(watched.seconds, key=lambda name: watched.seconds[name]) == order
     # Each was shown in a write of its own, and the first line before its end.
     assert len(set(watched.seconds.values())) == len(order)
@@ -63,7 +61,7 @@ def test_the_terminal_of_a_run_shows_the_stages_in_order(tmp_path: Path):
     assert watched.code == 0, watched.text
     # Without Ray there are neither a Ray nor actors to start.
     seen = [name for name in STAGES if name in watched.seconds]
-    assert set(STAGES) - set(seen) <= {"starting Ray", "starting actors", "training in the first round"}
+    assert set(STAGES) - set(seen) <= {"starting Ray", "starting actors"}
     assert [watched.seconds[name] for name in seen] == sorted(watched.seconds[name] for name in seen)
     assert watched.seconds[END] >= max(watched.seconds.values())
 
