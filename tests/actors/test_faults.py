@@ -28,8 +28,8 @@ attacks = [
     Attack("scaffold", "mixed", ("actor", "actors", "stopped actor", "coordinator", "driver"), "3", pause_s=3.0),
     Attack("scaffold", "endings", ("full disk", "gcs"), "4"),
 ]
-# The moments fall into the time that an undisturbed run takes: where the machine has less to do meanwhile, a run is over
-# before its last strikes.
+# The moments fall into the time that an undisturbed run takes. Where the machine has less to do meanwhile, a run is
+# over before its last strikes.
 for _ in range(3):
     rows = play_all({"scaffold": experiment("scaffold", rounds=16)}, attacks)
     if [row.kills for row in rows] == [6, 2] or any(row.runs_lost or row.bits_different for row in rows):
