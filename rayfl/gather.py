@@ -210,7 +210,8 @@ def _merged(a: Tree, b: Tree) -> Tree:
     if not a:
         return tree.map(torch.clone, b)
     for name, tensor in b.items():
-        a[name].add_(tensor)
+        # One of the two may lie on a GPU, and the other not: where some clients' uplinks are dense and others' are not.
+        a[name].add_(tensor.to(a[name].device))
     return a
 
 

@@ -45,6 +45,10 @@ class OnGpu(Tensor):
         self.own.index_copy_(dim, places.own, values.own)
         return self
 
+    # Any: numbers in lists.
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
     def __float__(self) -> float:
         return float(self.item())
 
@@ -93,7 +97,7 @@ class PretendedGpu(TorchDispatchMode):
         if any(there) and name != "_to_copy":
             alone = [tensor for tensor, one in zip(tensors, there, strict=True) if not one and tensor.dim()]
             if alone:
-                raise RuntimeError(f"{func} combines tensors of a GPU with {len(alone)} of main memory")
+                raise RuntimeError(f"Expected all tensors to be on the same device: {func} has {len(alone)} elsewhere")
         if wanted is not None:
             kwargs["device"] = torch.device("cpu")
         result = func(*tree_map(_own, args), **tree_map(_own, kwargs))

@@ -5,13 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rayfl.choices import Choice
+from rayfl.data import travel
 from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -124,6 +125,10 @@ class Packet:
         """
         return self.codec.decode(self.parts)
 
+    def decode_beside(self, like: Tree) -> Tree:
+        """`decode`, where the tensors of `like` lie: for clients that look at what they have sent."""
+        return moved(self.decode(), device_of(like))
+
     def support(self) -> Tree:
         """Boolean tensors, True where an entry was sent."""
         return self.codec.support(self.parts)
@@ -182,7 +187,45 @@ class Opened(Packet):
         return self
 
 
+class Uploaded(Opened):
+    """A packet that keeps its decoded tree on a device, for the clients that are trained there; never sent."""
+
+    device: torch.device
+
+    @classmethod
+    def on(cls, device: torch.device, packet: Packet) -> "Uploaded":
+        """The packet for clients on the device, to which it travels when one of them first decodes it."""
+        uploaded = cls(packet.parts, packet.codec)
+        vars(uploaded).update(device=device)
+        return uploaded
+
+    def support(self) -> Tree:
+        return self._support
+
+    @cached_property
+    def _decoded(self) -> Tree:
+        return moved(self.codec.decode(self.parts), self.device)
+
+    @cached_property
+    def _support(self) -> Tree:
+        return moved(self.codec.support(self.parts), self.device)
+
+    @cached_property
+    def _presence(self) -> Tree:
+        return {name: mask.to(torch.float32) for name, mask in self._support.items()}
+
+
 Message = Mapping[str, Packet]
+
+
+def moved(x: Tree, device: torch.device) -> Tree:
+    """The tree on a device: itself in main memory, by one copy on a GPU."""
+    return x if device.type == "cpu" else dict(zip(x, travel.there(list(x.values()), device), strict=True))
+
+
+def device_of(x: Tree) -> torch.device:
+    """Where a tree's tensors lie; main memory for one without any."""
+    return next((tensor.device for tensor in x.values()), torch.device("cpu"))
 
 
 def decoded_bytes(packet: Packet) -> int:
@@ -239,7 +282,7 @@ def _add_scaled(total: Tensor, x: Tensor, weight: float) -> None:
     `add_(x, alpha=weight)` may round once where a product and then a sum round twice. A block of products at a time
     stays in the processor's cache.
     """
-    if x.numel() <= BLOCK or not (x.is_contiguous() and total.is_contiguous()):
+    if x.numel() <= BLOCK or total.device.type != "cpu" or not (x.is_contiguous() and total.is_contiguous()):
         total.add_(x * weight)
         return
     flat, products = total.view(-1), torch.empty(BLOCK, dtype=total.dtype, device=total.device)
@@ -257,6 +300,21 @@ class Compressor(Choice, ABC):
 
     label: ClassVar[str] = "compressor"
     package: ClassVar[str] = "rayfl.compress"
+    on_device: ClassVar[bool] = False
+    """Whether `encode` takes tensors of a GPU. Ours do; another class says so itself, and a subclass of it again."""
+
+    # Any: what pydantic passes on.
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "on_device" not in vars(cls):
+            cls.on_device = cls.__module__.startswith("rayfl.")
+
+    @property
+    def takes_device(self) -> bool:
+        """Whether it and all compressors inside it take tensors of a GPU."""
+        inner = (getattr(self, name) for name in type(self).model_fields)
+        return self.on_device and all(one.takes_device for one in inner if isinstance(one, Compressor))
 
     def init(self, like: Tree) -> Tree:
         """The memory before the first call; empty for compressors that remember nothing."""

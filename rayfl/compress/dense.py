@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import BLOCK, Packet, Quantizer, Shapes, WholeTensorCodec, cuts, shapes_of
+from rayfl.compress.base import BLOCK, Packet, Quantizer, Shapes, WholeTensorCodec, cuts, device_of, shapes_of
 from rayfl.compress.values import (
     BUFFER_TYPES,
     UNIT_ROUNDOFF,
@@ -22,6 +22,7 @@ from rayfl.compress.values import (
     encode_values,
     entries,
 )
+from rayfl.data import travel
 from rayfl.tree import Difference, Tree, num_entries
 
 
@@ -47,34 +48,92 @@ class DenseCodec(WholeTensorCodec):
             yield Packet({name: buffer[first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
 
 
-class DenseDifference(Packet):
-    """A dense fp32 packet whose buffers are made where they are read; until then it is the two trees that it is of.
+class LateDense(Packet):
+    """A dense fp32 packet whose buffers are made where they are read; a subclass says of which tree.
 
-    `add_to` and `times` subtract, check, multiply and add a block at a time: one pass over the memory where a tree of
-    differences would take four. Nobody may write into the two trees while it lives.
+    Nobody may write into that tree while it lives.
     """
 
-    def __init__(self, difference: Difference) -> None:
-        # A packet is frozen, and `parts` are still to come.
-        vars(self).update(codec=DenseCodec(shapes_of(difference.a), "fp32"), difference=difference)
+    like: Tree
+    """A tree of the same shapes, where the packet's own tree lies."""
 
-    difference: Difference
+    def __init__(self, like: Tree) -> None:
+        # A packet is frozen, and `parts` are still to come.
+        vars(self).update(codec=DenseCodec(shapes_of(like), "fp32"), like=like)
+
+    def tree(self) -> Tree:
+        """What is sent, where it lies."""
+        raise NotImplementedError
 
     @cached_property
     def parts(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The buffers. ValueError on NaN and infinity."""
-        return Dense().encode(self.difference.tree(), {}, np.random.default_rng(0))[0].parts
+        found = self.tree()
+        here = zip(found, travel.landed(list(found.values())), strict=True)
+        return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in here}
 
     @property
     def num_bits(self) -> int:
-        return 32 * num_entries(self.difference.a)
+        return 32 * num_entries(self.like)
+
+    def decode_beside(self, like: Tree) -> Tree:
+        """See `Packet`; what lies beside `like` on a GPU is not copied, and not looked at for NaN."""
+        device = device_of(like)
+        return self.tree() if device.type != "cpu" and self.lies_on(device) else super().decode_beside(like)
+
+    def lies_on(self, device: torch.device) -> bool:
+        """Whether it can be added on the device as it is: it lies there, and nobody has made the buffers yet."""
+        return "parts" not in vars(self) and device_of(self.like) == device
+
+    def written(self) -> Packet:
+        return Packet(self.parts, self.codec)
+
+    # Any: what pickle asks for.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packet, (self.parts, self.codec)
+
+
+class DenseThere(LateDense):
+    """The packet of a tree of finite numbers on a GPU, where it is added up too; nothing of it travels."""
+
+    def tree(self) -> Tree:
+        return self.like
+
+    def add_to(self, total: Tree, weight: float) -> None:
+        if self.lies_on(device_of(total)):
+            for name, tensor in self.like.items():
+                total[name].add_(tensor * weight)
+        else:
+            super().add_to(total, weight)
+
+    def times(self, weight: float) -> Tree:
+        if "parts" in vars(self):
+            return super().times(weight)
+        return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.like.items()}
+
+
+class DenseDifference(LateDense):
+    """The packet of a difference; until its buffers are made it is the two trees that it is of.
+
+    `add_to` and `times` subtract, check, multiply and add a block at a time: one pass over the memory where a tree of
+    differences would take four. On a GPU a block is a tensor.
+    """
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(difference.a)
+        vars(self).update(difference=difference)
+
+    difference: Difference
+
+    def tree(self) -> Tree:
+        return self.difference.tree()
 
     def add_to(self, total: Tree, weight: float) -> None:
         """See `Packet`. ValueError on NaN and infinity, when `total` is no longer of use."""
-        if "parts" in vars(self) or not plain(total):
-            super().add_to(total, weight)
-        else:
+        if plain(total) and self.lies_on(device_of(total)):
             self._go_through(total, weight, lambda block, products: block.add_(products))
+        else:
+            super().add_to(total, weight)
 
     def times(self, weight: float) -> Tree:
         """See `Packet`. ValueError on NaN and infinity."""
@@ -89,7 +148,9 @@ class DenseDifference(Packet):
 
         ValueError at the end if a difference is NaN or infinite.
         """
-        kept, check = torch.empty(min(BLOCK, num_entries(total))), torch.zeros(())
+        device, most = device_of(total), max((tensor.numel() for tensor in total.values()), default=0)
+        most = min(BLOCK, most) if device.type == "cpu" else most
+        kept, check = torch.empty(most, device=device), torch.zeros((), device=device)
         for name, tensor in total.items():
             trees = (tensor, self.difference.a[name], self.difference.b[name])
             for block, left, right in zip(*map(blocks, trees), strict=True):
@@ -99,34 +160,36 @@ class DenseDifference(Packet):
         if not math.isfinite(check):
             # One of finite numbers may overflow.
             for name, tensor in self.difference.tree().items():
-                entries(name, tensor)
-
-    def written(self) -> Packet:
-        return Packet(self.parts, self.codec)
-
-    # Any: what pickle asks for.
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Packet, (self.parts, self.codec)
+                entries(name, tensor, where_it_lies=True)
 
 
 def blocks(tensor: Tensor) -> Sequence[Tensor]:
-    """The entries of a contiguous tensor, row by row, BLOCK at a time."""
+    """The entries of a contiguous tensor, row by row, BLOCK at a time; on a GPU all of them."""
     flat = tensor.view(-1)
-    return (flat,) if flat.numel() <= BLOCK else flat.split(BLOCK)
+    return (flat,) if flat.numel() <= BLOCK or tensor.device.type != "cpu" else flat.split(BLOCK)
 
 
 def plain(x: Tree) -> bool:
-    """Whether all tensors are float32 in main memory, row by row."""
-    return all(
-        tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
-        for tensor in x.values()
+    """Whether all tensors are float32, row by row, and lie together in main memory or on a GPU."""
+    device = device_of(x)
+    return device.type in ("cpu", "cuda") and all(
+        tensor.dtype == torch.float32 and tensor.device == device and tensor.is_contiguous() for tensor in x.values()
     )
+
+
+def refuse_infinite(x: Tree) -> None:
+    """ValueError on NaN and infinity in a tree on a GPU, for which it is waited once."""
+    if x and not math.isfinite(torch.stack([tensor.sum() for tensor in x.values()]).sum()):
+        # One of finite numbers may overflow.
+        for name, tensor in x.items():
+            entries(name, tensor, where_it_lies=True)
 
 
 class Dense(Quantizer):
     """All entries as fp32, or rounded to nearest even as fp16 or bf16. float64 input is sent as float32.
 
-    fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives.
+    fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives. Those of a GPU
+    stay there until somebody reads the buffers.
     The constants hold for numbers that are normal in float32 (|x| >= 2^-126) or zero.
     """
 
@@ -135,6 +198,9 @@ class Dense(Quantizer):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """One buffer a tensor. ValueError on NaN, infinity and numbers too large for `dtype`."""
+        if self.dtype == "fp32" and device_of(x).type == "cuda" and plain(x):
+            refuse_infinite(x)
+            return DenseThere(x), memory
         parts = {
             name: encode_values(name, entries(name, tensor, where_it_lies=True), self.dtype)
             for name, tensor in x.items()
@@ -143,7 +209,7 @@ class Dense(Quantizer):
 
     def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """As fp32 nothing is subtracted yet."""
-        if self.dtype == "fp32" and plain(x.a) and plain(x.b):
+        if self.dtype == "fp32" and plain(x.a) and plain(x.b) and device_of(x.a) == device_of(x.b):
             return DenseDifference(x), memory
         return super().encode_difference(x, memory, generator)
 

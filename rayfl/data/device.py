@@ -17,9 +17,9 @@ RESIDENT_SHARE = 0.25
 
 
 def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """The array as a tensor on the device: itself on a CPU, a copy that nobody waits for on a GPU."""
+    """The array as a tensor on the device: itself where it lies there, a copy that nobody waits for on a GPU."""
     tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-    if device.type != "cuda":
+    if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

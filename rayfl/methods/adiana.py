@@ -127,7 +127,7 @@ class ADIANA(DistributedGradient):
             "shift": tree.sub(carry["anchored"], state["shift"]),
         }
         message, state = compressed(state, differences, ctx)
-        shift = tree.add(state["shift"], message["shift"].decode(), damping(self.hyper.alpha, ctx))
+        shift = tree.add(state["shift"], message["shift"].decode_beside(state["shift"]), damping(self.hyper.alpha, ctx))
         return self.finished({**state, "shift": shift}, message, carry, ctx)
 
     def init_server(self, params: Tree) -> State:

@@ -164,11 +164,19 @@ class Method(Kind, ABC):
     """Whether the method reckons with one constant of the uplink, so that no client may have an uplink of its own."""
     metrics_with_variance: tuple[str, ...] = ()
     """Metrics of clients whose variance over a round's clients is recorded too, as <name>_variance."""
+    on_device: bool = False
+    """Whether `begin`, `end_stage`, `finish` and `eval_begin` take tensors of a GPU where clients are trained on one.
+
+    Otherwise they are given tensors of main memory, and only `step` works on the GPU. Ours take them; a class from
+    elsewhere says so itself, and a subclass of it again. A hook that takes them makes no tensor in main memory beside
+    them (of more than one number), asks `packet.decode_beside(tree)` what it has sent, and hands nothing to numpy."""
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "on_device" not in vars(cls):
+            cls.on_device = cls.__module__.startswith("rayfl.")
         room, _, file = cls.__module__.rpartition(".")
         if room == cls.package:
             cls.name = file

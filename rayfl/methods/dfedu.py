@@ -50,7 +50,7 @@ class DFedU(GradientMethod, PeerHalf):
         packets, state = compressed(state, {"change": change}, ctx)
         state = {**state, "params": carry["params"]}
         if packets:
-            state["sent"] = packets["change"].decode()
+            state["sent"] = packets["change"].decode_beside(change)
         return Finished(state, packets, 1.0, self.train_loss(carry, ctx))
 
     def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:

@@ -72,7 +72,7 @@ class DIANA(DistributedGradient):
             message: Message = {"gradient": Dense().encode(difference, {}, ctx.generator)[0]}
         else:
             message, state = compressed(state, {"gradient": difference}, ctx)
-        shift = tree.add(state["shift"], message["gradient"].decode(), self.alpha(ctx))
+        shift = tree.add(state["shift"], message["gradient"].decode_beside(difference), self.alpha(ctx))
         return self.finished({**state, "shift": shift}, message, carry, ctx)
 
     def init_server(self, params: Tree) -> State:

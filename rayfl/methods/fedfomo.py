@@ -104,7 +104,7 @@ class FedFomo(GradientMethod, ServerHalf):
         before = carry["received"]
         losses = carry["losses"] / ctx.work[COMPARE].num_examples
         moves = [tree.sub(model, before) for model in candidates(carry)]
-        lengths = torch.tensor([tree.norm(move) for move in moves], dtype=torch.float64)
+        lengths = torch.tensor([tree.norm(move) for move in moves], dtype=torch.float64).to(losses.device)
         gains = torch.where(lengths > 0, (losses[0] - losses[1:]) / lengths.clamp(min=1e-30), 0.0)
         useful = gains.clamp(min=0.0)
         params = before

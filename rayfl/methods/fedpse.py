@@ -104,7 +104,7 @@ class FedPSE(GradientMethod, ServerHalf):
         update = tree.add(self.progress(carry), state["residual"])
         top_k = TopK(keep_ratio=self.keep_ratio(ctx.traits), scope=self.hyper.scope)
         packet, _ = top_k.encode(update, {}, ctx.generator)
-        residual = tree.sub(update, packet.decode())
+        residual = tree.sub(update, packet.decode_beside(update))
         num_samples = sum(work.num_examples for work in ctx.work.values())
         state = {"base": carry["received"], "residual": residual}
         if ctx.round == ctx.num_rounds - 1:

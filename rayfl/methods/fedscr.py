@@ -171,7 +171,7 @@ class FedSCR(FedAvg):
         update = tree.add(state["residual"], self.progress(carry))
         compressor = self.adapted(state, carry) if self.hyper.adaptive else self.compressor_of(ctx.traits)
         packet, _ = compressor.encode(update, {}, ctx.generator)
-        sent = packet.decode()
+        sent = packet.decode_beside(update)
         new: State = {"residual": tree.sub(update, sent)}
         if self.cuts_down:
             new["params"] = carry["received"]

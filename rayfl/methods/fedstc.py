@@ -79,7 +79,7 @@ class FedSTC(GradientMethod, ModelServer):
         update = tree.add(state["residual"], self.progress(carry))
         ratio = masks.kept_ratio(ctx.traits, None, self.hyper.keep_ratio)
         packet, _ = self.ternary.keeping(ratio).encode(update, {}, ctx.generator)
-        state = {"params": carry["received"], "residual": tree.sub(update, packet.decode())}
+        state = {"params": carry["received"], "residual": tree.sub(update, packet.decode_beside(update))}
         return self.finished(state, {"update": packet}, carry, ctx)
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:

@@ -57,7 +57,7 @@ class LAG(DistributedGradient):
         steps = state["steps"]
         if num_missed:
             way = tree.norm(tree.sub(carry["params"], state["model"]))
-            steps = torch.cat([torch.full((num_missed,), (way / num_missed) ** 2), steps])[: len(steps)]
+            steps = torch.cat([steps.new_full((num_missed,), (way / num_missed) ** 2), steps])[: len(steps)]
         state = {**state, "model": carry["params"], "round": torch.tensor(ctx.round), "steps": steps}
         change = tree.sub(carry["gradient"], state["sent"])
         if tree.norm(change) ** 2 <= self.tolerated(steps, ctx):
@@ -72,7 +72,7 @@ class LAG(DistributedGradient):
         """The end of a round that sends `change`; what the server then has of this client is remembered."""
         message, state = compressed(state, {"change": change}, ctx)
         if message:
-            state = {**state, "sent": tree.add(state["sent"], message["change"].decode())}
+            state = {**state, "sent": tree.add(state["sent"], message["change"].decode_beside(change))}
         return self.finished(state, message, carry, ctx)
 
     def init_server(self, params: Tree) -> State:

@@ -140,7 +140,7 @@ class MixtureADMM(GradientMethod, ServerHalf):
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         packets, state = compressed(state, {"move": tree.sub(carry["params"], carry["received"])}, ctx)
         if packets:
-            state = {**state, "params": tree.add(carry["received"], packets["move"].decode())}
+            state = {**state, "params": tree.add(carry["received"], packets["move"].decode_beside(carry["received"]))}
         return Finished(state, packets, metrics=self.train_loss(carry, ctx))
 
     def init_server(self, params: Tree) -> State:

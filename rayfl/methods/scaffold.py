@@ -91,7 +91,7 @@ class Scaffold(GradientMethod, ModelServer):
         new = self.new_control_variate(carry, delta, ctx)
         message, state = compressed(state, {"delta": delta, "control_variate": tree.sub(own, new)}, ctx)
         if "control_variate" not in state.get("uplink", {}):
-            new = tree.sub(own, message["control_variate"].decode())
+            new = tree.sub(own, message["control_variate"].decode_beside(own))
         return self.finished({**state, "control_variate": new}, message, carry, ctx)
 
     def new_control_variate(self, carry: Carry, delta: Tree, ctx: Context) -> Tree:

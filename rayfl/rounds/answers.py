@@ -5,6 +5,7 @@ in one sentence which hook of which class gave back what, and what is wanted.
 """
 
 import functools
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -46,7 +47,7 @@ def checked(hook: Callable[P, T]) -> Callable[P, T]:
             of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
             if of_executor or isinstance(error, ClientError | HookError) or out_of_memory(error):
                 raise
-            raise HookError(f"{_called(method, name, _line(method, error))}: {described(error)}") from error
+            raise HookError(f"{_called(method, name, _line(method, error))}: {_explained(method, error)}") from error
         try:
             check(answer, method, args)
         except _WrongAnswerError as wrong:
@@ -56,6 +57,18 @@ def checked(hook: Callable[P, T]) -> Callable[P, T]:
         return answer
 
     return call
+
+
+def _explained(method: object, error: Exception) -> str:
+    """The error, and the way out of one about where tensors lie."""
+    if getattr(method, "on_device", False) and re.search("same device|device type tensor to numpy", str(error)):
+        name = type(method).__name__
+        return (
+            f"{described(error)}; {name}.on_device = True says that its hooks take tensors of a GPU: make others with "
+            "device=..., take packet.decode_beside(tree) for what was sent, or remove on_device to be given tensors of "
+            "main memory"
+        )
+    return described(error)
 
 
 class _WrongAnswerError(Exception):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rayfl.compress.base import Message, message_bits
 from rayfl.methods.base import Carry, Context, Reply, Work
 from rayfl.population.fate import Fate
-from rayfl.rounds import evaluation
+from rayfl.rounds import carries, evaluation
 from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import ClientResult, RoundInputs
 from rayfl.rounds.client_outputs import ClientOutputs
@@ -43,9 +43,11 @@ class ClientRound:
             if server is not None and self.plan.down:
                 ctx = setup.context(self.round, self.plan, client, "personal")
                 self.personal = checked(setup.server_half.personal_message)(server, server_memory, ctx)
-        self.received = {**message, **self.personal.message} if self.plan.down and not setup.is_peer else {}
+        self.received: Message = {}
+        if self.plan.down and not setup.is_peer:
+            self.received = {**message, **setup.for_hooks(self.personal.message)}
         self.downlink_bits, self.num_received = message_bits(self.received), num_values(self.received)
-        self.ctx = setup.context(self.round, self.plan, client, "client")
+        self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client")
 
     def untrained(self) -> ClientResult | None:
         """The result of a client that need not train, since it drops out or misses the deadline; None if it trains."""
@@ -71,6 +73,7 @@ class ClientRound:
             stages=self.plan.stages,
             device=self.setup.device,
             share=self.ctx.traits.work_share,
+            stays=self.setup.hooks_there,
         )
 
     def begin(self) -> Carry:
@@ -88,7 +91,8 @@ class ClientRound:
         if sends and finished.message is not None:
             message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
             if not setup.is_peer:
-                server_memory = checked(setup.server_half.store_uplink)(server_memory, message, ctx)
+                at_server = replace(ctx, initial=setup.initial) if setup.hooks_there else ctx
+                server_memory = checked(setup.server_half.store_uplink)(server_memory, message, at_server)
         elif fate.uploads:
             fate = Fate.SILENT
         result = ClientResult(
@@ -109,12 +113,15 @@ class ClientRound:
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
         if self.round_inputs.evaluated and result.fate.counts:
-            ctx = setup.context(self.round, self.plan, self.client, "judge after training")
+            ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training")
             metrics = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
             result = replace(result, metrics={**result.metrics, **metrics})
+        kept = with_memory(finished.state, uplink_memory)
+        if setup.hooks_there:
+            kept = carries.to_memory(kept, setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
-            with_memory(finished.state, uplink_memory),
+            kept,
             server_memory,
             message=message if setup.is_peer else (message, finished.weight),
             packets=message,

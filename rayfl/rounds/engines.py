@@ -47,6 +47,8 @@ class LocalTask:
     purpose: str = "train"
     share: float = 1.0
     """Share of every stage's steps that the client does."""
+    stays: bool = False
+    """Whether the trained carry stays on the device (`Setup.hooks_there`)."""
 
     def planned(self, stage: Stage) -> Work:
         """The work that a stage is."""
@@ -84,7 +86,7 @@ class LocalTask:
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
     """One client after another, whatever the width."""
-    one_step, end_stage = checked(method.step), checked(method.end_stage)
+    one_step = checked(method.step)
     for task in tasks:
         carry = carries.to_device(task.begin(), task.device)
         work: dict[str, Work] = {}
@@ -95,9 +97,9 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
                     carry = one_step(carry, batch, stage=stage)
                     num_steps += 1
                     num_examples += _size(batch)
-                carry = end_stage(carry, stage=stage)
+                carry = _ended(method, carry, stage, task)
                 work[stage.name] = Work(num_steps, num_examples)
-        yield carries.to_memory(carry), work
+        yield carry if task.stays else carries.to_memory(carry, task.device), work
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
@@ -132,6 +134,7 @@ def _together(
     stages = tasks[0].stages
     if not stages:
         return list(zip(own, work, strict=True))
+    rows = carries.rows if tasks[0].stays else carries.rows_in_memory
     carry = carries.stacked(own, width, device)
     for number, stage in enumerate(stages, 1):
         orders = [task.order(stage) for task in tasks]
@@ -139,11 +142,11 @@ def _together(
         for row, order in enumerate(orders):
             work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
         if type(method).end_stage is not Method.end_stage:
-            ended = [checked(method.end_stage)(one, stage=stage) for one in carries.rows(carry, len(tasks))]
+            ended = [checked(method.end_stage)(one, stage=stage) for one in rows(carry, len(tasks))]
             if number == len(stages):
                 return list(zip(ended, work, strict=True))
             carry = carries.stacked(ended, width, device)
-    return list(zip(carries.rows(carry, len(tasks)), work, strict=True))
+    return list(zip(rows(carry, len(tasks)), work, strict=True))
 
 
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
@@ -163,6 +166,14 @@ def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage)
         advanced = step(carry, batch)
         carry = advanced if active is None else _where(active, advanced, carry)
     return carry
+
+
+def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
+    """One client's carry after a stage: `end_stage` sees it where the other hooks do."""
+    end_stage = checked(method.end_stage)
+    if task.stays or type(method).end_stage is Method.end_stage:
+        return end_stage(carry, stage=stage)
+    return carries.to_device(end_stage(carries.to_memory(carry, task.device), stage=stage), task.device)
 
 
 @contextmanager

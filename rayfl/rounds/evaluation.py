@@ -115,6 +115,7 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
         stages=stages,
         device=setup.device,
         purpose="judge" if carry is None else "judge after training",
+        stays=setup.hooks_there,
     )
     ((adapted, _),) = run_loop(method, [task])
     return adapted["params"]

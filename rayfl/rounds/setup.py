@@ -1,6 +1,6 @@
 """Setup: everything of an experiment that stays the same through all rounds, shared with every worker."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from rayfl import plugins, tree
-from rayfl.compress.base import Compressor
+from rayfl.compress.base import Compressor, Message, Uploaded
 from rayfl.data.batches import ClientData
 from rayfl.data.datasets import Dataset
 from rayfl.data.device import DeviceData
@@ -21,7 +21,7 @@ from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.models import flops
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Clients, Population
-from rayfl.rounds import engines, stacking
+from rayfl.rounds import carries, engines, stacking
 from rayfl.rounds.answers import checked
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings, SettingsError
@@ -72,7 +72,9 @@ class Setup:
     def __getstate__(self) -> dict[str, Any]:
         # Pickle reads in order: plugin files must have run before it comes to objects of their classes.
         # Each process puts the samples on its own device, and looks at the initial arrays where they are.
-        fields = {name: value for name, value in vars(self).items() if name not in ("on_device", "initial")}
+        fields = {
+            name: value for name, value in vars(self).items() if name not in ("on_device", "initial", "initial_there")
+        }
         return {"plugin_files": plugins.loaded_files(), **fields}
 
     # Any: see `__getstate__`.
@@ -85,6 +87,11 @@ class Setup:
         """The parameters of round 0."""
         return tree.to_tensors(self.initial_arrays)
 
+    @cached_property
+    def initial_there(self) -> Tree:
+        """The same where local work runs."""
+        return carries.to_device(self.initial, self.device)
+
     @property
     def num_clients(self) -> int:
         """Number of clients, N."""
@@ -94,6 +101,11 @@ class Setup:
     def device(self) -> torch.device:
         """Where local work runs."""
         return torch.device(self.device_name)
+
+    @property
+    def hooks_there(self) -> bool:
+        """Whether clients' hooks and uplinks are given tensors of a device, where local work runs on one."""
+        return self.device.type != "cpu" and self.method.on_device and self.uplink.takes_device
 
     @cached_property
     def on_device(self) -> DeviceData:
@@ -214,6 +226,17 @@ class Setup:
             coin=partial(seeding.coin, self.seed),
             links=self.links(round) if sees_graph else None,
         )
+
+    def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
+        """`context` for the hooks of a client that trains: the initial parameters lie where they work."""
+        ctx = self.context(round, plan, client, purpose)
+        return replace(ctx, initial=self.initial_there) if self.hooks_there else ctx
+
+    def for_hooks(self, message: Message) -> Message:
+        """A message whose packets decode where the hooks of clients that train work."""
+        if not self.hooks_there:
+            return message
+        return {name: Uploaded.on(self.device, packet) for name, packet in message.items()}
 
     def uplink_of(self, client: Traits) -> Compressor:
         """The client's uplink: with its own retention ratio where it has one that the method does not use itself."""

@@ -5,13 +5,14 @@ alone, and changes no bit: whoever adds the packets follows the tree.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rayfl import gather
 from rayfl.compress.base import Message, message_bits
 from rayfl.determinism.addition_order import Node, add_up, total
 from rayfl.gather import Aggregate, Gather
+from rayfl.rounds import carries
 from rayfl.rounds.client_round import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
@@ -80,7 +81,7 @@ class Summing:
 
     def __init__(self, setup: Setup) -> None:
         self.rules = setup.method.gather
-        self.relayed = setup.relayed
+        self.relayed, self.device = setup.relayed, setup.device
 
     def sent(self, node: Node, next_sent: Callable[[], FromClient | None], round: int, packets: bool = False) -> Sent:
         """What a node's clients have sent; `next_sent` gives the next leaf's message, None where there is none.
@@ -106,7 +107,7 @@ class Summing:
             with naming_round_and_client(round, one.client):
                 return self._add(sums, one)
 
-        return on_wire(add_up(node, self._empty, add, merged))
+        return on_wire(self._landed(add_up(node, self._empty, add, merged)))
 
     def summed(self, root: Node, parts: Mapping[Node, Sent]) -> Sums:
         """The sums of a node, from what nodes that cover it have sent, which stays as it is."""
@@ -121,6 +122,13 @@ class Summing:
             return sums if one is None else self._add(sums, one)
 
         return add_up(node, self._empty, add, merged)
+
+    def _landed(self, sums: Sums) -> Sums:
+        """Sums in main memory: one copy for all that was added up on the device."""
+        if self.device.type == "cpu":
+            return sums
+        trees = carries.to_memory({name: (one.sum, one.weights) for name, one in sums.items()}, self.device)
+        return {name: replace(one, sum=trees[name][0], weights=trees[name][1]) for name, one in sums.items()}
 
     def _gathered(self, message: Message) -> Message:
         """The packets that are added up: the others are billed, or relayed."""

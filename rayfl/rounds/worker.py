@@ -14,7 +14,7 @@ from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
-from rayfl.rounds import evaluation
+from rayfl.rounds import carries, evaluation
 from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import (
     AddJob,
@@ -82,10 +82,14 @@ class Worker:
         self, round_inputs: RoundInputs, job: TrainJob, kept: Mapping[int, ClientOutputs]
     ) -> Iterator[tuple[ClientRound, ClientResult, ClientOutputs]]:
         """Every client of the job in order, trained one after another or a stack at a time."""
-        message = opened(round_inputs.message)
+        message = self.setup.for_hooks(round_inputs.message) if self.setup.hooks_there else opened(round_inputs.message)
         server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
         width = self.setup.work_width
         for first in range(0, len(job.clients), width):
+            group = job.clients[first : first + width]
+            states = [self._state(client, kept[client]) for client in group]
+            if self.setup.hooks_there:
+                states = carries.to_device(states, self.setup.device)
             client_rounds = [
                 ClientRound(
                     self.setup,
@@ -94,27 +98,27 @@ class Worker:
                     server,
                     client,
                     job.fates[client],
-                    self._state(client, kept[client]),
+                    state,
                     self._server_memory(client, kept[client]),
                 )
-                for client in job.clients[first : first + width]
+                for client, state in zip(group, states, strict=True)
             ]
             untrained = {one.client: result for one in client_rounds if (result := one.untrained()) is not None}
             tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
-            carries = self.setup.engine(self.method, tasks, width)
+            trained = self.setup.engine(self.method, tasks, width)
             for one in client_rounds:
                 if one.client in untrained:
                     yield one, untrained[one.client], ClientOutputs()
                     continue
                 # The result is bound to no name, so that its trees are free before the next client trains.
-                yield one, *self._finished(one, carries)
+                yield one, *self._finished(one, trained)
 
     def _finished(
-        self, one: ClientRound, carries: Iterator[tuple[Carry, dict[str, Work]]]
+        self, one: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]
     ) -> tuple[ClientResult, ClientOutputs]:
         """The end of a client's round, once its training is over."""
         with naming_round_and_client(one.round, one.client):
-            return one.finish(*next(carries))
+            return one.finish(*next(trained))
 
     def add(self, round_inputs: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Add up messages as `train` does where nobody has to be waited for; nobody has a result."""

@@ -1,16 +1,19 @@
 """Dense packets: rounding, ranges, aliasing and alignment."""
 
 import pickle
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
+from rayfl import tree
 from rayfl.compress.base import BLOCK, Packet, message_bits
 from rayfl.compress.dense import Dense, DenseDifference
 from rayfl.compress.values import ValueType
 from rayfl.tree import Difference, Tree
+from tests.pretended_gpu import PretendedGpu, on_gpu
 
 RNG = np.random.default_rng(0)
 
@@ -198,3 +201,49 @@ def test_a_difference_of_float64_is_written_at_once():
     packet, _ = Dense().encode_difference(x, {}, RNG)
     # In float32 both are 1.
     assert packet.decode()["w"].tolist() == [2**-40]
+
+
+def on_both(make: Callable[[Tree, Tree], Packet]) -> tuple[Packet, Packet]:
+    """The packet of two trees in main memory and on the pretended GPU."""
+    x = two_trees()
+    return make(x.a, x.b), make(*({name: on_gpu(tensor) for name, tensor in one.items()} for one in (x.a, x.b)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda a, b: lazy(Difference(a, b)), lambda a, b: Dense().encode(a, {}, RNG)[0]],
+    ids=["difference", "tree"],
+)
+def test_a_packet_of_trees_on_a_gpu_is_added_there(make: Callable[[Tree, Tree], Packet]):
+    with PretendedGpu() as gpu:
+        here, there = on_both(make)
+        sums, sums_there = here.times(0.3), there.times(0.3)
+        here.add_to(sums, 37.0)
+        there.add_to(sums_there, 37.0)
+        seen = there.decode_beside(sums_there)
+        assert {tensor.device.type for tensor in [*sums_there.values(), *seen.values()]} == {"cuda"}
+        # A number that says whether all are finite, and no tensor.
+        assert sum(gpu.downloads) <= 8 and there.num_bits == here.num_bits
+        assert as_bytes({name: tensor.cpu() for name, tensor in sums_there.items()}) == as_bytes(sums)
+        assert as_bytes({name: tensor.cpu() for name, tensor in seen.items()}) == as_bytes(here.decode())
+        # Into a sum in main memory its buffers are added, which then are there.
+        there.add_to(sums, -1.0)
+        del gpu.downloads[:]
+        there.add_to(sums_there, -1.0)
+        assert gpu.downloads == []
+        assert as_bytes({name: tensor.cpu() for name, tensor in sums_there.items()}) == as_bytes(sums)
+        assert as_bytes(there.written().decode()) == as_bytes(here.decode())
+        assert {name: part.tobytes() for name, part in there.parts.items()} == {
+            name: part.tobytes() for name, part in here.parts.items()
+        }
+
+
+def test_what_is_not_finite_on_a_gpu_is_refused():
+    with PretendedGpu():
+        bad = {"w": on_gpu(torch.ones(3)), "b": on_gpu(torch.tensor([1.0, torch.inf]))}
+        with pytest.raises(ValueError, match="tensor 'b' holds NaN or infinity"):
+            Dense().encode(bad, {}, RNG)
+        with pytest.raises(ValueError, match="tensor 'b' holds NaN or infinity"):
+            lazy(Difference(bad, tree.zeros_like(bad))).times(1.0)
+        large = {"w": on_gpu(torch.full((4,), 3e38))}
+        assert Dense().encode(large, {}, RNG)[0].decode()["w"].tolist() == [torch.tensor(3e38)] * 4

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from rayfl.data.travel import PAGE, laid, landed, packed, stacked_there, there, unpacked
 from rayfl.methods.base import Carry
 from rayfl.rounds import carries
-from rayfl.rounds.carries import PAGE, laid, landed, packed, unpacked
 from tests.pretended_gpu import GPU, PretendedGpu
 
 CPU = torch.device("cpu")
@@ -45,14 +45,19 @@ def test_a_buffer_holds_every_leaf_at_the_start_of_a_page():
 
 def test_what_lands_is_what_left():
     leaves = tree_flatten(carry(4))[0]
-    for leaf, found in zip(leaves, landed(leaves), strict=True):
-        assert leaf.dtype == found.dtype and torch.equal(leaf, found)
+    with PretendedGpu() as gpu:
+        # The first of them has never been there.
+        found = landed([leaves[0], *there(leaves[1:], GPU)])
+    assert found[0] is leaves[0] and (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
+    for leaf, one in zip(leaves, found, strict=True):
+        assert leaf.dtype == one.dtype and torch.equal(leaf, one)
 
 
 def by_buffer(own: list[Carry], width: int) -> Carry:
     """`stacked` as on a GPU, whose copies are left out here: `upload` to a CPU is nothing."""
     flat = [tree_flatten(one) for one in own]
-    return carries._travel([leaves for leaves, _ in flat], width - len(own), flat[0][1], CPU)
+    columns = [[*column, *[column[0]] * (width - len(own))] for column in zip(*(one for one, _ in flat), strict=True)]
+    return tree_unflatten(stacked_there(columns, CPU), flat[0][1])
 
 
 @pytest.mark.parametrize("width", [3, 5])
@@ -74,21 +79,35 @@ def test_a_stack_goes_to_a_gpu_and_comes_back_by_one_copy():
         stack = carries.stacked(own, 5, GPU)
         assert all(leaf.device == GPU and len(leaf) == 5 for leaf in tree_flatten(stack)[0])
         assert (len(gpu.uploads), gpu.downloads) == (1, [])
-        back = carries.rows(stack, 3)
+        back = carries.rows_in_memory(stack, 3)
     assert (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
     for one, found in zip(own, back, strict=True):
         assert_equal(one, found)
 
 
+def test_a_stack_of_what_lies_on_a_gpu_travels_nowhere_but_for_what_a_hook_made_in_main_memory():
+    own = [carry(seed) for seed in range(3)]
+    with PretendedGpu() as gpu:
+        begun = [carries.to_device(one, GPU) for one in own]
+        del gpu.uploads[:]
+        for one, plain in zip(begun, own, strict=True):
+            one["steps"], one["loss"] = plain["steps"], plain["loss"]
+        rows = carries.rows(carries.stacked(begun, 4, GPU), 3)
+        assert len(gpu.uploads) == 1 and gpu.uploads[0] == 2 * PAGE and gpu.downloads == []
+        assert all(leaf.device == GPU for row in rows for leaf in tree_flatten(row)[0])
+        for one, row in zip(own, rows, strict=True):
+            assert_equal(one, carries.to_memory(row, GPU))
+
+
 def test_a_single_carry_goes_to_a_gpu_and_comes_back_by_one_copy():
     with PretendedGpu() as gpu:
-        there = carries.to_device(carry(1), GPU)
-        assert all(leaf.device == GPU for leaf in tree_flatten(there)[0])
-        assert_equal(carries.to_memory(there), carry(1))
+        gone = carries.to_device(carry(1), GPU)
+        assert all(leaf.device == GPU for leaf in tree_flatten(gone)[0])
+        assert_equal(carries.to_memory(gone, GPU), carry(1))
         assert (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
-        assert carries.to_device({}, GPU) == carries.to_memory({}) == {}
+        assert carries.to_device({}, GPU) == carries.to_memory({}, GPU) == {}
 
 
 def test_on_a_cpu_a_single_carry_does_not_move():
     one = carry(0)
-    assert carries.to_device(one, CPU) is one and carries.to_memory(one) is one
+    assert carries.to_device(one, CPU) is one and carries.to_memory(one, CPU) is one

@@ -74,7 +74,7 @@ def threshold(name: str, y: Tensor, ratio: float) -> Tensor:
     flat = entries(name, y).numpy()
     kept = np.zeros(flat.size, np.bool_)
     kept[top_k_positions(flat, num_kept(flat.size, ratio))] = True
-    return torch.from_numpy(kept).view(y.shape)
+    return torch.from_numpy(kept).view(y.shape).to(y.device)
 
 
 def without_thin_rows(mask: Tensor, least: float) -> Tensor:

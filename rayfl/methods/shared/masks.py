@@ -124,7 +124,7 @@ def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow
     ceil(share * kept) entries move. Of equal magnitudes those with the lowest index stay. What has just gone is idle
     too, so that there are always enough to come; a dense tensor stays as it is. ValueError on NaN and infinity.
     """
-    flat, kept = entries(name, weight).numpy(), np.flatnonzero(mask.numpy())
+    flat, kept = entries(name, weight).numpy(), np.flatnonzero(mask.cpu().numpy())
     if kept.size == mask.numel():
         return mask
     num_moved = math.ceil(share * kept.size)
@@ -132,7 +132,7 @@ def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow
     new[kept[top_k_positions(flat[kept], kept.size - num_moved)]] = True
     idle = np.flatnonzero(~new)
     new[idle[regrow(idle, num_moved)]] = True
-    return torch.from_numpy(new).reshape(mask.shape)
+    return torch.from_numpy(new).reshape(mask.shape).to(mask.device)
 
 
 def prune_quantile(mask: Tensor, weight: Tensor, ratio: float) -> Tensor:

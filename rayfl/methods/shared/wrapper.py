@@ -44,6 +44,7 @@ class Wrapping(Method, ServerHalf):
         self.gather = inner.gather
         self.personalized, self.splits = inner.personalized, {**inner.splits, **type(self).splits}
         self.own_compression, self.uses_graph = inner.own_compression, inner.uses_graph
+        self.on_device = type(self).on_device and inner.on_device
         self.honours_retention, self.needs_one_omega = inner.honours_retention, inner.needs_one_omega
         self.metrics_with_variance = inner.metrics_with_variance
 

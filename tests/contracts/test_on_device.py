@@ -1,0 +1,240 @@
+"""What every method must hold where clients are trained on a GPU: hooks, uplinks and sums work there, to the bits of
+main memory. The GPU is a pretended one, without autograd, so that gradients are made up."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from rayfl.compress.base import Compressor
+from rayfl.compress.dense import Dense
+from rayfl.compress.feedback import ErrorFeedback
+from rayfl.compress.sparse import TopK
+from rayfl.data.batches import Batch
+from rayfl.data.device import DeviceData
+from rayfl.data.travel import PAGE
+from rayfl.methods.base import Carry, Context, Finished, Method
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.scaffold import Scaffold
+from rayfl.rounds import client_round
+from rayfl.rounds.errors import MethodError
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
+from rayfl.task import Objective, Task
+from rayfl.testing.comparison import assert_same_bits, contents, rows
+from rayfl.testing.executors import play
+from rayfl.tree import State, Tree
+from tests.contracts.every_method import FREE_CASES, Case, cases, every_method
+from tests.contracts.seams import quadratic
+from tests.pretended_gpu import PretendedGpu
+
+
+class MadeUp(Task):
+    """A task whose gradients are entrywise formulas of the parameters and the labels."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.vmappable = task, task.vmappable
+
+    def init(self, seed: int) -> Tree:
+        return self.task.init(seed)
+
+    @property
+    def weight_uses(self) -> Mapping[str, int]:
+        return self.task.weight_uses
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        return self.metrics(params, batch)["loss"].mean()
+
+    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
+        sizes = torch.stack([tensor.abs().mean() for tensor in params.values()])
+        return {"loss": batch.labels * 0.1 + sizes.mean(), "accuracy": (batch.labels % 2 == 0).float()}
+
+    def value_and_grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> tuple[Tensor, Tree]:
+        shift = batch.labels.float().mean() * 0.01 + batch.inputs.mean() * 0.1
+        return self.loss(params, batch), {
+            name: (tensor * 0.3 - tensor**3 + shift).clamp(-1, 1) for name, tensor in params.items()
+        }
+
+    def hvp(self, params: Tree, batch: Batch, vector: Tree, objective: Objective | None = None) -> Tree:
+        return {name: vector[name] * (0.3 + tensor * tensor) for name, tensor in params.items()}
+
+
+class Seen:
+    """Where the tensors lay that hooks were given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
+        self.devices: dict[str, set[str]] = {}
+        kind = type(setup.method)
+        for hook in ("begin", "end_stage", "finish"):
+            if getattr(kind, hook) is not getattr(Method, hook):
+                monkeypatch.setattr(kind, hook, self.watched(hook, getattr(kind, hook)))
+        encode = client_round.encode_upload
+
+        def encoded(upload: Mapping[str, object], memory: State, ctx: Context) -> object:
+            self.see("encode", [getattr(part, "a", part) for part in upload.values()])
+            return encode(upload, memory, ctx)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(client_round, "encode_upload", encoded)
+
+    # Any hook's arguments.
+    def watched(self, name: str, hook):
+        def watching(method, *args, **kwargs):
+            self.see(name, [arg for arg in args if isinstance(arg, dict)])
+            self.see(name, [arg.initial for arg in args if isinstance(arg, Context)])
+            return hook(method, *args, **kwargs)
+
+        return watching
+
+    def see(self, name: str, found: object) -> None:
+        # A single number may lie anywhere.
+        found = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.dim()]
+        self.devices.setdefault(name, set()).update(leaf.device.type for leaf in found)
+
+
+@pytest.fixture(autouse=True)
+def resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples lie on the pretended GPU, which has no memory to ask for."""
+    monkeypatch.setattr(DeviceData, "_most_bytes", property(lambda data: float("inf")))
+
+
+def made_up(setup: Setup, **changed: object) -> Setup:
+    return replace(setup, method=setup.method.with_task(MadeUp(setup.method.task)), **changed)  # type: ignore[arg-type]
+
+
+# Any: what a run leaves.
+def played(setup: Setup):
+    records, run_states = play(setup)
+    return rows(records), contents(InlineExecutor(setup), run_states[-1])
+
+
+def assert_same_there(make, monkeypatch: pytest.MonkeyPatch, **options: object) -> tuple[Seen, PretendedGpu]:
+    """A run on the pretended GPU gives the records and the bits of one in main memory."""
+    wanted, bits = played(made_up(make(**options)))
+    there = made_up(make(**options), device_name="cuda:0")
+    with monkeypatch.context() as patched, PretendedGpu() as gpu:
+        seen = Seen(patched, there)
+        found, found_bits = played(there)
+    assert found == wanted
+    assert_same_bits(found_bits, bits)
+    return seen, gpu
+
+
+@every_method
+def test_hooks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
+    assert case.kind.on_device
+    seen, _ = assert_same_there(case.make, monkeypatch)
+    for hook in ("begin", "end_stage", "finish", "encode"):
+        assert seen.devices.get(hook, set()) <= {"cuda"}, hook
+    assert seen.devices["finish"] == {"cuda"}
+
+
+@cases(FREE_CASES)
+@pytest.mark.parametrize(
+    "uplink", [TopK(keep_ratio=0.3), ErrorFeedback(inner=TopK(keep_ratio=0.3))], ids=["topk", "feedback"]
+)
+def test_uplinks_on_a_gpu_give_the_bits_of_main_memory(case: Case, uplink: Compressor, monkeypatch: pytest.MonkeyPatch):
+    assert_same_there(case.make, monkeypatch, uplink=uplink, rounds=2)
+
+
+@every_method
+def test_stacks_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
+    assert_same_there(case.make, monkeypatch, engine="vmap", stack_width=2, rounds=2)
+
+
+def fedavg(**options: object) -> Setup:
+    return quadratic.setup(FedAvg, hyper={"batch_size": 2}, rounds=3, **options)  # type: ignore[arg-type]
+
+
+def scaffold(**options: object) -> Setup:
+    return quadratic.setup(Scaffold, hyper={"batch_size": 2}, rounds=3, **options)  # type: ignore[arg-type]
+
+
+TREE = 2 * PAGE
+"""Bytes of a buffer of the quadratics' two tensors."""
+
+
+@pytest.mark.parametrize(
+    ("make", "up", "down"),
+    [
+        # The model in each of three rounds; a sum in each.
+        (fedavg, {TREE: 3}, {TREE: 3}),
+        # Model and control variate, and the states of four clients; these again, and the sums of both messages at once.
+        (scaffold, {TREE: 2 * 3 + 4 * 3}, {TREE: 4 * 3, 2 * TREE: 3}),
+    ],
+)
+def test_messages_go_up_and_sums_come_down_once_a_call(
+    make, up: dict[int, int], down: dict[int, int], monkeypatch: pytest.MonkeyPatch
+):
+    """However many clients a call has: here all four."""
+    monkeypatch.setattr("rayfl.rounds.train.cut", lambda count, *rest: [(0, count)])
+    _, gpu = assert_same_there(make, monkeypatch)
+    # Beside single numbers.
+    assert {size: gpu.downloads.count(size) for size in gpu.downloads if size >= PAGE} == down
+    # And the initial parameters once.
+    assert {size: gpu.uploads.count(size) for size in up} == {size: number + 1 for size, number in up.items()}
+
+
+class Beside(FedAvg):
+    """A method from elsewhere, whose hooks make tensors in main memory and ask numpy."""
+
+    def begin(self, state: State, received: Mapping[str, object], ctx: Context) -> Carry:
+        carry = super().begin(state, received, ctx)  # type: ignore[arg-type]
+        return {**carry, "start": {name: tensor + torch.ones(tensor.shape) for name, tensor in carry["params"].items()}}
+
+    def end_stage(self, carry: Carry, *, stage: object) -> Carry:
+        return {**carry, "start": {name: torch.from_numpy(one.numpy() * 2) for name, one in carry["start"].items()}}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        moved = {name: tensor + 0.1 * torch.ones(tensor.shape) for name, tensor in carry["params"].items()}
+        return super().finish(state, {**carry, "params": moved}, ctx)
+
+
+class Claims(Beside):
+    """The same, which says that it takes tensors of a GPU."""
+
+    on_device = True
+
+
+class Further(Claims):
+    """A subclass of one that says so, and does not say so itself."""
+
+
+class Halves(Compressor):
+    """A compressor from elsewhere, which hands its tensors to numpy."""
+
+    name: ClassVar[str] = "halves"
+
+    def encode(self, x: Tree, memory: Tree, generator: object):
+        halves = {name: torch.from_numpy(tensor.numpy() * 0.5) for name, tensor in x.items()}
+        return Dense().encode(halves, memory, generator)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("kind", [Beside, Further])
+def test_hooks_of_a_method_from_elsewhere_see_main_memory(kind, engine: str, monkeypatch: pytest.MonkeyPatch):
+    assert not kind.on_device
+    seen, _ = assert_same_there(
+        lambda **options: quadratic.setup(kind, rounds=2, **options), monkeypatch, engine=engine
+    )
+    assert seen.devices == {hook: {"cpu"} for hook in ("begin", "end_stage", "finish", "encode")}
+
+
+def test_a_compressor_from_elsewhere_sees_main_memory(monkeypatch: pytest.MonkeyPatch):
+    for uplink in (Halves(), ErrorFeedback(inner=Halves())):
+        assert not uplink.takes_device
+        seen, _ = assert_same_there(fedavg, monkeypatch, uplink=uplink)
+        assert seen.devices["finish"] == seen.devices["encode"] == {"cpu"}
+    assert TopK().takes_device and ErrorFeedback().takes_device
+
+
+def test_a_method_that_only_says_that_it_takes_tensors_of_a_gpu_is_told_what_to_do():
+    there = made_up(quadratic.setup(Claims), device_name="cuda:0")
+    with (
+        PretendedGpu(),
+        pytest.raises(MethodError, match=r"Claims.begin .*same device.*; Claims.on_device = True says"),
+    ):
+        play(there)
