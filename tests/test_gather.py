@@ -13,6 +13,7 @@ from rayfl.compress.sparse import sparse_packet
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Relay, Sum, WeightedMean, from_wire, to_wire
 from rayfl.rounds.executor import InlinePacket
 from rayfl.tree import Tree
+from tests.pretended_gpu import PretendedGpu, on_gpu
 
 RULES = [WeightedMean(), Sum(), ElementwiseMean("sent"), ElementwiseMean("nonzero"), Collect()]
 
@@ -165,3 +166,14 @@ def test_relayed_packets_cannot_be_scaled():
     with pytest.raises(ValueError, match="gather them with Collect"):
         total.scaled({"w": torch.ones(1)})
     assert Relay().empty().scaled({}).items == {}
+
+
+@pytest.mark.parametrize("first_there", [True, False])
+def test_a_sum_on_a_gpu_and_one_in_main_memory_are_merged_where_the_first_lies(first_there: bool):
+    a, b = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([10.0, 20.0])}
+    with PretendedGpu():
+        left = {name: on_gpu(tensor) for name, tensor in a.items()} if first_there else a
+        right = b if first_there else {name: on_gpu(tensor) for name, tensor in b.items()}
+        rule = Sum()
+        merged = rule.merge(Aggregate(rule, left, count=1), Aggregate(rule, right, count=1)).sum["w"]
+        assert merged.device == left["w"].device and merged.cpu().tolist() == [11.0, 22.0]
