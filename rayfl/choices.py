@@ -8,6 +8,7 @@ its room is a new compressor, model, dataset, partition or topology, found by it
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from logging import getLogger
@@ -66,11 +67,16 @@ def scanned(kind: Any) -> Any:
 
 
 def _below(kind: type[K]) -> Iterator[type[K]]:
-    """All subclasses in rayfl."""
+    """All subclasses in rayfl that a module has by their names: others were made as the program ran."""
     for subclass in kind.__subclasses__():
-        if subclass.__module__.startswith("rayfl."):
+        if subclass.__module__.startswith("rayfl.") and is_in_module(subclass):
             yield subclass
         yield from _below(subclass)
+
+
+def is_in_module(kind: type) -> bool:
+    """Whether a class's module has it by its name."""
+    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 
 # Any: a class of `kind`, or what it adopts.

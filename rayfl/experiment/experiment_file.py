@@ -63,7 +63,8 @@ def _parsed(text: str, place: str) -> dict[str, Any]:
 
 
 def _others(path: Path) -> str:
-    known = [str(other) for other in sorted(path.parent.glob("*.toml"))] if path.parent.is_dir() else []
+    found = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    known = [str(other) for other in found if other.name != "pyproject.toml"]
     return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
 
 

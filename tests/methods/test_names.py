@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rayfl.methods
-from rayfl.choices import find, named, scanned
+from rayfl.choices import find, is_in_module, named, scanned
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
 
@@ -49,13 +49,19 @@ def test_every_file_is_a_method_and_the_seams_are_none():
     assert find(Method, "fedavg") is FedAvg
 
 
+def test_a_class_that_was_made_as_the_program_ran_is_no_method_of_ours(forgetful: pytest.MonkeyPatch):
+    made = type("Made", (FedAvg,), {"__module__": FedAvg.__module__})
+    assert find(Method, "fedavg") is FedAvg and made not in named(Method).values()
+
+
 def test_one_method_a_file():
     pending, found = [Method], Counter()
     named(Method)
     while pending:
         for kind in pending.pop().__subclasses__():
             pending.append(kind)
-            found.update([kind.__module__] if kind.__module__.rpartition(".")[0] == "rayfl.methods" else [])
+            ours = kind.__module__.rpartition(".")[0] == "rayfl.methods" and is_in_module(kind)
+            found.update([kind.__module__] if ours else [])
     assert [module for module, count in found.items() if count > 1] == []
 
 
