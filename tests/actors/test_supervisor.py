@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -134,6 +135,19 @@ with session.session(Runtime()):
 """
 
 
+def descendant(root: int, program: str) -> int:
+    """The process below `root` whose program's name begins so; Ray's agents may still be loading when rounds begin."""
+    ends, found = time.monotonic() + 100, list[int]()
+    while not found and time.monotonic() < ends:
+        for each in psutil.Process(root).children(recursive=True):
+            with suppress(psutil.Error):
+                if (each.cmdline() or [""])[0].split("/")[-1].startswith(program):
+                    found.append(each.pid)
+        time.sleep(0.05)
+    (pid,) = found
+    return pid
+
+
 def ended_by(kill: str | int, arguments: list[str], cwd: Path, **variables: str) -> str:
     """Run rayfl, SIGKILL a process when the third line is there, and return stderr.
 
@@ -151,8 +165,7 @@ def ended_by(kill: str | int, arguments: list[str], cwd: Path, **variables: str)
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
     if isinstance(kill, str):
-        family = psutil.Process(process.pid).children(recursive=True)
-        (kill,) = (each.pid for each in family if (each.cmdline() or [""])[0].split("/")[-1].startswith(kill))
+        kill = descendant(process.pid, kill)
     os.kill(kill, signal.SIGKILL)
     # No hang: Ray itself gives up a gcs_server after 60 s.
     output, errors = process.communicate(timeout=150)
