@@ -60,6 +60,9 @@ _USED_BY_RAY = (
 )
 """What Ray itself loads in every worker, as far as it is there."""
 
+_PATIENCE_S = 5.0
+"""For a request to come whole. Who has been stopped in the middle of it becomes a worker of Ray's own later."""
+
 _OUT_OF_MEMORY_SCORE = "1000"
 """Ray lets the kernel, where memory runs out, end a worker before anything else."""
 
@@ -159,11 +162,15 @@ def serve(listener: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
             os._exit(0)
         connection, _ = listener.accept()
         with connection:
+            connection.settimeout(_PATIENCE_S)
+            streams: list[int] = []
             try:
                 head, streams, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
                 with connection.makefile("rb") as reader:
                     request = json.loads(reader.read(int.from_bytes(head, "big")))
             except (OSError, ValueError):
+                for stream in streams:
+                    os.close(stream)
                 continue
             if not (fork := os.fork()):
                 listener.close()

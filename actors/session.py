@@ -249,11 +249,6 @@ def _without_ray_lines() -> Iterator[None]:
         worker.print_to_stdstream = before
 
 
-def not_needed() -> None:
-    """No Ray is going to be started by this process: end what has begun to load for it."""
-    fork_server.end()
-
-
 def opening(runtime: Runtime) -> str:
     """What `session` does first, in words."""
     if ray.is_initialized():

@@ -8,7 +8,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from actors import package_folder, session, supervisor
+from actors import fork_server, package_folder, session, supervisor
 from jobs import console
 from jobs.console import Audience
 from jobs.display import Display
@@ -199,7 +199,7 @@ def _placed(experiment: Experiment, setup: Setup, audience: Audience, resume: st
     `resume`: the command that goes on, of a run that was begun before.
     """
     if experiment.runtime.executor == "inline":
-        session.not_needed()
+        fork_server.end()
         yield
         return
     audience.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")

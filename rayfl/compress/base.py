@@ -148,7 +148,7 @@ class Packet:
         return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.decode().items()}
 
     def written(self) -> "Packet":
-        """The same packet with its buffers made, where they are not yet (`DenseDifference`)."""
+        """The same packet with its buffers made, where they are not yet (`LateDense`)."""
         return self
 
     def pieces(self) -> "Iterator[Packet]":

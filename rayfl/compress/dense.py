@@ -1,6 +1,7 @@
 """Dense: every entry is sent, at 32 or 16 bits."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,7 +49,7 @@ class DenseCodec(WholeTensorCodec):
             yield Packet({name: buffer[first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
 
 
-class LateDense(Packet):
+class LateDense(Packet, ABC):
     """A dense fp32 packet whose buffers are made where they are read; a subclass says of which tree.
 
     Nobody may write into that tree while it lives.
@@ -61,9 +62,9 @@ class LateDense(Packet):
         # A packet is frozen, and `parts` are still to come.
         vars(self).update(codec=DenseCodec(shapes_of(like), "fp32"), like=like)
 
+    @abstractmethod
     def tree(self) -> Tree:
         """What is sent, where it lies."""
-        raise NotImplementedError
 
     @cached_property
     def parts(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]

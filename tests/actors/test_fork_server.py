@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from actors import fork_server, forked_worker, lean_node
+from actors import fork_server, lean_node
+from actors.forked_worker import LENGTH_BYTES, SERVER
 
 # What a process says of itself, as Ray's worker would run it; it waits for its stdin's end.
 _SAYS = """
@@ -51,7 +52,7 @@ def start(worker: Path, socket_path: str, *words: str, **environment: str) -> di
     around = {**os.environ, "PYTHONPATH": os.pathsep.join([str(worker.parents[3]), *filter(None, sys.path)])}
     done = subprocess.run(
         [sys.executable, str(fork_server.WORKER), *words],
-        env={**around, **environment, forked_worker.SERVER: socket_path},
+        env={**around, **environment, SERVER: socket_path},
         cwd=worker.parent,
         stdout=subprocess.PIPE,
         timeout=120,
@@ -85,6 +86,16 @@ def test_without_its_server_a_worker_is_rays_own(server: fork_server.ForkServer,
     server.process.wait()
     found = start(worker, server.socket, "--words=a")
     assert found["words"] == ["--words=a"] and found["parent"] == os.getpid()
+
+
+def test_who_asks_for_nothing_holds_nobody_up(
+    server: fork_server.ForkServer, worker: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.connect(server.socket)
+        socket.send_fds(stopped, [(100).to_bytes(LENGTH_BYTES, "big")], [0, 1, 2])
+        assert start(worker, server.socket)["parent"] == server.process.pid
+        assert stopped.recv(1) == b"", "a request that does not come whole is dropped"
 
 
 def test_a_server_ends_with_the_process_that_began_it(tmp_path: Path):

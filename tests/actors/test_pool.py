@@ -54,15 +54,18 @@ def uploads(first: int, *clients: int) -> TrainJob:
 
 
 class Watched(RayExecutor):
-    """Notes in which order jobs finish."""
+    """Notes in which order jobs finish, and makes the file `first` when the first one has."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, first: Path | None = None) -> None:
         self.finished: list[int] = []
+        self.first = first
         super().__init__(*args)
 
     def _take(self, pending: PendingCalls, ref: ray.ObjectRef) -> None:
         self.finished.append(pending.flying[ref].index)
         super()._take(pending, ref)
+        if self.first:
+            self.first.touch()
 
 
 def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> None:
@@ -235,19 +238,19 @@ def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> 
         )
     first = min(client for client in setup.population.sample_round(2).selected if client >= 3)
     expected = (
-        f"round 2, client {first}: Failing.begin (toys.py, line 59): ZeroDivisionError: client {first} divides by zero"
+        f"round 2, client {first}: Failing.begin (toys.py, line 64): ZeroDivisionError: client {first} divides by zero"
     )
     assert str(raised.value) == str(inline.value) == expected
     assert "in begin" in raised.value.__notes__[0]
 
 
-def test_of_two_errors_the_one_of_the_first_job_is_told() -> None:
-    # The first job trains three clients before client 3 fails; the second one fails at its first client, client 4.
-    setup = with_method(Failing)
+def test_of_two_errors_the_one_of_the_first_job_is_told(tmp_path: Path) -> None:
+    # The second job fails at its first client, client 4; only when that is known does the first one, at client 3.
+    setup = with_method(Failing, after=tmp_path / "failed")
     plan = setup.plan(2)
     message = setup.server_half.broadcast({"params": setup.initial}, setup.context(2, plan, NOBODY, "server"))
     jobs = [Job(work) for work in (uploads(0, 0, 1, 2, 3), uploads(4, 4), uploads(5, 0))]
-    executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
+    executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0), first=tmp_path / "failed")
     try:
         with pytest.raises(ClientError, match="round 2, client 3: "):
             executor.run("train", executor.put(RoundInputs(2, plan, message)), jobs)

@@ -76,7 +76,7 @@ def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path)
         session.play_on_ray(experiment(runtime={"actors": 2}), setup, tmp_path, ignore)
     assert (
         str(raised.value)
-        == "round 2, client 3: Failing.begin (toys.py, line 59): ZeroDivisionError: client 3 divides by zero"
+        == "round 2, client 3: Failing.begin (toys.py, line 64): ZeroDivisionError: client 3 divides by zero"
     )
     assert "in begin" in raised.value.__notes__[0]
     run = read_run(write_experiment(tmp_path))

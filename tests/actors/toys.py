@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,14 @@ def with_method(kind: type[FedAvg], **attributes: Any) -> Setup:
 
 
 class Failing(FedAvg):
-    """Clients 3 and above divide by zero in round 2."""
+    """Clients 3 and above divide by zero in round 2, client 3 once the file `after` is there."""
+
+    after: Path | None = None
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         if ctx.round == 2 and ctx.traits.id >= 3:
+            while ctx.traits.id == 3 and self.after and not self.after.exists():
+                time.sleep(0.01)
             raise ZeroDivisionError(f"client {ctx.traits.id} divides by zero")
         return super().begin(state, received, ctx)
 
