@@ -31,7 +31,7 @@ if __name__ == "__main__":
     # Beside this file lie modules of ours, which are none of Python's; the packages lie one floor up.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from actors.forked_worker import LENGTH_BYTES, SERVER
+from actors.forked_worker import LENGTH_BYTES
 
 WORKER = Path(__file__).with_name("forked_worker.py")
 """The program that Ray starts in place of its own worker."""
@@ -68,7 +68,10 @@ _OUT_OF_MEMORY_SCORE = "1000"
 
 
 class ForkServer:
-    """A fork server that is starting; `end` ends it, and so does the end of this process. Its workers live on."""
+    """A fork server that is starting; `end` ends it, and so does the end of this process. Its workers live on.
+
+    OSError where this machine cannot have one.
+    """
 
     def __init__(self) -> None:
         # Nobody but the user gets into this folder, so nobody else reaches the socket.
@@ -100,17 +103,35 @@ class ForkServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def started() -> ForkServer | None:
+    """A fork server; None where this machine cannot have one, so that Ray starts its own workers."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return ForkServer()
+    return None
+
+
+@contextmanager
+def serving() -> Iterator[ForkServer | None]:
+    """`started`, which ends with the block."""
+    server = started()
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.end()
+
+
 _begun: ForkServer | None = None
 
 
-def begin() -> None:
-    """Start the fork server of the Ray that this process will start, unless that has been done. Where this machine
-    cannot have one, Ray starts its own workers."""
+def begin() -> ForkServer | None:
+    """`started` for the Ray that this process will start, unless that has been done."""
     global _begun
-    if _begun is None and sys.platform == "linux":
-        with suppress(OSError):
-            _begun = ForkServer()
-            atexit.register(end)
+    if _begun is None and (server := started()):
+        _begun = server
+        atexit.register(end)
+    return _begun
 
 
 def end() -> None:
@@ -120,19 +141,6 @@ def end() -> None:
         server, _begun = _begun, None
         atexit.unregister(end)
         server.end()
-
-
-@contextmanager
-def offered() -> Iterator[bool]:
-    """Processes that are started inside find the fork server, if one has begun; yields whether they do."""
-    if _begun is None:
-        yield False
-        return
-    os.environ[SERVER] = _begun.socket
-    try:
-        yield True
-    finally:
-        del os.environ[SERVER]
 
 
 def load() -> None:

@@ -8,13 +8,15 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ray._private.node import Node
 from ray._raylet import persist_port  # pyright: ignore[reportAttributeAccessIssue]
 
-from actors import fork_server
+from actors.fork_server import WORKER, ForkServer
+from actors.forked_worker import SERVER
 from actors.supervisor import children_of
 
 _IDLE = ("start_api_server", "start_log_monitor", "start_monitor")
@@ -30,6 +32,7 @@ _PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_p
 chosen; and the agent of a second Ray on a machine tries for seconds to get the dashboard's default one."""
 
 _FIRST_PORT, _TRIES, _STRIDE = 20_000, 10, 997
+_asked = count()
 
 _LAST = 19
 """The niceness of agents; a worker's is 15."""
@@ -38,8 +41,8 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @contextmanager
-def lean_node() -> Iterator[None]:
-    """A node of Ray that is started inside is lean."""
+def lean_node(server: ForkServer | None) -> Iterator[None]:
+    """Nodes of Ray that are started inside are lean; their workers are forks of the server's, if one is given."""
     before = {name: getattr(Node, name) for name in (*_IDLE, "start_raylet") if hasattr(Node, name)}
     start_raylet = before.pop("start_raylet", None)
     for name in before:
@@ -52,24 +55,26 @@ def lean_node() -> Iterator[None]:
             setattr(node._ray_params, name, port)
             # Where an agent would write that it has chosen.
             persist_port(node._session_dir, node._node_id, name, port)
-        if forks:
-            node._ray_params.worker_path = str(fork_server.WORKER)
+        if server is not None:
+            node._ray_params.worker_path = str(WORKER)
         start_raylet(node, *words, **settings)
         raylets.append(node.all_processes["raylet"][0].process.pid)
 
     raylets: list[int] = []
-    with fork_server.offered() as forks:
+    if start_raylet is not None:
+        setattr(Node, "start_raylet", start)  # noqa: B010 (its signature is Ray's affair)
+    if server is not None:
+        os.environ[SERVER] = server.socket
+    try:
+        yield
+        for raylet in raylets:
+            _put_agents_last(raylet)
+    finally:
+        os.environ.pop(SERVER, None)
+        for name, method in before.items():
+            setattr(Node, name, method)
         if start_raylet is not None:
-            setattr(Node, "start_raylet", start)  # noqa: B010 (its signature is Ray's affair)
-        try:
-            yield
-            for raylet in raylets:
-                _put_agents_last(raylet)
-        finally:
-            for name, method in before.items():
-                setattr(Node, name, method)
-            if start_raylet is not None:
-                Node.start_raylet = start_raylet
+            Node.start_raylet = start_raylet
 
 
 def _put_agents_last(raylet: int) -> None:
@@ -80,16 +85,16 @@ def _put_agents_last(raylet: int) -> None:
             os.setpriority(os.PRIO_PROCESS, agent, _LAST)
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(length: int) -> list[int]:
     """So many ports in a row at which nobody listens, and which the kernel gives to no connection meanwhile; none where
-    it may give any. Processes that ask at the same time get others."""
+    it may give any. Who asks next gets others, in this process and in one that asks at the same time."""
     try:
-        groups = (int(_LOCAL_PORTS.read_text().split()[0]) - _FIRST_PORT) // count
+        groups = (int(_LOCAL_PORTS.read_text().split()[0]) - _FIRST_PORT) // length
     except (OSError, ValueError, IndexError):
         return []
-    for number in range(min(groups, _TRIES)):
-        first = _FIRST_PORT + (os.getpid() + number * _STRIDE) % groups * count
-        ports = list(range(first, first + count))
+    for _ in range(min(groups, _TRIES)):
+        first = _FIRST_PORT + (os.getpid() + next(_asked) * _STRIDE) % groups * length
+        ports = list(range(first, first + length))
         with suppress(OSError), ExitStack() as held:
             for port in ports:
                 held.enter_context(socket.socket()).bind(("", port))

@@ -226,7 +226,6 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
                 _join(address)
             else:
                 require_room_here(runtime)
-                fork_server.begin()
                 _start(runtime, setup is not None and heap.overflows(setup), resume)
             yield
         finally:
@@ -341,7 +340,7 @@ def _own_processes() -> dict[str, int]:
 
 
 def _init(memory_mb: int | None, limits: Mapping[str, int]) -> None:
-    with lean_node():
+    with lean_node(fork_server.begin()):
         ray.init(
             address="local",
             _node_ip_address=access.LOOPBACK,

@@ -74,25 +74,28 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A local Ray of 4 cores and 1 GPU. Both are counted, not there, so placement can be tested on any machine."""
+    """A local Ray of 4 cores and 1 GPU, started as rayfl starts its own. Cores and GPU are counted, not there, so
+    placement can be tested on any machine."""
     import ray
 
-    from actors import access
+    from actors import access, fork_server
+    from actors.lean_node import lean_node
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray puts sockets below this folder, and the path of a socket has at most 107 characters.
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
-    with access.private():
-        ray.init(
-            address="local",
-            _node_ip_address=access.LOOPBACK,
-            include_dashboard=False,
-            _temp_dir=folder,
-            log_to_driver=False,
-            num_cpus=4,
-            num_gpus=1,
-            object_store_memory=300 * 10**6,
-        )
+    with access.private(), fork_server.serving() as server:
+        with lean_node(server):
+            ray.init(
+                address="local",
+                _node_ip_address=access.LOOPBACK,
+                include_dashboard=False,
+                _temp_dir=folder,
+                log_to_driver=False,
+                num_cpus=4,
+                num_gpus=1,
+                object_store_memory=300 * 10**6,
+            )
         yield
         ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)

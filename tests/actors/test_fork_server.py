@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,20 @@ def test_a_server_ends_with_the_process_that_began_it(tmp_path: Path):
     assert not Path(folder).exists()
 
 
-def test_ports_are_free_in_a_row_and_others_for_a_second_process(monkeypatch: pytest.MonkeyPatch):
-    first = lean_node.free_ports(4)
-    assert first == list(range(first[0], first[0] + 4)) and lean_node.free_ports(4) == first
+def test_ports_are_free_in_a_row_and_others_for_whoever_asks_next(monkeypatch: pytest.MonkeyPatch):
+    def asked() -> list[int]:
+        """What a process is given that has asked for none yet."""
+        monkeypatch.setattr(lean_node, "_asked", count())
+        return lean_node.free_ports(4)
+
+    first, second = asked(), lean_node.free_ports(4)
+    assert first == list(range(first[0], first[0] + 4)) and not set(first) & set(second)
     with socket.socket() as busy:
         busy.bind(("", first[random.randrange(4)]))
-        assert not set(lean_node.free_ports(4)) & set(first)
+        assert asked() == second
     pid = os.getpid()
     monkeypatch.setattr("os.getpid", lambda: pid + 1)
-    assert not set(lean_node.free_ports(4)) & set(first)
+    assert not set(asked()) & set(first)
 
 
 def test_no_port_is_chosen_where_the_kernel_may_give_any(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -136,7 +142,7 @@ def test_no_port_is_chosen_where_the_kernel_may_give_any(monkeypatch: pytest.Mon
 _OWN_RAY = """
 import os, ray
 from pathlib import Path
-from actors import fork_server, session, supervisor
+from actors import fork_server, forked_worker, session, supervisor
 from rayfl.experiment.experiment import Runtime
 
 @ray.remote(num_cpus=0)
@@ -149,7 +155,8 @@ with session.session(Runtime()):
     server = fork_server._begun
     agents = [os.getpriority(os.PRIO_PROCESS, one) for one in supervisor.children_of(raylet)]
     print(found == server.process.pid, agents)
-print(Path(server.folder).exists(), server.process.poll() is None, fork_server._begun, fork_server.SERVER in os.environ)
+ended = Path(server.folder).exists(), server.process.poll() is None
+print(*ended, fork_server._begun, forked_worker.SERVER in os.environ)
 """
 
 
