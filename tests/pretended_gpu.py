@@ -76,12 +76,15 @@ class PretendedGpu(TorchDispatchMode):
         self._pins = patch.object(Tensor, "pin_memory", lambda tensor: tensor)
 
     def __enter__(self) -> "PretendedGpu":
+        self._before = torch.are_deterministic_algorithms_enabled()
         self._begins.start()
         self._pins.start()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
+        # Whoever works on a GPU turns them on, and leaves them on.
+        torch.use_deterministic_algorithms(self._before)
         self._pins.stop()
         self._begins.stop()
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -135,23 +134,25 @@ with session.session(Runtime()):
 """
 
 
-def descendant(root: int, program: str) -> int:
-    """The process below `root` whose program's name begins so; Ray's agents may still be loading when rounds begin."""
-    ends, found = time.monotonic() + 100, list[int]()
-    while not found and time.monotonic() < ends:
-        for each in psutil.Process(root).children(recursive=True):
-            with suppress(psutil.Error):
-                if (each.cmdline() or [""])[0].split("/")[-1].startswith(program):
-                    found.append(each.pid)
-        time.sleep(0.05)
-    (pid,) = found
-    return pid
+AGENT = ("ray::DashboardAgent", "dashboard/agent.py")
+"""Its name, and what it is called as long as it loads: on a busy machine rounds begin long before that is over."""
 
 
-def ended_by(kill: str | int, arguments: list[str], cwd: Path, **variables: str) -> str:
+def descendant(root: int, program: str | tuple[str, ...]) -> int:
+    """The process below `root` whose program or name, or one of several, ends so."""
+    found = {}
+    for each in psutil.Process(root).children(recursive=True):
+        # Some end meanwhile; and what a process starts is called as it is for a moment.
+        with suppress(psutil.Error):
+            if any(word.endswith(program) for word in each.cmdline()[:3]):
+                found[each.create_time()] = each.pid
+    return found[min(found)]
+
+
+def ended_by(kill: str | tuple[str, ...] | int, arguments: list[str], cwd: Path, **variables: str) -> str:
     """Run rayfl, SIGKILL a process when the third line is there, and return stderr.
 
-    `kill`: how the command line of a descendant begins, a part of its program's name, or a process's number.
+    `kill`: the end of the name of a descendant's program, or of one of several names; or a process's number.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.Popen(
@@ -164,7 +165,7 @@ def ended_by(kill: str | int, arguments: list[str], cwd: Path, **variables: str)
     )
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
-    if isinstance(kill, str):
+    if not isinstance(kill, int):
         kill = descendant(process.pid, kill)
     os.kill(kill, signal.SIGKILL)
     # No hang: Ray itself gives up a gcs_server after 60 s.
@@ -180,7 +181,7 @@ def test_whatever_of_ray_dies_the_run_ends_in_a_sentence_and_goes_on(tmp_path: P
     command, played = ["run", "failing.toml", "--output", "run"], []
     # The gcs_server ends soon after a raylet, and may be missed first.
     either = "raylet|gcs_server"
-    for kill, names in (("ray::DashboardAgent", either), ("raylet", either), ("gcs_server", "gcs_server")):
+    for kill, names in ((AGENT, either), ("raylet", either), ("gcs_server", "gcs_server")):
         errors = ended_by(kill, command, tmp_path)
         *before, last = errors.splitlines()
         place = re.escape(str(tmp_path / "run"))

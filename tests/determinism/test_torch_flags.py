@@ -29,5 +29,6 @@ def test_tf32_is_on_where_it_is_asked_for_and_algorithms_stay_deterministic(prec
 
 def test_on_a_cpu_nothing_but_the_threads_is_set():
     torch.backends.cudnn.allow_tf32 = True
+    torch.use_deterministic_algorithms(False)
     torch_flags.fix(torch.get_num_threads(), torch.device("cpu"))
     assert torch.backends.cudnn.allow_tf32 and not torch.are_deterministic_algorithms_enabled()
