@@ -72,12 +72,16 @@ def run(
                 raise ValueError(f"a sweep has a directory on this machine: give {output} as output.directory")
             sys.exit(run_all(combinations, output, overwrite=overwrite, display=display))
 
-        from jobs.single import run_file, run_or_resume
+        from rayfl.experiment.experiment import read
+
+        # What is refused needs nothing of Ray.
+        experiment = read(file, settings)
+        from jobs.single import run_and_print, run_or_resume
 
         done = (
-            run_or_resume(file, settings, output, display)
+            run_or_resume(experiment, output, display)
             if resumed
-            else run_file(file, settings, output, overwrite, display)
+            else run_and_print(experiment, output, overwrite, display)
         )
         if not done:
             sys.exit(INTERRUPTED)

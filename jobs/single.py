@@ -423,24 +423,23 @@ def free_directory(experiment: Experiment) -> Path:
     return path
 
 
-def run_file(
-    file: Path, overrides: Sequence[str], output: Place | None, overwrite: bool, display: Display | None = None
+def run_and_print(
+    experiment: Experiment, output: Place | None, overwrite: bool, display: Display | None = None
 ) -> bool:
-    """Run the experiment in a file and print its result. False if a signal ended the run before its last round."""
-    experiment = read(file, overrides)
+    """Run an experiment and print its result. False if a signal ended the run before its last round."""
     directory, experiment = placed(output or local_folder(experiment) / experiment.name, experiment)
     warn_of_package(directory, experiment)
     return print_result(run(experiment, output, overwrite, Audience(display=display)), display, experiment)
 
 
-def run_or_resume(file: Path, overrides: Sequence[str], output: Place | None, display: Display | None = None) -> bool:
-    """Begin the run of a file in `output`, go on with it, or say that it is finished, and print its result.
+def run_or_resume(experiment: Experiment, output: Place | None, display: Display | None = None) -> bool:
+    """Begin an experiment's run in `output`, go on with it, or say that it is finished, and print its result.
 
     `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`.
     False if a signal ended the run before its last round. The same call may be repeated after any end, a kill too.
     SettingsError where the place holds a run of other settings, or something else.
     """
-    audience, experiment = Audience(display=display), read(file, overrides)
+    audience = Audience(display=display)
     if output is None and not is_url(experiment.output.directory):
         raise SettingsError("--resume needs the directory of the run, give it in --output")
     directory, experiment = placed(output or local_folder(experiment) / experiment.name, experiment)
