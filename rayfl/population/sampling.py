@@ -139,7 +139,7 @@ class Population:
             uplink_bps=float(drawn["uplink_mbps"][client]) * 1e6,
             downlink_bps=float(drawn["downlink_mbps"][client]) * 1e6,
             retention_given=self.settings.retention_ratio is not None,
-            work_share=float(self._work_shares[client]),
+            work_share=float(self.work_shares[client]),
         )
 
     def sample_round(self, round: int, everyone: bool = False) -> Participation:
@@ -167,8 +167,8 @@ class Population:
         return fates
 
     @cached_property
-    def _work_shares(self) -> np.ndarray:
-        """Speed over the median speed, 1 at most; all 1 where everyone does the full work."""
+    def work_shares(self) -> np.ndarray:
+        """By client, float64 [num_clients]: speed over the median speed, at most 1; 1 where all do the full work."""
         speeds = self._drawn["examples_per_s"]
         return np.minimum(1.0, speeds / np.median(speeds)) if self.settings.work == "capacity" else np.ones(len(speeds))
 

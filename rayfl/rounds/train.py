@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from rayfl.determinism.addition_order import Node, cut, nodes_within
 from rayfl.gather import Aggregate, Handle
 from rayfl.methods.base import Plan
@@ -16,6 +18,9 @@ from rayfl.rounds.run_state import RunState, calls_per_wave
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.sum_up import MOST_ALONE, sum_up
 from rayfl.tree import Tree
+
+FEW_WORKERS, EVEN = 2, 1.05
+"""Of so many workers, with calls of which the longest takes at most so many means, none waits long for the others."""
 
 
 def server_participants(setup: Setup, plan: Plan, participation: Participation) -> dict[int, Fate]:
@@ -41,7 +46,7 @@ def train(
     `Setup.keeps_messages`.
     """
     clients, jobs = list(fates), []
-    for run in cut(len(clients), calls_per_wave(setup, executor), setup.work_width):
+    for run in calls(setup, executor, round_inputs.plan, fates):
         nodes = nodes_within(run, (0, len(clients)))
         drawn = {client: fates[client] for client in clients[slice(*run)]}
         work = TrainJob(tuple(nodes), drawn, packets=executor.num_workers > MOST_ALONE)
@@ -74,6 +79,29 @@ def train(
         }
         received[name] = Aggregate(setup.method.gather[name], count=len(sent), items=sent)
     return run_state.updated(setup.memory_slots, outputs), received, messages
+
+
+def calls(setup: Setup, executor: Executor, plan: Plan, fates: Mapping[int, Fate]) -> list[Node]:
+    """The run of participants of each call: one call a worker where workers are few and calls about equally long, as
+    every call costs some milliseconds; else as many as even out unequal clients and workers."""
+    one_each = cut(len(fates), executor.num_workers, setup.work_width)
+    if len(one_each) == executor.num_workers <= FEW_WORKERS:
+        examples = planned_examples(setup, plan, fates)
+        lengths = [examples[slice(*run)].sum() for run in one_each]
+        if max(lengths) * len(lengths) <= EVEN * sum(lengths):
+            return one_each
+    return cut(len(fates), calls_per_wave(setup, executor), setup.work_width)
+
+
+def planned_examples(setup: Setup, plan: Plan, fates: Mapping[int, Fate]) -> np.ndarray:
+    """About how many examples each participant is to train on, float64, in the order of `fates`."""
+    clients = list(fates)
+    total = np.zeros(len(clients))
+    for stage in plan.stages:
+        held = setup.partition.split(stage.split).sizes[clients]
+        a_step = np.minimum(held, stage.batch_size or held) * stage.batches_per_step
+        total += held * stage.epochs if stage.epochs else a_step * (stage.steps or 0)
+    return total * setup.population.work_shares[clients] * [fate.trains for fate in fates.values()]
 
 
 def add_messages(

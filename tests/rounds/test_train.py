@@ -14,6 +14,7 @@ from rayfl.rounds.calls import RoundInputs, TrainJob
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.sums import Added
+from rayfl.rounds.train import calls
 from rayfl.rounds.worker import Worker
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import play
@@ -73,7 +74,7 @@ def test_a_thousand_participants_give_64_workers_something_to_do():
     here = clients(1000)
     few, many = Many(here, 1), Many(here, 64)
     (_, (alone,)), (_, (shared,)) = play(here, few), play(here, many)
-    assert len(few.jobs) == 2 and len(many.jobs) == 128
+    assert len(few.jobs) == 1 and len(many.jobs) == 128
     assert max(len(job.clients) for job in many.jobs) == 8
     assert_same_bits(contents(few, alone), contents(many, shared))
 
@@ -85,11 +86,41 @@ def test_a_round_can_use_a_worker_a_participant():
     assert [job.clients for job in executor.jobs] == [(0,), (1,), (2,), (3,), (4,)]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "hyper", "given", "expected"),
+    [
+        ((8,) * 8, {}, {}, [4, 4]),
+        # One client has as much to do as all others, in epochs and not in steps.
+        ((8,) * 7 + (56,), {}, {}, [2, 2, 2, 2]),
+        ((8,) * 7 + (56,), {"steps": 3}, {}, [4, 4]),
+        ((2,) * 4 + (8,) * 4, {"steps": 3}, {}, [2, 2, 2, 2]),
+        # A call that is a tenth longer.
+        ((9, 9, 10, 10), {"batch_size": 0}, {}, [1, 1, 1, 1]),
+        ((8,) * 8, {}, {"work": "capacity", "examples_per_s": [*[1.0] * 4, *[0.5] * 4]}, [2, 2, 2, 2]),
+        ((8,) * 7, {}, {}, [2, 2, 2, 1]),
+    ],
+)
+def test_two_workers_get_two_calls_where_these_are_equally_long(
+    sizes: tuple[int, ...], hyper: dict[str, Any], given: dict[str, Any], expected: list[int]
+):
+    here = setup_of("fedavg", {"batch_size": 4, **hyper}, sizes=sizes, rounds=1, clients=given)
+    executor = Many(here, 2)
+    play(here, executor)
+    assert [len(job.clients) for job in executor.jobs] == expected
+
+
+def test_who_does_not_train_lengthens_no_call():
+    here = clients(8)
+    idle = dict.fromkeys(range(4), Fate.DROPPED_AFTER_TRAINING) | dict.fromkeys(range(4, 8), Fate.DELIVERED)
+    assert calls(here, Many(here, 2), here.plan(0), idle) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert calls(here, Many(here, 2), here.plan(0), dict.fromkeys(range(8), Fate.DELIVERED)) == [(0, 4), (4, 8)]
+
+
 def test_stacks_come_whole():
     here = clients(11, engine_name="vmap", stack_width=3)
-    executor = Many(here, 1)
+    executor = Many(here, 3)
     play(here, executor)
-    assert [len(job.clients) for job in executor.jobs] == [6, 5]
+    assert [len(job.clients) for job in executor.jobs] == [3, 3, 3, 2]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33, 50])
