@@ -12,9 +12,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+# Ray brings it along, and has put it on the path by now.
+import ray  # noqa: F401
+from ray._private.utils import psutil  # pyright: ignore[reportPrivateImportUsage]
 
 BIN = Path(sys.executable).parent
 TOKEN = secrets.token_hex(32)
@@ -110,8 +114,13 @@ def started_head(
                 time.sleep(0.2)
             yield Head(address, f"127.0.0.1:{gcs}", process)
         finally:
+            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+            # Of a node that the autoscaler takes back, Ray leaves the log monitor.
+            for each in below:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
 
 
 HEAD_ID = "f" * 51 + "00000"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -48,11 +49,19 @@ CALLS = (
 """A call to each kind of server that a session has: it runs something, or writes or reads what others own."""
 
 
+SERVERS = {"gcs_server", "raylet", "ray::DashboardA", "ray::RuntimeEnv"}
+"""Of a session, beside its workers; the names of Linux have 15 letters."""
+
+
 @pytest.fixture
 def processes(cluster: None) -> list[psutil.Process]:
-    """The processes of this session, a worker that has run something among them."""
+    """The processes of this session, a worker that has run something among them, and all servers listening."""
     assert ray.get(ray.remote(lambda: 1).remote()) == 1
-    here = psutil.Process()
+    here, deadline = psutil.Process(), time.monotonic() + 240
+    # On a busy machine agents load for a long time.
+    while not {name[:15] for name, _, _ in listening(here.children(recursive=True))} >= SERVERS:
+        assert time.monotonic() < deadline, "the session's servers do not listen"
+        time.sleep(0.2)
     return [here, *here.children(recursive=True)]
 
 
@@ -70,8 +79,8 @@ def listening(processes: list[psutil.Process]) -> Iterator[tuple[str, str, int]]
 def test_a_session_listens_on_loopback_alone(processes: list[psutil.Process]) -> None:
     found = list(listening(processes))
     assert [one for one in found if one[1].removeprefix("::ffff:") != access.LOOPBACK] == []
-    # The names of Linux have 15 letters; this process is the driver.
-    assert {"gcs_server", "raylet", "ray::DashboardA", "ray::RuntimeEnv"} <= {name[:15] for name, _, _ in found}
+    assert {name[:15] for name, _, _ in found} >= SERVERS
+    # This process is the driver.
     assert processes[0].name() in {name for name, _, _ in found}
     assert len(found) >= 7
 
