@@ -180,14 +180,16 @@ def serve(listener: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
                 for stream in streams:
                     os.close(stream)
                 continue
-            if not (fork := os.fork()):
+            fork = os.fork()
+            # Ray ends a worker's group with the worker. Both see to it: whoever asked ends, and its group may, as soon
+            # as this process has answered, and a fork must not begin its work before.
+            with suppress(OSError):
+                os.setpgid(fork, request["group"])
+            if not fork:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 return request, streams
-            # Ray ends a worker's group with the worker.
-            with suppress(OSError):
-                os.setpgid(fork, request["group"])
             for stream in streams:
                 os.close(stream)
             with suppress(OSError):

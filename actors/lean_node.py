@@ -34,8 +34,8 @@ chosen; and the agent of a second Ray on a machine tries for seconds to get the 
 _FIRST_PORT, _TRIES, _STRIDE = 20_000, 10, 997
 _asked = count()
 
-_LAST = 19
-"""The niceness of agents; a worker's is 15."""
+_WORKERS, _LAST = ("RAY_worker_niceness", "15"), 4
+"""The niceness of Ray's workers, where the environment has it, and by default; and how much nicer agents are."""
 
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -79,10 +79,11 @@ def lean_node(server: ForkServer | None) -> Iterator[None]:
 
 def _put_agents_last(raylet: int) -> None:
     """Let the agents load after the workers, which Ray makes give way to them."""
+    niceness = int(os.environ.get(*_WORKERS)) + _LAST
     for agent in children_of(raylet):
         # Some may have ended.
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, agent, _LAST)
+            os.setpriority(os.PRIO_PROCESS, agent, niceness)
 
 
 def free_ports(length: int) -> list[int]:

@@ -163,4 +163,5 @@ print(*ended, fork_server._begun, forked_worker.SERVER in os.environ)
 @pytest.mark.ray
 def test_a_ray_of_our_own_forks_its_workers_and_leaves_nothing_behind():
     done = subprocess.run([sys.executable, "-c", _OWN_RAY], stdout=subprocess.PIPE, text=True, check=True, timeout=240)
-    assert done.stdout.splitlines() == ["True [19, 19]", "False False None False"]
+    # In tests workers have niceness 0.
+    assert done.stdout.splitlines() == ["True [4, 4]", "False False None False"]
