@@ -221,6 +221,7 @@ def start(repeats: int, results: Path, overwrite: bool) -> None:
 )
 @click.option("--rounds", type=int, help="Rounds that count; by default each workload's own number.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the workloads' examples.")
+@click.option("--peers-python", metavar="PATH", help="Python of an environment with pfl-research: run that, too.")
 def gpu(
     workloads: Sequence[str],
     device: str,
@@ -228,6 +229,7 @@ def gpu(
     engine: Literal["auto", "loop", "vmap"],
     rounds: int | None,
     scale: float,
+    peers_python: str | None,
     results: Path,
     overwrite: bool,
 ) -> None:
@@ -242,4 +244,4 @@ def gpu(
 
         written = Results("gpu", results, overwrite)
         given = {"device": device, "precision": precision, "engine": engine, "rounds": rounds, "scale": scale}
-        sys.exit(bench_gpu(workloads, written, **given))
+        sys.exit(bench_gpu(workloads, written, **given, python=peers_python))

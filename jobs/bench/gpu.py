@@ -8,22 +8,27 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from jobs.bench.figures import Column, Figures, Results, gigabytes
-from jobs.bench.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task, samples_of_client
+from jobs.bench.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task, experiment, samples_of_client
+from jobs.bench.rounds import PEERS, files_of, installed, lend, rival
 from jobs.standard_output import print_table
 from rayfl.determinism.process import Precision
+from rayfl.experiment.prepare import prepare
 from rayfl.settings import SettingsError, nearest
 
 PARTS = (1, 2, 4)
 """Processes that share the device; so many workers are compared bit for bit, too."""
 CODEC_ENTRIES = 11_000_000
 """Numbers that compressors encode and decode."""
+BARE = "bare loop"
 
 
 WORKLOAD_COLUMNS = (
@@ -54,6 +59,9 @@ CODEC_COLUMNS = (
     Column("same_bytes", "bytes as in main memory"),
 )
 
+PEER, PEER_WORKLOADS = "pfl_research", ("W1", "W2", "W3")
+"""The other simulator that knows a GPU, and the workloads whose networks it can have without rayfl."""
+
 Run = Callable[[Sequence[Task]], list[dict[str, Any]]]
 """Runs processes at the same time, and returns the figures of each."""
 
@@ -80,13 +88,15 @@ def bench_gpu(
     engine: Literal["auto", "loop", "vmap"] = "auto",
     rounds: int | None = None,
     scale: float = 1.0,
+    python: str | None = None,
     run: Run = run,
 ) -> int:
     """Measure WORKLOADs, architectures and compressors (by default all), print tables, write `results`; the exit code.
 
-    `engine`: that of WORKLOADs. 1 where two runs, or runs with other numbers of workers, differ in a bit, or a packet's
-    bytes on the device from those of main memory. SettingsError, before anything is
-    measured, on an unknown name, on a device that is not there, and where `results` cannot be written.
+    `engine`: that of WORKLOADs; `python`: the interpreter of an environment with pfl-research, which runs them, too. 1
+    where two runs, or runs with other numbers of workers, differ in a bit, or a packet's bytes on the device from those
+    of main memory. SettingsError, before anything is measured, on an unknown name, on a device that is not there, where
+    pfl-research is not, and where `results` cannot be written.
     """
     known = [*GPU_WORKLOADS, *MODELS, *CODECS]
     for name in names:
@@ -94,13 +104,17 @@ def bench_gpu(
             raise SettingsError(f"unknown workload {name!r}: {nearest(name, known)}")
     chosen, device = names or known, found_device(device)
     check(precision, device, rounds, scale)
+    check_peer(python, precision)
     results.require()
     base = Task("rayfl", device=device, precision=precision, rounds=rounds, scale=scale)
     print(f"device: {described(device)}; precision {precision}; {scale:g} of the workloads' examples", flush=True)
     workloads, bits = Figures("workloads", WORKLOAD_COLUMNS), dict[str, bool]()
     for name in (one for one in chosen if one in GPU_WORKLOADS):
         print(f"{name}: {GPU_WORKLOADS[name].about}", flush=True)
-        bits[name] = workload_rows(workloads, replace(base, workload=name, engine=engine), run)
+        task = replace(base, workload=name, engine=engine)
+        bits[name] = workload_rows(workloads, task, run)
+        if python and name in PEER_WORKLOADS:
+            peer_row(workloads, task, python)
     models = Figures("models", MODEL_COLUMNS)
     for name in (one for one in chosen if one in MODELS):
         model_row(models, replace(base, workload=name), run)
@@ -121,6 +135,14 @@ def check(precision: Precision, device: str, rounds: int | None, scale: float) -
         raise SettingsError(f"--rounds {rounds} is not allowed; it must be a whole number of at least 1")
     if not 0 < scale <= 1:
         raise SettingsError(f"--scale {scale:g} is outside (0, 1]; 1 takes all of the workloads' examples")
+
+
+def check_peer(python: str | None, precision: Precision) -> None:
+    """SettingsError where pfl-research cannot run, or would compute otherwise."""
+    if python and precision != "fp32":
+        raise SettingsError(f"--peers-python is for --precision fp32, and that is {precision}; leave one of them out")
+    if python and PEER not in installed([python]):
+        raise SettingsError(f"--peers-python {python} has no pfl-research; run {python} -m pip install pfl")
 
 
 def found_device(device: str) -> str:
@@ -147,10 +169,26 @@ def workload_rows(figures: Figures, task: Task, run: Run) -> bool:
         add_row(figures, f"rayfl, {parts} process{'es' if parts > 1 else ''}", together, median, reference)
         if parts == 1:
             digests.add(together[0]["digest"])
-    add_row(figures, "bare loop", [bare], reference, reference)
+    add_row(figures, BARE, [bare], reference, reference)
     for workers in PARTS:
         digests.add(run([replace(task, workers=workers)])[0]["digest"])
     return len(digests) == 1
+
+
+def peer_row(figures: Figures, task: Task, python: str) -> None:
+    """A row for pfl-research on the same device, one process with all samples there."""
+    with tempfile.TemporaryDirectory(prefix="gpu") as scratch:
+        work = Path(scratch, "work")
+        work.mkdir()
+        files_of(GPU_WORKLOADS[task.workload], prepare(experiment(task))).write(work)
+        lend(Path(scratch))
+        peer = rival(PEER, str(work), task.device, scratch=Path(scratch), python=python)
+    (reference,) = (
+        row["median_s"] for row in figures.rows if (row["workload"], row["program"]) == (task.workload, BARE)
+    )
+    nothing = (None, None, None)
+    name = f"{PEERS[PEER][0]} {peer.version}"
+    figures.add(task.workload, name, peer.median, reference / peer.median, peer.peak_bytes, *nothing, [peer.seconds])
 
 
 def add_row(
@@ -170,7 +208,7 @@ def add_row(
         joules,
         first.get("width"),
         [one["seconds"] for one in together],
-        bold=program == "bare loop",
+        bold=program == BARE,
     )
 
 

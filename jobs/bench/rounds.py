@@ -146,20 +146,24 @@ def rival(program: str, *arguments: str, scratch: Path, python: str = sys.execut
 
 
 def measured(output: str, peak_bytes: int) -> Measured:
-    """What a program printed as JSON on its last line, and its memory."""
+    """What a program printed as JSON on its last line, and its memory: that of a GPU where it says so."""
     found = json.loads(output)
-    return Measured(tuple(found["seconds"]), found["version"], peak_bytes)
+    return Measured(tuple(found["seconds"]), found["version"], found.get("peak_bytes", peak_bytes))
 
 
 def files(workload: Workload) -> Work:
     """A workload for programs that do not know rayfl, with the clients that rayfl draws."""
     experiment = workload.experiment()
-    setup: Setup = registered(experiment, prepare(experiment), workload.copies)
+    return files_of(workload, registered(experiment, prepare(experiment), workload.copies))
+
+
+def files_of(workload: Workload, setup: Setup) -> Work:
+    """The same with the data, the clients and the rounds of a setup."""
     task, hyper, shards = setup.method.task, setup.method.hyper.model_dump(), setup.partition.train
     assert isinstance(task, Classification)
     # Any: a table of an experiment.
     model: dict[str, Any] = dict(workload.model)
-    rounds = workload.warmup + workload.rounds
+    rounds = setup.rounds
     selected = [sorted(setup.population.sample_round(round).selected) for round in range(rounds)]
     plan = Plan(
         name=workload.name,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from jobs.bench import gpu_program
+from jobs.bench import gpu, gpu_program
 from jobs.bench.figures import Results
 from jobs.bench.gpu import Run, bench_gpu, run
 from jobs.bench.gpu_program import CODECS, GPU_WORKLOADS, MODELS, Task, Watched, experiment, watching
+from jobs.bench.peers.work import Work
+from jobs.bench.rounds import Measured
+from rayfl.experiment.prepare import prepare
 from rayfl.settings import SettingsError
 
 FOUND: dict[str, dict[str, Any]] = {
@@ -70,6 +74,33 @@ def test_a_workload_is_compared_with_the_bare_loop_and_with_itself(tmp_path: Pat
     assert found["same_bits"] == {"W1": True} and (found["device"], found["scale"]) == ("cpu", 1.0)
     assert "W1: the same bits twice, and for (1, 2, 4) workers" in shown
     assert "of which no figure is one of a GPU" in shown
+
+
+@pytest.mark.parametrize("name", ["W3", "R18"])
+def test_pfl_research_is_asked_for_the_same_work_on_the_same_device(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With the data, clients and rounds that the others have; its network is known for W1 to W3."""
+    asked: list[tuple[str, ...]] = []
+
+    def peer(program: str, *arguments: str, scratch: Path, python: str) -> Measured:
+        asked.append((program, *arguments[1:], python))
+        work, mine = Work.read(Path(arguments[0])), experiment(Task("rayfl", name, rounds=2, scale=0.01))
+        assert (work.num_clients, work.plan.rounds, work.plan.per_round) == (100, mine.rounds, 10)
+        assert len(work.labels) == len(prepare(mine).dataset.train.labels)
+        assert (scratch / "jobs" / "bench" / "peers" / "pfl_research.py").is_file()
+        return Measured((0.6, 0.5, 0.7), "0.6", 10**9)
+
+    monkeypatch.setattr(gpu, "rival", peer)
+    monkeypatch.setattr(gpu, "installed", lambda pythons: {"pfl_research": pythons[0]})
+    code, _, found = bench(tmp_path / "found.json", [name], Played(), python="there/python", rounds=2, scale=0.01)
+    rows = {row["program"]: row for row in found["workloads"]}
+    assert code == 0 and asked == ([("pfl_research", "cpu", "there/python")] if name == "W3" else [])
+    assert ("pfl-research 0.6" in rows) == (name == "W3")
+    if name == "W3":
+        # The bare loop takes 0.3.
+        row = rows["pfl-research 0.6"]
+        assert (row["median_s"], row["speed"], row["peak_bytes"]) == (0.6, pytest.approx(0.5), 10**9)
 
 
 def test_other_bits_are_an_exit_code(tmp_path: Path):
@@ -141,6 +172,8 @@ def test_a_process_that_fails_is_named():
         (["W1"], {"precision": "tf32"}, "--precision tf32 is for GPUs, and the device is 'cpu'; give fp32 or bf16"),
         (["W1"], {"rounds": 0}, "--rounds 0 is not allowed; it must be a whole number of at least 1"),
         (["W1"], {"scale": 2.0}, "--scale 2 is outside (0, 1]"),
+        (["W1"], {"python": sys.executable}, f"--peers-python {sys.executable} has no pfl-research; run "),
+        (["W1"], {"python": "p", "precision": "bf16"}, "--peers-python is for --precision fp32, and that is bf16"),
         (["W1"], {"device": "cuda"}, "--device cuda needs a GPU, and torch sees none here; give --device cpu"),
     ],
 )

@@ -111,6 +111,8 @@ def done(work: Work) -> Tally:
 def test_the_rounds_that_count_are_printed(tiny: Work, capsys: pytest.CaptureFixture[str]):
     done(tiny).report("1.2.3", PLAN.num_parameters)
     assert json.loads(capsys.readouterr().out) == {"seconds": [2.0, 3.0], "version": "1.2.3"}
+    done(tiny).report("1.2.3", PLAN.num_parameters, peak_bytes=7)
+    assert rounds.measured(capsys.readouterr().out, 9).peak_bytes == 7
 
 
 @pytest.mark.parametrize("what", ["clients", "examples", "steps", "parameters", "rounds"])

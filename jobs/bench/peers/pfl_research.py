@@ -1,6 +1,7 @@
-"""pfl-research, as its guide on fast distributed simulations says: `python -m jobs.bench.peers.pfl_research WORK`.
+"""pfl-research, as its guide on fast distributed simulations says.
 
-Two processes of one thread each, which reduce their sums with torch.distributed; users are weighted by their samples.
+`python -m jobs.bench.peers.pfl_research WORK`: two processes of one thread each, which reduce their sums with
+torch.distributed; `… WORK DEVICE`: one process, with all samples on the device. Users are weighted by their samples.
 """
 
 # Only who wants to measure it has the package.
@@ -46,12 +47,15 @@ class Network(nn.Module):
         return {"loss": Weighted(loss, len(labels))}
 
 
-def process(folder: str, rank: int, ports: str) -> None:
-    """One of the processes; the first one reports. pfl reads the environment as it is imported."""
-    os.environ["PFL_WORKER_RANK"] = str(rank)
-    os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"127.0.0.1:{port}" for port in ports.split(","))
-    os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
+def process(folder: str, device: str = "cpu", rank: int = 0, ports: str = "") -> None:
+    """One of the processes, or the only one; the first one reports. pfl reads the environment as it is imported."""
+    if ports:
+        os.environ["PFL_WORKER_RANK"] = str(rank)
+        os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"127.0.0.1:{port}" for port in ports.split(","))
+    os.environ["PFL_PYTORCH_DEVICE"] = device
     torch.set_num_threads(1)
+    # As everybody else here computes; torch has it on for convolutions by itself.
+    torch.backends.cudnn.allow_tf32 = False
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
@@ -64,13 +68,14 @@ def process(folder: str, rank: int, ports: str) -> None:
     from pfl.model.pytorch import PyTorchModel
 
     work = Work.read(Path(folder))
-    plan, (inputs, labels), tally, trained = work.plan, work.tensors, Tally(work), [0]
+    plan, tally, trained = work.plan, Tally(work), [0]
+    inputs, labels = (tensor.to(device) for tensor in work.tensors)
     network = Network(work.network())
 
     def user(client: int) -> Dataset:
         trained[0] += 1
         rows = work.rows(client)
-        rows = rows[torch.randperm(len(rows))]
+        rows = rows[torch.randperm(len(rows))].to(device)
         return Dataset((inputs[rows], labels[rows]))
 
     class Rounds(TrainingProcessCallback):
@@ -81,9 +86,12 @@ def process(folder: str, rank: int, ports: str) -> None:
 
         # Any: pfl's own signature; what it calls the round differs between its versions.
         def after_central_iteration(self, aggregate_metrics: Any, model: Any, **which: Any) -> tuple[bool, Metrics]:
+            if device != "cpu":
+                torch.cuda.synchronize()
             seconds = time.perf_counter() - self.begun
             counts = torch.tensor([trained[0], network.examples, network.steps])
-            torch.distributed.all_reduce(counts)
+            if ports:
+                torch.distributed.all_reduce(counts)
             tally.add(seconds, *counts.tolist())
             trained[0] = network.examples = network.steps = 0
             self.begun = time.perf_counter()
@@ -110,16 +118,17 @@ def process(folder: str, rank: int, ports: str) -> None:
         send_metrics_to_platform=False,
     )
     if rank == 0:
-        tally.report(version(PACKAGE), size(network))
+        peak_bytes = None if device == "cpu" else torch.cuda.max_memory_reserved()
+        tally.report(version(PACKAGE), size(network), peak_bytes)
 
 
 def main(folder: str) -> None:
-    """Run the workload. The processes are programs: pfl does not know those that multiprocessing starts."""
+    """Run the workload in two processes. They are programs: pfl does not know those that multiprocessing starts."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(WORKERS)]
     ports = ",".join(str(each.getsockname()[1]) for each in sockets)
     for each in sockets:
         each.close()
-    program = [sys.executable, "-m", "jobs.bench.peers.pfl_research", folder]
+    program = [sys.executable, "-m", "jobs.bench.peers.pfl_research", folder, "cpu"]
     started = [subprocess.Popen([*program, str(rank), ports]) for rank in range(WORKERS)]
     sys.exit(max(abs(each.wait()) for each in started))
 
@@ -127,5 +136,7 @@ def main(folder: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         main(sys.argv[1])
+    elif len(sys.argv) == 3:
+        process(sys.argv[1], sys.argv[2])
     else:
-        process(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+        process(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -138,11 +138,18 @@ class Tally:
         self.examples.append(examples)
         self.steps.append(steps)
 
-    def report(self, version: str, num_parameters: int) -> None:
-        """Print the counted rounds' seconds and the program's version as JSON. SystemExit where its work was other."""
+    def report(self, version: str, num_parameters: int, peak_bytes: int | None = None) -> None:
+        """Print the counted rounds' seconds and the program's version as JSON. SystemExit where its work was other.
+
+        `peak_bytes`: what it reserved on a GPU.
+        """
         if wrong := self.differences(num_parameters):
             sys.exit(f"not the work of {self.work.plan.name}: {', '.join(wrong)}")
-        print(json.dumps({"seconds": self.seconds[self.work.plan.warmup :], "version": version}), flush=True)
+        # Any: what JSON holds.
+        found: dict[str, Any] = {"seconds": self.seconds[self.work.plan.warmup :], "version": version}
+        if peak_bytes is not None:
+            found["peak_bytes"] = peak_bytes
+        print(json.dumps(found), flush=True)
 
     def differences(self, num_parameters: int) -> list[str]:
         """Where the work was not the plan's, in words. Clients may be drawn by other means where all are alike."""
