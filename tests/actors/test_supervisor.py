@@ -150,7 +150,7 @@ def descendant(root: int, program: str | tuple[str, ...]) -> int:
 
 
 def ended_by(kill: str | tuple[str, ...] | int, arguments: list[str], cwd: Path, **variables: str) -> str:
-    """Run rayfl, SIGKILL a process when the third line is there, and return stderr.
+    """Run rayfl, SIGKILL a process when the tenth line is there, so that a checkpoint is, and return stderr.
 
     `kill`: the end of the name of a descendant's program, or of one of several names; or a process's number.
     """
@@ -164,14 +164,14 @@ def ended_by(kill: str | tuple[str, ...] | int, arguments: list[str], cwd: Path,
         text=True,
     )
     assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(3)]
+    lines = [process.stdout.readline() for _ in range(10)]
     if not isinstance(kill, int):
         kill = descendant(process.pid, kill)
     os.kill(kill, signal.SIGKILL)
     # No hang: Ray itself gives up a gcs_server after 60 s.
     output, errors = process.communicate(timeout=150)
     assert "raylet" not in output
-    assert process.returncode == 1 and "rounds" in lines[2], lines
+    assert process.returncode == 1 and "rounds" in lines[-1], lines
     return errors
 
 
