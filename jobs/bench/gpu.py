@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from actors.errors import ClusterError
 from jobs.bench.figures import Column, Figures, Results, gigabytes
 from jobs.bench.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task, experiment, samples_of_client
 from jobs.bench.rounds import PEERS, files_of, installed, lend, rival
@@ -96,7 +97,7 @@ def bench_gpu(
     `engine`: that of WORKLOADs; `python`: the interpreter of an environment with pfl-research, which runs them, too. 1
     where two runs, or runs with other numbers of workers, differ in a bit, or a packet's bytes on the device from those
     of main memory. SettingsError, before anything is measured, on an unknown name, on a device that is not there, where
-    pfl-research is not, and where `results` cannot be written.
+    pfl-research is not, and where `results` cannot be written; ClusterError at the end where pfl-research failed.
     """
     known = [*GPU_WORKLOADS, *MODELS, *CODECS]
     for name in names:
@@ -108,13 +109,16 @@ def bench_gpu(
     results.require()
     base = Task("rayfl", device=device, precision=precision, rounds=rounds, scale=scale)
     print(f"device: {described(device)}; precision {precision}; {scale:g} of the workloads' examples", flush=True)
-    workloads, bits = Figures("workloads", WORKLOAD_COLUMNS), dict[str, bool]()
+    workloads, bits, failed = Figures("workloads", WORKLOAD_COLUMNS), dict[str, bool](), list[str]()
     for name in (one for one in chosen if one in GPU_WORKLOADS):
         print(f"{name}: {GPU_WORKLOADS[name].about}", flush=True)
         task = replace(base, workload=name, engine=engine)
         bits[name] = workload_rows(workloads, task, run)
         if python and name in PEER_WORKLOADS:
-            peer_row(workloads, task, python)
+            try:
+                peer_row(workloads, task, python)
+            except ClusterError as error:
+                failed.append(f"{PEERS[PEER][0]} on {name}: {error}")
     models = Figures("models", MODEL_COLUMNS)
     for name in (one for one in chosen if one in MODELS):
         model_row(models, replace(base, workload=name), run)
@@ -124,6 +128,8 @@ def bench_gpu(
     report(workloads, models, codecs, bits, scale)
     facts = {"device": device, "described": described(device), "precision": precision, "engine": engine, "scale": scale}
     results.write(workloads, models, codecs, **facts, same_bits=bits)
+    if failed:
+        raise ClusterError(f"not measured: {'; '.join(failed)}")
     return 0 if all(bits.values()) and all(row["same_bytes"] for row in codecs.rows) else 1
 
 

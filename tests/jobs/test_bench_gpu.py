@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from actors.errors import ClusterError
 from jobs.bench import gpu, gpu_program
 from jobs.bench.figures import Results
 from jobs.bench.gpu import Run, bench_gpu, run
@@ -101,6 +102,18 @@ def test_pfl_research_is_asked_for_the_same_work_on_the_same_device(
         # The bare loop takes 0.3.
         row = rows["pfl-research 0.6"]
         assert (row["median_s"], row["speed"], row["peak_bytes"]) == (0.6, pytest.approx(0.5), 10**9)
+
+
+def test_what_was_measured_is_kept_where_pfl_research_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def peer(*arguments: str, **given: object) -> Measured:
+        raise ClusterError("it ended with exit code 1")
+
+    monkeypatch.setattr(gpu, "rival", peer)
+    monkeypatch.setattr(gpu, "installed", lambda pythons: {"pfl_research": pythons[0]})
+    with pytest.raises(ClusterError, match="not measured: pfl-research on W3: it ended with exit code 1"):
+        bench(tmp_path / "found.json", ["W3", "sign"], Played(), python="there/python", rounds=2, scale=0.01)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found["workloads"]) == 4 and found["codecs"][0]["compressor"] == "sign"
 
 
 def test_other_bits_are_an_exit_code(tmp_path: Path):
