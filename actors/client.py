@@ -43,7 +43,7 @@ class ClientActor(OwnPackages):
             hide_gpus()
 
     def join(self, setup: Sequence[ray.ObjectRef]) -> "Joined":
-        """Read the setup and prepare torch. SettingsError if there is no GPU to work on; FilesMissing if the data are
+        """Read the setup and prepare torch. RayflError if there is no GPU to work on; FilesMissing if the data are
         mapped from files that are not on this node.
 
         `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early.
@@ -53,16 +53,16 @@ class ClientActor(OwnPackages):
         from actors.setups import read_setup
         from rayfl.determinism.platform import describe
         from rayfl.determinism.torch_flags import fix
+        from rayfl.errors import RayflError
         from rayfl.limits.gpu import tensor_fraction
         from rayfl.rounds.worker import Worker
-        from rayfl.settings import SettingsError
 
         self.worker = Worker(read_setup(setup[0]))
         device = self.worker.setup.device
         if device.type == "cuda":
             if not torch.cuda.is_available():
                 node = ray.util.get_node_ip_address()
-                raise SettingsError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
+                raise RayflError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
             # Ray shares a GPU out by counting and limits no one's memory.
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(tensor_fraction(self.gpu_share, total))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rayfl.rounds.ledger import RoundRecord, RoundRow
     from rayfl.rounds.setup import Setup
     from rayfl.run_directory.checkpoint import Checkpoints
-    from rayfl.trackers.tracker import TrackerName
+    from rayfl.run_directory.trackers.tracker import TrackerName
 
 log = logging.getLogger("rayfl")
 

@@ -14,8 +14,9 @@ import torch
 
 from actors.labels import matches, unmatched
 from rayfl.determinism.process import InstructionSet
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
-from rayfl.settings import SettingsError, shown
+from rayfl.settings import shown
 
 _UNIT = 10_000
 """Ray counts resources in steps of 1/10000."""
@@ -109,7 +110,7 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
     """The pool that an experiment asks for, where a round can use `most_calls` actors.
 
     `joined`: the cluster is not this run's own, so that nodes may come and go: actors without room wait for nodes, and
-    a cluster without any worker is waited for. SettingsError if these nodes cannot hold what is asked for.
+    a cluster without any worker is waited for. RayflError if these nodes cannot hold what is asked for.
     """
     waits = joined and not _has_cores(nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
@@ -130,8 +131,8 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
     fitting = sum(node.holds(placement.num_cpus, placement.num_gpus) for node in chosen)
     if not waits and fitting < (1 if joined else wanted):
         if not _has_cores(chosen):
-            raise SettingsError(f"no node has cores for client actors ({_listed(chosen)}); start one that has some")
-        raise SettingsError(
+            raise RayflError(f"no node has cores for client actors ({_listed(chosen)}); start one that has some")
+        raise RayflError(
             f"runtime.actors={wanted} with num_cpus={placement.num_cpus:g} and num_gpus={runtime.num_gpus:g} each do "
             f"not fit: the cluster holds {fitting} of them ({_listed(chosen)}); ask for fewer actors or for less an "
             "actor"
@@ -140,15 +141,15 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
 
 
 def require_room_here(runtime: Runtime) -> None:
-    """SettingsError where a Ray of this machine alone could never hold the actors, known before it starts."""
+    """RayflError where a Ray of this machine alone could never hold the actors, known before it starts."""
     cores = os.cpu_count() or 1
     if isinstance(runtime.actors, int) and runtime.actors > cores * _UNIT:
-        raise SettingsError(
+        raise RayflError(
             f"runtime.actors={runtime.actors} do not fit: this machine has {cores} cores, of which Ray gives an actor "
             f"at least {1 / _UNIT:g}; ask for fewer actors"
         )
     if runtime.num_gpus > torch.cuda.device_count():
-        raise SettingsError(
+        raise RayflError(
             f"runtime.num_gpus={runtime.num_gpus:g} an actor, and this machine has {torch.cuda.device_count()} GPUs "
             "that torch can use; set runtime.num_gpus=0 and device='cpu', or give the runtime.address of a cluster"
         )
@@ -157,7 +158,7 @@ def require_room_here(runtime: Runtime) -> None:
 def share(
     runtime: Runtime, nodes: Sequence[Node], parallel: int, most_calls: int = sys.maxsize, joined: bool = False
 ) -> Runtime:
-    """The runtime of each of `parallel` runs at once, such that the actors of all fit. SettingsError if they do not.
+    """The runtime of each of `parallel` runs at once, such that the actors of all fit. RayflError if they do not.
 
     Where the experiment leaves the number of actors open, the runs together have as many as have room; a single run
     is left to `place`.
@@ -172,8 +173,8 @@ def share(
         actors = min(max(1, room // parallel), sys.maxsize if runtime.actors == "all" else most_calls)
     try:
         placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes, joined=joined)
-    except SettingsError as error:
-        raise SettingsError(f"{error} (--parallel {parallel}: {actors} actors a run)") from None
+    except RayflError as error:
+        raise RayflError(f"{error} (--parallel {parallel}: {actors} actors a run)") from None
     return runtime.model_copy(update={"actors": actors, "num_cpus": placement.num_cpus})
 
 
@@ -182,31 +183,31 @@ def _has_cores(nodes: Sequence[Node]) -> bool:
 
 
 def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that the labels select. SettingsError where they select none with cores, or none holds one actor."""
+    """The nodes that the labels select. RayflError where they select none with cores, or none holds one actor."""
     workers = [node for node in nodes if node.cpus] or nodes
     chosen = [node for node in workers if matches(runtime.selector, node.labels)]
     if not chosen:
         setting = "labels" if runtime.labels else "accelerator_type"
         asked = unmatched(runtime.selector, [node.labels for node in workers])
-        raise SettingsError(f"runtime.{setting} asks for {asked}; ask for another, or start a node that has it")
+        raise RayflError(f"runtime.{setting} asks for {asked}; ask for another, or start a node that has it")
     _check_size(runtime, chosen)
     return chosen
 
 
 def _check_size(runtime: Runtime, nodes: Sequence[Node]) -> None:
-    """SettingsError for what no node could ever give a single actor."""
+    """RayflError for what no node could ever give a single actor."""
     share = runtime.num_gpus
     most = max(node.gpus for node in nodes)
     which = "no node that runtime.labels selects" if runtime.selector else "no node"
     if share and not most:
-        raise SettingsError(
+        raise RayflError(
             f"num_gpus={share:g} an actor, but {which} has a GPU; set runtime.num_gpus=0 or start a node that has one"
         )
     if share > most:
-        raise SettingsError(f"num_gpus={share:g} an actor, but {which} has more than {most:g}; ask for less")
+        raise RayflError(f"num_gpus={share:g} an actor, but {which} has more than {most:g}; ask for less")
     most = max(node.cpus for node in nodes)
     if runtime.num_cpus and most and runtime.num_cpus > most:
-        raise SettingsError(
+        raise RayflError(
             f"num_cpus={runtime.num_cpus:g} an actor, but {which} has more than {most:g}; set runtime.num_cpus lower"
         )
 

@@ -76,7 +76,7 @@ class RayExecutor:
         on_loss: Callable[[Cause], None] = lambda cause: None,
         on_wave: OnWave = lambda wave: None,
     ) -> None:
-        """Start the actors. ClusterError if none is ready in time; SettingsError for what they cannot do.
+        """Start the actors. ClusterError if none is ready in time; RayflError for what they cannot do.
 
         `kinds` decides which machines work; `on_platform` is called with their description, whenever it is another;
         `on_loss` with why an actor was lost; `on_wave` whenever a call has come back.

@@ -33,13 +33,13 @@ from actors.pool import RayExecutor
 from actors.setups import put_setup
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.process import trim
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.rounds.executor import OnWave
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
-from rayfl.trackers.tracker import environment
+from rayfl.run_directory.trackers.tracker import environment
 
 log = logging.getLogger("rayfl")
 
@@ -75,7 +75,7 @@ def play_on_ray(
     `on_round` with every round's row and means, `on_wave` once a second with how far the round is, `on_stop` by the
     first signal. What was lost, and how the run goes on, is logged. The first SIGINT or
     SIGTERM ends the run after the current round, the second one at once; it can be resumed either way. `stopping` is
-    asked after every round; where it says so, the run ends as by a first signal. SettingsError if the cluster cannot
+    asked after every round; where it says so, the run ends as by a first signal. RayflError if the cluster cannot
     hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
     """
     resume = f"rayfl resume {directory}"
@@ -210,7 +210,7 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
     A local one is configured for the states of `setup`, if given, and lets nobody else in: actors/access.py. A Ray that
     was started or joined here is shut down.
     `resume` is the command that goes on where Ray fails, if there is something to go on with.
-    ClusterError if no cluster answers or Ray does not start, SettingsError for a wrong address.
+    ClusterError if no cluster answers or Ray does not start, RayflError for a wrong address.
     """
     if ray.is_initialized():
         yield
@@ -262,13 +262,13 @@ def address() -> str:
 
 
 def placed(runtime: Runtime, setup: Setup) -> Placement:
-    """The client actors of a run in this session. SettingsError if the cluster cannot hold them."""
+    """The client actors of a run in this session. RayflError if the cluster cannot hold them."""
     return place(runtime, nodes(), setup.most_calls, joined=runtime.cluster is not None)
 
 
 def shared(runtime: Runtime, parallel: int, most_calls: int) -> Runtime:
     """The runtime of each of `parallel` runs at once in this session, of which each can use `most_calls` actors.
-    SettingsError if the cluster cannot hold them."""
+    RayflError if the cluster cannot hold them."""
     return share(runtime, nodes(), parallel, most_calls, joined=runtime.cluster is not None)
 
 
@@ -285,12 +285,12 @@ def _join(address: str) -> None:
 def _check_reachable(address: str) -> None:
     """ClusterError if nothing listens at host:port, which Ray itself would try for minutes; "auto" is Ray's own."""
     if address.startswith("ray://"):
-        raise SettingsError(
+        raise RayflError(
             f"address={address!r} is a Ray client's, through which no coordinator can be placed; run on the cluster "
             "itself with: ray job submit --working-dir . -- python -m jobs.run FILE"
         )
     if address.startswith(("http://", "https://")):
-        raise SettingsError(
+        raise RayflError(
             f"address={address!r} is that of a dashboard, which takes jobs: run on the cluster itself with: ray job "
             f"submit --address {address} --working-dir . -- python -m jobs.run FILE; or unset RAY_ADDRESS"
         )
@@ -298,7 +298,7 @@ def _check_reachable(address: str) -> None:
     if address == "auto":
         return
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or not host.isascii() or not 0 < int(port) < 1 << 16:
-        raise SettingsError(f"address={address!r} is not allowed: give host:port of a Ray head, auto, or local")
+        raise RayflError(f"address={address!r} is not allowed: give host:port of a Ray head, auto, or local")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:

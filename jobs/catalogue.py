@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.standard_output import first_sentence, print_table
-from rayfl.choices import Choice, Kind, find, known
+from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment import toml
 from rayfl.experiment.experiment_file import override
 from rayfl.experiment.unknown_keys import CHOSEN, settings_of
@@ -38,7 +38,7 @@ def print_list(table: str) -> None:
 
 
 def print_one(table: str, name: str) -> None:
-    """Print all about one of them: what it is, its settings, and an example. SettingsError for an unknown name."""
+    """Print all about one of them: what it is, its settings, and an example. RayflError for an unknown name."""
     kind = CHOSEN[table]
     found = find(kind, name)
     print(f"{kind.label} {name}\n")

@@ -16,7 +16,8 @@ from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Sup
 from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
 from jobs.standard_output import outliving_its_reader, print_table
-from rayfl import __version__
+from rayfl.errors import RayflError
+from rayfl.version import __version__
 
 # A list of commands loads nothing that it does not need.
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def run(
     settings = [*overrides, *_settings(rounds, actors, inline)]
     with sentences(), outliving_its_reader(), Display() as display:
         if resumed and overwrite:
-            raise ValueError("--resume needs no --overwrite beside it")
+            raise RayflError("--resume needs no --overwrite beside it")
 
         display.stage("loading")
         _begin(file, settings, inline)
@@ -69,7 +70,7 @@ def run(
             from jobs.sweep import sweep as run_all
 
             if isinstance(output, str):
-                raise ValueError(f"a sweep has a directory on this machine: give {output} as output.directory")
+                raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
             sys.exit(run_all(combinations, output, overwrite=overwrite, display=display))
 
         from rayfl.experiment.experiment import read
@@ -171,7 +172,7 @@ def sweep(
         settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
         combinations = read_sweep(file, settings)
         if combinations is None:
-            raise ValueError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
+            raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
 
         from jobs.sweep import sweep as run_all
 
@@ -260,7 +261,7 @@ def _to_read(place: Path | str) -> Path:
 
 
 def _agreed(runs: "Sequence[Run]", given: dict[str, object]) -> "ReportOptions":
-    """The options by which runs are compared. SettingsError for one that is given and fits none of them."""
+    """The options by which runs are compared. RayflError for one that is given and fits none of them."""
     from rayfl.experiment.report_options import agreed_options
     from rayfl.report.comparison import require
 
@@ -312,7 +313,7 @@ def ls(folders: Sequence[Path | str]) -> None:
         for place in folders or [Path("runs").absolute()]:
             folder = _listed(place)
             if not folder.is_dir():
-                raise ValueError(f"there is no folder {place}; name the one in which your runs lie")
+                raise RayflError(f"there is no folder {place}; name the one in which your runs lie")
             found = overviews(folder)
             if isinstance(place, str):
                 found = [replace(one, state="unfinished") if one.state == "stopped" else one for one in found]
@@ -369,7 +370,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         experiment = combinations[0].experiment if combinations else read(file, overrides)
         path = picture or Path(f"{experiment.name}-data.png").absolute()
         if path.suffix not in (".png", ".svg"):
-            raise ValueError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")
+            raise RayflError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")
         require_replaceable(path, PARTITION_PICTURE, overwrite)
         dataset = checked(experiment.data.load())
         partition = make_partition(experiment, dataset)

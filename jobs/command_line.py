@@ -71,11 +71,11 @@ class _ExperimentFile(_Local):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path of the file."""
         from jobs.shipped import experiment_file
-        from rayfl.settings import SettingsError
+        from rayfl.errors import RayflError
 
         try:
             return experiment_file(super().convert(value, param, ctx))
-        except SettingsError as error:
+        except RayflError as error:
             refuse(error)
 
 
@@ -124,9 +124,9 @@ class WithSettings(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from rayfl.errors import RayflError
             from rayfl.experiment.experiment import Experiment
             from rayfl.experiment.unknown_keys import places
-            from rayfl.settings import SettingsError
 
             option = error.option_name
             key = next(iter(places(option.lstrip("-"), Experiment)), None)
@@ -134,7 +134,7 @@ class WithSettings(click.Command):
                 raise
             at = next((place for place, word in enumerate(given) if word.partition("=")[0] == option), len(given))
             value = "".join(given[at : at + 1]).partition("=")[2] or "".join(given[at + 1 : at + 2]) or "VALUE"
-            refuse(SettingsError(f"there is no option {option}; settings are written KEY=VALUE: {key}={value}"))
+            refuse(RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={value}"))
 
 
 class Supervised(click.Group):

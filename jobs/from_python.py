@@ -5,7 +5,7 @@ arguments alone, which are the tables and settings of a file: `data="digits"`, `
 classes and objects where a file has a name. Beside a path or an `Experiment` they take the place of its settings, as do
 overrides ("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a value of Python's.
 
-A mistake raises `rayfl.settings.SettingsError`, a ValueError, with one sentence; an error in a client's code
+A mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code
 `rayfl.rounds.calls.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
 `rayfl.run_directory.atomic_files.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and at a
 second time at once; it can be resumed.
@@ -26,15 +26,16 @@ from jobs.display import Display
 from jobs.places import Place, local_folder, placed
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
+from rayfl.choices.plugins import is_in_memory
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.experiment_file import override_all, put_all, read_table
 from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
-from rayfl.plugins import is_in_memory
 from rayfl.report.results import RunResults, SweepResults
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError, shown
+from rayfl.settings import shown
 
 Given = str | Path | Experiment | None
 """A file, the name of one that comes with rayfl, an experiment, or nothing but settings."""
@@ -87,7 +88,7 @@ def run(
     `output.directory`; `overwrite` replaces the run in it. on_round: called with every round as it ends; where it
     raises, the run ends with that exception, and can be resumed. progress: a bar in a terminal or a notebook, and a
     line a round elsewhere.
-    Errors: see the module; SettingsError before anything is written.
+    Errors: see the module; RayflError before anything is written.
     """
     chosen = _experiment(experiment, overrides, settings)
     audience = _audience(chosen.rounds, "all" if progress else "nothing", on_round)
@@ -108,7 +109,7 @@ def resume(
     """Go on with the run in `directory` where it was cut, or with more `rounds`: the same bits as without the cut.
 
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
-    SettingsError for anything else, and where this machine computes other bits, unless `runtime.mixed` is set.
+    RayflError for anything else, and where this machine computes other bits, unless `runtime.mixed` is set.
     """
     found, changes = single.found_again(_place(directory) or Path(), overrides)
     before = read_run(found)
@@ -188,14 +189,14 @@ class Stream:
 
     @property
     def results(self) -> RunResults:
-        """The run's results. SettingsError before the loop is over, and where the run failed."""
+        """The run's results. RayflError before the loop is over, and where the run failed."""
         if self._directory is None:
-            raise SettingsError("this stream has no results: loop over its rounds first")
+            raise RayflError("this stream has no results: loop over its rounds first")
         return RunResults(read_run(self._directory), self.experiment)
 
     def __iter__(self) -> Iterator[Round]:
         if self._begun:
-            raise SettingsError("the rounds of a stream come once: call rayfl.stream again for another run")
+            raise RayflError("the rounds of a stream come once: call rayfl.stream again for another run")
         self._begun = True
         rounds: SimpleQueue[Round | None] = SimpleQueue()
         left = threading.Event()
@@ -238,7 +239,7 @@ def _audience(
 
 
 def _path(directory: str | Path | None) -> Path | None:
-    """A directory of this machine. SettingsError for a URL."""
+    """A directory of this machine. RayflError for a URL."""
     if directory is not None:
         require_path(str(directory))
     return None if directory is None else Path(directory)
@@ -250,22 +251,22 @@ def _place(directory: str | Path | None) -> Place | None:
 
 
 def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
-    """The one experiment that the arguments describe. SettingsError where they describe a sweep, or none."""
+    """The one experiment that the arguments describe. RayflError where they describe a sweep, or none."""
     if isinstance(given, Experiment) and not overrides and not settings:
         return given
     table, lists = take_lists(_table(given, overrides, settings), overrides)
     if lists is not None:
-        raise SettingsError("this is a sweep, of several experiments: give it to rayfl.sweep")
+        raise RayflError("this is a sweep, of several experiments: give it to rayfl.sweep")
     return Experiment(**table)
 
 
 def _combinations(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> list[Combination]:
-    """The combinations of a sweep. SettingsError where the arguments describe none."""
+    """The combinations of a sweep. RayflError where the arguments describe none."""
     # A swept list that the call itself gives stays, whatever else it says of the same setting.
     given_alone = [] if "sweep" in settings else list(settings)
     table, lists = take_lists(_table(given, overrides, settings), overrides, given_alone)
     if lists is None:
-        raise SettingsError('nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run')
+        raise RayflError('nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run')
     return combine({"name": "experiment", **table}, lists, overrides)
 
 
@@ -282,7 +283,7 @@ def _table(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) 
     elif given is None:
         table = {}
     else:
-        raise SettingsError(f"{shown(given)} is no experiment: give the path of a file, an Experiment, or keywords")
+        raise RayflError(f"{shown(given)} is no experiment: give the path of a file, an Experiment, or keywords")
     override_all(table, [one for one in overrides if not is_of_sweep(one)])
     put_all(table, settings)
     return table

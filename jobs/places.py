@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import determining_settings
 from rayfl.run_directory.mirror import Copies, bring, copies_for_listing, copy_for_reading, require_writable
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, parted
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError
 
 HERE = Path("runs")
 """Where the local side of runs lies whose copies are elsewhere."""
@@ -39,20 +39,20 @@ def placed(place: Place, experiment: Experiment) -> tuple[Path, Experiment]:
 
 
 def require_free_copy(url: str | None, overwrite: bool) -> None:
-    """SettingsError unless the copy of a new run can be written to `url`, and only `overwrite` replaces a run there."""
+    """RayflError unless the copy of a new run can be written to `url`, and only `overwrite` replaces a run there."""
     if url is None:
         return
     with _readable(url):
         storage = Storage(url)
         require_writable(storage)
         if not overwrite and storage.has("experiment.json"):
-            raise SettingsError(
+            raise RayflError(
                 f"{url} holds a run: go on with it by rayfl resume, name another place, or give --overwrite"
             )
 
 
 def has_copy(directory: Path, folder: str) -> bool:
-    """Whether anything lies where the copy of the run in `directory` would go. SettingsError if that cannot be read."""
+    """Whether anything lies where the copy of the run in `directory` would go. RayflError if that cannot be read."""
     url = copy_of(directory, folder)
     if url is None:
         return False
@@ -61,7 +61,7 @@ def has_copy(directory: Path, folder: str) -> bool:
 
 
 def clear_copy(url: str | None) -> None:
-    """Remove the run that a new one replaces. SettingsError where that is not allowed."""
+    """Remove the run that a new one replaces. RayflError where that is not allowed."""
     if url is not None:
         with _readable(url):
             Copies(Path(), Storage(url)).clear()
@@ -69,11 +69,11 @@ def clear_copy(url: str | None) -> None:
 
 @contextmanager
 def _readable(url: str) -> Iterator[None]:
-    """What a storage refuses before the run is the user's to put right: a SettingsError."""
+    """What a storage refuses before the run is the user's to put right: a RayflError."""
     try:
         yield
     except StorageError as error:
-        raise SettingsError(
+        raise RayflError(
             f"{url} cannot be read ({error}): look at the address and the account, or name another place"
         ) from None
 
@@ -81,17 +81,17 @@ def _readable(url: str) -> Iterator[None]:
 def brought(url: str) -> Path:
     """The local directory of the run at `url`, which is fetched where the copy has come further.
 
-    SettingsError where there is no run, or another one in that directory.
+    RayflError where there is no run, or another one in that directory.
     """
     directory = (HERE / parted(url)[1]).absolute()
     fetch_newer(url, directory)
     if not (directory / "experiment.json").is_file():
-        raise SettingsError(f"{url} is no run (it has no experiment.json): name the folder that a run made")
+        raise RayflError(f"{url} is no run (it has no experiment.json): name the folder that a run made")
     return directory
 
 
 def fetch_newer(url: str, directory: Path) -> None:
-    """Fetch the run at `url` where it has come further than the one in `directory`. SettingsError as of `bring`."""
+    """Fetch the run at `url` where it has come further than the one in `directory`. RayflError as of `bring`."""
     with _readable(url):
         fetched = bring(Storage(url), directory, _require_same)
     if fetched:
@@ -99,11 +99,9 @@ def fetch_newer(url: str, directory: Path) -> None:
 
 
 def _require_same(here: Path, there: Path) -> None:
-    """SettingsError where two directories hold runs of different settings or seeds."""
+    """RayflError where two directories hold runs of different settings or seeds."""
     if _numbers(read_run(here).experiment) != _numbers(read_run(there).experiment):
-        raise SettingsError(
-            f"{here} holds another run than its place in the storage: move it away, or name another place"
-        )
+        raise RayflError(f"{here} holds another run than its place in the storage: move it away, or name another place")
 
 
 def _numbers(experiment: Mapping[str, object]) -> Mapping[str, object]:
@@ -114,7 +112,7 @@ def _numbers(experiment: Mapping[str, object]) -> Mapping[str, object]:
 def lacks_copy(directory: Path, folder: str) -> str | None:
     """The URL of the copy of a run in `directory` where that is not all there; else None.
 
-    SettingsError where the storage cannot be read.
+    RayflError where the storage cannot be read.
     """
     url = copy_of(directory, folder)
     if url is None:

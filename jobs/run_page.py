@@ -12,7 +12,7 @@ DRAWING = "drawing the page"
 
 
 def draw(directory: Path) -> None:
-    """Draw it into the run directory. SettingsError where that holds another page; DiskError where the disk refuses."""
+    """Draw it into the run directory. RayflError where that holds another page; DiskError where the disk refuses."""
     from rayfl.report.page import report
 
     with writing(directory, f"draw the page with: rayfl report {directory}"):
@@ -58,7 +58,7 @@ class RunPage:
             self._error = error
 
     def finish(self) -> None:
-        """Wait until it is drawn. SettingsError and DiskError as `draw`."""
+        """Wait until it is drawn. RayflError and DiskError as `draw`."""
         if self._drawing is not None:
             self._drawing.join()
         if self._error is not None:

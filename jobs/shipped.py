@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.standard_output import first_sentence
-from rayfl.settings import SettingsError, nearest, reason
+from rayfl.errors import RayflError, nearest, reason
 
 FOLDER = Path(__file__).parent / "experiments"
 TEMPLATE = Path(__file__).parent / "experiment_template.toml"
@@ -25,14 +25,14 @@ def names() -> list[str]:
 def experiment_file(given: Path) -> Path:
     """The file that a command was given, or the one of ours with that name.
 
-    SettingsError for a bare word that is neither.
+    RayflError for a bare word that is neither.
     """
     if given.is_file() or given.suffix or given.name != str(given):
         return given
     if given.name in names():
         return FOLDER / f"{given.name}.toml"
     here = [path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml"]
-    raise SettingsError(
+    raise RayflError(
         f"there is no file {given} and no experiment of that name: {nearest(given.name, [*names(), *here])}"
     )
 
@@ -54,13 +54,13 @@ def first_comment_sentence(text: str) -> str:
 
 
 def write_template(path: Path) -> None:
-    """Write a commented experiment file to begin with. SettingsError where there is anything already."""
+    """Write a commented experiment file to begin with. RayflError where there is anything already."""
     if path.suffix != ".toml":
-        raise SettingsError(f"{path} ends in {path.suffix!r}; give a name that ends in .toml")
+        raise RayflError(f"{path} ends in {path.suffix!r}; give a name that ends in .toml")
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(TEMPLATE.read_text(encoding="utf-8"))
     except FileExistsError:
-        raise SettingsError(f"{path} is there already, and is never replaced; give another name") from None
+        raise RayflError(f"{path} is there already, and is never replaced; give another name") from None
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written ({reason(error)}); give another place") from None
+        raise RayflError(f"{path} cannot be written ({reason(error)}); give another place") from None

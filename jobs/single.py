@@ -26,6 +26,7 @@ from jobs.places import (
 )
 from jobs.run_page import DRAWING, RunPage, draw
 from rayfl.determinism import platform
+from rayfl.errors import RayflError, reason
 from rayfl.experiment.description import write_description
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.experiment_file import override, split_override
@@ -47,7 +48,7 @@ from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, locked, new_run_directory, read_run
 from rayfl.run_directory.run_entries import remove_entries, require_no_links, require_own_entries
-from rayfl.settings import SettingsError, dotted, reason, shown
+from rayfl.settings import dotted, shown
 
 _LOG = getLogger("rayfl.jobs")
 
@@ -106,7 +107,7 @@ def resume(place: Place, overrides: Sequence[str] = (), audience: Audience | Non
     page, and one that is not all in its storage is copied there.
 
     `overrides` may change what does not change the numbers (runtime, output, checkpoint, report) and raise `rounds`.
-    SettingsError for anything else, and where this machine computes other bits, unless runtime.mixed is set.
+    RayflError for anything else, and where this machine computes other bits, unless runtime.mixed is set.
     """
     directory, overrides = found_again(place, overrides)
     before = read_run(directory)
@@ -154,7 +155,7 @@ def _wants_page(run: Run) -> bool:
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
     """Go on with a run as `experiment`, which differs from it in nothing that decides its numbers.
 
-    SettingsError, before anything is written, where that is impossible here, or would write to another place.
+    RayflError, before anything is written, where that is impossible here, or would write to another place.
     """
     audience = audience or Audience()
     require_no_links(before.directory)
@@ -213,23 +214,23 @@ def earlier_run(
 ) -> Run | None:
     """The run of `experiment` in `directory`, which is finished or can go on here with the same bits; None: no run yet.
 
-    SettingsError, with the `ways` out of it, for a run of other settings, a damaged one, and one that was cut on
+    RayflError, with the `ways` out of it, for a run of other settings, a damaged one, and one that was cut on
     another platform.
     """
     if not (directory / "experiment.json").is_file():
         return None
     try:
         found = read_run(directory)
-    except SettingsError as error:
-        raise SettingsError(f"{error}; or {ways}") from None
+    except RayflError as error:
+        raise RayflError(f"{error}; or {ways}") from None
     state = "a finished" if found.finished else "an unfinished"
     if changed := changed_settings(found, experiment):
-        raise SettingsError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
+        raise RayflError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
     if not found.finished:
         try:
             check_platform(found, experiment)
-        except SettingsError as error:
-            raise SettingsError(f"{directory} holds an unfinished run: {error}; or {ways}") from None
+        except RayflError as error:
+            raise RayflError(f"{directory} holds an unfinished run: {error}; or {ways}") from None
     return found
 
 
@@ -257,49 +258,45 @@ def describe_again(before: Run, experiment: Experiment) -> None:
 def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run, changed by overrides, and by settings by their dotted keys.
 
-    SettingsError where these would change what was done so far.
+    RayflError where these would change what was done so far.
     """
     if of_sweep := [one for one in overrides if split_override(one)[0][0] == "sweep"]:
-        raise SettingsError(f"{shown(of_sweep[0])} is no setting of a run; give it to: rayfl sweep")
+        raise RayflError(f"{shown(of_sweep[0])} is no setting of a run; give it to: rayfl sweep")
     _require_whole_toml(before)
     experiment = read(before.directory / "experiment.toml", overrides, settings)
     old, new = determining_settings(before.experiment), determining_settings(kept_files(experiment.as_dict()).table)
     for key in sorted(old.keys() | new.keys()):
         if names_file(key, old.get(key)) and old.get(key) != new.get(key):
-            raise SettingsError(
+            raise RayflError(
                 f"the file of {key} is not what the run in {before.directory} began with, {old.get(key)}; give "
                 f"{key}=FILE with a copy of that"
             )
         if old.get(key) != new.get(key) and key != "rounds":
-            raise SettingsError(
+            raise RayflError(
                 f"a resumed run keeps its {key}={shown(old.get(key))}; start a new run to change it to "
                 f"{shown(new.get(key))}"
             )
     if experiment.seed != before.experiment.get("seed"):
-        raise SettingsError(
-            f"a resumed run keeps its seed={before.experiment.get('seed')}; start a new run for another"
-        )
+        raise RayflError(f"a resumed run keeps its seed={before.experiment.get('seed')}; start a new run for another")
     planned = before.experiment.get("rounds")
     if not isinstance(planned, int):
-        raise SettingsError(f"{before.directory / 'experiment.json'} has rounds={shown(planned)}: restore it")
+        raise RayflError(f"{before.directory / 'experiment.json'} has rounds={shown(planned)}: restore it")
     if len(before.rounds) and changes_past_rounds(experiment, planned):
-        raise SettingsError(
+        raise RayflError(
             f"rounds={experiment.rounds} would have changed the rounds so far, as method {experiment.method.name!r} "
             f"follows the number of rounds, which was {planned}; start a new run"
         )
     if experiment.rounds < len(before.rounds):
-        raise SettingsError(
+        raise RayflError(
             f"rounds={experiment.rounds} is fewer than the {len(before.rounds)} that {before.directory} has"
         )
     if before.finished and experiment.rounds == len(before.rounds):
-        raise SettingsError(
-            f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}"
-        )
+        raise RayflError(f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}")
     return experiment
 
 
 def _require_whole_toml(before: Run) -> None:
-    """SettingsError unless the run's TOML file, which its user may have edited, has every setting of its JSON file."""
+    """RayflError unless the run's TOML file, which its user may have edited, has every setting of its JSON file."""
     path = before.directory / "experiment.toml"
     try:
         text = read_text(path, MOST_BYTES)
@@ -307,16 +304,16 @@ def _require_whole_toml(before: Run) -> None:
         require_shallow(table)
     except (OSError, ValueError, RecursionError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is no TOML, or is nested too deep"
-        raise SettingsError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
+        raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
     known = dotted(table)
     for key, value in dotted(before.experiment).items():
         if value is not None and key not in known:
-            raise SettingsError(
+            raise RayflError(
                 f"{path} lacks {key}, which experiment.json beside it has, so it was cut: write {key} there again, or "
                 "restore it"
             )
     if not text.endswith("\n"):
-        raise SettingsError(f"{path} was cut in its last line: complete it, or restore it")
+        raise RayflError(f"{path} was cut in its last line: complete it, or restore it")
 
 
 def changes_past_rounds(experiment: Experiment, planned: int) -> bool:
@@ -327,7 +324,7 @@ def changes_past_rounds(experiment: Experiment, planned: int) -> bool:
 
 
 def check_platform(before: Run, experiment: Experiment) -> platform.Platform:
-    """What this process is. SettingsError where the numbers would not be those of one undisturbed run.
+    """What this process is. RayflError where the numbers would not be those of one undisturbed run.
 
     On Ray this process only prepares the run, and the coordinator compares the actors.
     """
@@ -339,7 +336,7 @@ def check_platform(before: Run, experiment: Experiment) -> platform.Platform:
     if experiment.runtime.executor == "inline":
         unlike = platform.differences(before.platform, here) or unlike
     if unlike:
-        raise SettingsError(
+        raise RayflError(
             f"the run was made with {platform.listed(unlike)}, so its numbers would not be those of an undisturbed "
             "run; resume it where it began, or set runtime.mixed=true to go on all the same"
         )
@@ -437,11 +434,11 @@ def run_or_resume(experiment: Experiment, output: Place | None, display: Display
 
     `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`.
     False if a signal ended the run before its last round. The same call may be repeated after any end, a kill too.
-    SettingsError where the place holds a run of other settings, or something else.
+    RayflError where the place holds a run of other settings, or something else.
     """
     audience = Audience(display=display)
     if output is None and not is_url(experiment.output.directory):
-        raise SettingsError("--resume needs the directory of the run, give it in --output")
+        raise RayflError("--resume needs the directory of the run, give it in --output")
     directory, experiment = placed(output or local_folder(experiment) / experiment.name, experiment)
     if url := copy_of(directory, experiment.output.directory):
         audience.stage(f"looking at {url}")
@@ -462,12 +459,12 @@ def run_or_resume(experiment: Experiment, output: Place | None, display: Display
 def _clear_what_began_nothing(directory: Path) -> None:
     """Remove what a run left in `directory` that was killed before its experiment was written.
 
-    SettingsError for anything else there but an empty directory.
+    RayflError for anything else there but an empty directory.
     """
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     if (directory / "records").exists():
-        raise SettingsError(f"{directory} is a run that lost its experiment.json: restore it, or name another --output")
+        raise RayflError(f"{directory} is a run that lost its experiment.json: restore it, or name another --output")
     require_own_entries(directory)
     with locked(directory):
         remove_entries(directory)

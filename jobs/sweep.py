@@ -28,6 +28,7 @@ from jobs.exit_codes import FAILED, INTERRUPTED
 from jobs.overall import Overall
 from jobs.places import copy_of
 from jobs.single import DRAWING, describe_again, earlier_run, free_directory, go_on, run, warn_of_package
+from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
@@ -44,7 +45,6 @@ from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.output_files import REPORT, require_replaceable
 from rayfl.run_directory.record import Run, read_run, require_free
-from rayfl.settings import SettingsError
 
 log = getLogger("rayfl")
 
@@ -85,7 +85,7 @@ def sweep(
 ) -> int:
     """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
 
-    0: all finished; 1: some failed; 130: a signal ended the sweep. SettingsError as of `run_all`.
+    0: all finished; 1: some failed; 130: a signal ended the sweep. RayflError as of `run_all`.
     """
     swept = run_all(combinations, directory, parallel, overwrite, Audience(display=display))
     if display is not None:
@@ -116,11 +116,11 @@ def run_all(
 ) -> Swept:
     """Run all combinations into `directory` (None: the next free one), and compare what finished on a page.
 
-    `audience` follows each run that is not a process of its own. SettingsError, before anything is written, where a
+    `audience` follows each run that is not a process of its own. RayflError, before anything is written, where a
     combination cannot run, or where another experiment lies, finished or not, unless `overwrite` is given.
     """
     if parallel < 1:
-        raise SettingsError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
+        raise RayflError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
     audience = audience or Audience()
     directory = (directory or free_directory(combinations[0].experiment)).absolute()
     warn_of_package(directory, combinations[0].experiment)
@@ -173,7 +173,7 @@ def _validated(
     """The combinations to run, the outcomes of those that finished before, and how many actors each can use, by its
     directory."""
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
-        raise SettingsError(f"{directory} is no directory of a sweep; name another one")
+        raise RayflError(f"{directory} is no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
     require_settings([one.experiment.as_dict() for one in combinations], combinations[0].experiment.report.best_over)
     waiting, skipped, most_calls = [], [], {}
@@ -189,7 +189,7 @@ def _validated(
                 require_free(place, overwrite)
             _require_names(one.experiment, found, parallel)
         except ValueError as error:
-            raise SettingsError(f"{one.title}: {error}") from None
+            raise RayflError(f"{one.title}: {error}") from None
         if found is not None and found.finished:
             skipped.append(Outcome(one, directory / one.directory, "skipped"))
         else:
@@ -198,15 +198,15 @@ def _validated(
 
 
 def _require_names(experiment: Experiment, found: Run | None, parallel: int) -> None:
-    """SettingsError where something from Python that has no name would have to be known by it."""
+    """RayflError where something from Python that has no name would have to be known by it."""
     for what in experiment.in_memory:
         if parallel > 1:
-            raise SettingsError(
+            raise RayflError(
                 f"{what} was given from Python and cannot be imported, so no other process can run it: put it into a "
                 "file or a module, or run one at a time"
             )
         if found is not None:
-            raise SettingsError(
+            raise RayflError(
                 f"{what} was given from Python and cannot be imported, so nobody can tell whether the run in "
                 f"{found.directory} is of the same: name another directory, or overwrite it"
             )
@@ -218,7 +218,7 @@ def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[
     runtimes = [one.runtime for one in experiments if one.runtime.executor == "ray"]
     for key in ("address", "object_store_memory_mb"):
         if len({getattr(runtime, key) for runtime in runtimes}) > 1:
-            raise SettingsError(f"runtime.{key} cannot be swept, because all runs share one Ray; give it one value")
+            raise RayflError(f"runtime.{key} cannot be swept, because all runs share one Ray; give it one value")
     if runtimes:
         audience.stage(session.opening(runtimes[0]))
     with session.session(runtimes[0]) if runtimes else nullcontext():
@@ -241,14 +241,14 @@ def _run_waiting(
 
 
 def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
-    """The combination with its share of the cluster. SettingsError if that is too small for its actors."""
+    """The combination with its share of the cluster. RayflError if that is too small for its actors."""
     runtime = one.experiment.runtime
     if runtime.executor == "inline":
         return one
     try:
         runtime = session.shared(runtime, parallel, most_calls)
     except ValueError as error:
-        raise SettingsError(f"{one.title}: {error}") from None
+        raise RayflError(f"{one.title}: {error}") from None
     return replace(one, experiment=one.experiment.model_copy(update={"runtime": runtime}))
 
 

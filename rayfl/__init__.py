@@ -6,7 +6,7 @@ imported when it is first asked for: importing rayfl alone imports nothing of to
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rayfl.version import __version__
 
 if TYPE_CHECKING:
     from jobs.from_python import resume, run, stream, sweep

@@ -13,6 +13,7 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.base import Packet, decoded_bytes
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 
@@ -57,7 +58,7 @@ class Aggregate:
         ValueError for packets that nobody opened (Relay).
         """
         if any(not isinstance(item, dict) for item in self.items.values()):
-            raise ValueError("packets that the server relays unopened cannot be rescaled; gather them with Collect")
+            raise RayflError("packets that the server relays unopened cannot be rescaled; gather them with Collect")
         items = {sender: tree.mul(item, factors) for sender, item in self.items.items() if isinstance(item, dict)}
         return replace(self, sum=tree.mul(self.sum, factors), items=items)
 

@@ -1,7 +1,6 @@
 """Settings: the validated, frozen values that a user writes (an experiment, hyper-parameters, a compressor)."""
 
 import difflib
-import os
 import re
 from collections import abc
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+
+from rayfl.errors import RayflError, UnknownKey
 
 KINDS = {
     bool: ("true or false", "values true or false"),
@@ -26,47 +27,6 @@ MOST_NESTED = 32
 """Tables and lists inside each other that a setting may have."""
 
 
-class SettingsError(ValueError):
-    """One sentence for the user: what was given, what is allowed, what to change.
-
-    An error about one setting has that setting's path as `key` (("method", "lr")), and the sentence shows it between
-    `lead` and `reason`; `under` puts the names of outer tables before it.
-    """
-
-    def __init__(self, reason: str, key: tuple[str, ...] = (), lead: str = "") -> None:
-        super().__init__(reason, key, lead)
-        self.reason, self.key, self.lead = reason, key, lead
-
-    def __str__(self) -> str:
-        return f"{self.lead}{'.'.join(self.key)}{self.reason}"
-
-    def under(self, *tables: str) -> "SettingsError":
-        """The same mistake, with the path of the outer `tables` before its key."""
-        if self.key:
-            return SettingsError(self.reason, (*tables, *self.key), self.lead)
-        return SettingsError(f": {self.reason}", tables) if tables else self
-
-
-class UnknownName(SettingsError):
-    """An unknown method, model, compressor, ...; its sentence names the kind itself, so no path goes before it."""
-
-    def under(self, *tables: str) -> SettingsError:
-        return self
-
-
-class UnknownKey(SettingsError):
-    """A key that its table does not take; `known` are those that it takes."""
-
-    def __init__(self, key: tuple[str, ...], known: Iterable[str]) -> None:
-        self.known = sorted(known)
-        super().__init__(f"': {nearest(key[-1], self.known)}", key, "unknown key '")
-        # What pickle makes it of.
-        self.args = (key, self.known)
-
-    def under(self, *tables: str) -> SettingsError:
-        return UnknownKey((*tables, *self.key), self.known)
-
-
 # Any: settings of any type.
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The settings in nested tables by their dotted keys: {"method": {"lr": 0.1}} is {"method.lr": 0.1}."""
@@ -76,22 +36,8 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def reason(error: OSError) -> str:
-    """The cause of a file's error, in the system's words."""
-    return os.strerror(error.errno).lower() if error.errno else str(error)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown `name`: the closest known one, or all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known are: {', '.join(known) if known else 'none'}"
-
-
 class Settings(BaseModel):
-    """A frozen record that refuses unknown keys and wrong types with one sentence (`SettingsError`).
+    """A frozen record that refuses unknown keys and wrong types with one sentence (`RayflError`).
 
     Types are strict: "5" and true are no numbers, and 5.0 is no whole one. NaN and infinity are no numbers either.
     """
@@ -111,13 +57,13 @@ class Settings(BaseModel):
 
 # Any: what the user gave.
 def check_plain(value: Any, key: tuple[str, ...] = ()) -> None:
-    """SettingsError for what no setting takes: a whole number beyond 64 bits, a null character, deep nesting.
+    """RayflError for what no setting takes: a whole number beyond 64 bits, a null character, deep nesting.
 
     Python alone could hold them: numpy, torch, files and sentences cannot.
     """
     if isinstance(value, Mapping | list | tuple) and len(key) == MOST_NESTED:
         path = ".".join(_named(key)[:3])
-        raise SettingsError(f"{path}... is nested deeper than {MOST_NESTED} tables and lists; use fewer")
+        raise RayflError(f"{path}... is nested deeper than {MOST_NESTED} tables and lists; use fewer")
     if isinstance(value, Mapping):
         for name, inner in value.items():
             check_plain(name, key)
@@ -126,9 +72,9 @@ def check_plain(value: Any, key: tuple[str, ...] = ()) -> None:
         for inner in value:
             check_plain(inner, (*key, ""))
     elif isinstance(value, int) and value.bit_length() > 63:
-        raise SettingsError(" is a whole number of more than 64 bits; give a smaller one", _named(key))
+        raise RayflError(" is a whole number of more than 64 bits; give a smaller one", _named(key))
     elif isinstance(value, str) and "\0" in value:
-        raise SettingsError(" has a null character; leave it out", _named(key))
+        raise RayflError(" has a null character; leave it out", _named(key))
 
 
 def _named(key: tuple[str, ...]) -> tuple[str, ...]:
@@ -142,7 +88,7 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> SettingsError:
+def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> RayflError:
     """The first mistake, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.
@@ -158,16 +104,16 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
     if kind == "extra_forbidden":
         return UnknownKey((key,), model.model_fields)
     if kind == "missing":
-        return SettingsError(" is missing", (key,))
+        return RayflError(" is missing", (key,))
     if kind == "value_error":
         return _refused(first, model)
     assert field is not None
     allowed = describe(field.annotation, field.metadata)
-    return SettingsError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
+    return RayflError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
 
 
 # Any: a type, and what the user gave for it.
-def _inside(annotation: Any, value: Any) -> SettingsError | None:
+def _inside(annotation: Any, value: Any) -> RayflError | None:
     """The mistake in a table, of the tables that a field takes the one whose keys are most alike; None without any."""
     kinds = [
         kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, Settings)
@@ -183,22 +129,22 @@ def _inside(annotation: Any, value: Any) -> SettingsError | None:
         return None
     try:
         meant(**value)
-    except SettingsError as error:
+    except RayflError as error:
         return error
     return None
 
 
 # Any: one of pydantic's error details.
-def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> SettingsError:
+def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> RayflError:
     """The error of one of our validators; a field's name at its beginning becomes the field's path."""
     reason = first["ctx"]["error"]
     tables = tuple(str(part) for part in first["loc"])
-    if isinstance(reason, SettingsError):
+    if isinstance(reason, RayflError) and (reason.key or type(reason) is not RayflError):
         return reason.under(*tables)
     begin = re.match(r"(\w+)(\.\w+)*(?=[=: ])", str(reason))
     if begin and begin[1] in (tables or model.model_fields):
-        return SettingsError(str(reason)[begin.end() :], tables or tuple(begin[0].split(".")))
-    return SettingsError(str(reason)).under(*tables)
+        return RayflError(str(reason)[begin.end() :], tables or tuple(begin[0].split(".")))
+    return RayflError(str(reason)).under(*tables)
 
 
 def shown(value: object) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rayfl.data.batches import Batch
 from rayfl.determinism.process import Precision
+from rayfl.errors import RayflError
 from rayfl.models import flops
 from rayfl.models.base import MemoryFormat, laid_out
 from rayfl.tree import Tree
@@ -45,7 +46,7 @@ class Task(ABC):
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
         """The network's output [batch, ...] (logits), for objectives that need no labels."""
-        raise ValueError(f"{type(self).__name__} has no network output")
+        raise RayflError(f"{type(self).__name__} has no network output")
 
     def evaluated(self, params: Tree, batch: Batch) -> Tensor:
         """The network's output [batch, ...] in evaluation mode (no dropout), which can be differentiated too."""
@@ -227,7 +228,7 @@ def refuse_batch_statistics(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             kind = type(layer).__name__
-            raise ValueError(f"layer {name!r} is {kind}, which federated averaging breaks; use GroupNorm")
+            raise RayflError(f"layer {name!r} is {kind}, which federated averaging breaks; use GroupNorm")
 
 
 def _leaves(params: Tree) -> Tree:

@@ -23,7 +23,7 @@ prepare_process()
 import numpy as np  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from rayfl.choices import named  # noqa: E402
+from rayfl.choices.kinds import named  # noqa: E402
 from rayfl.experiment.experiment import Experiment  # noqa: E402
 from rayfl.experiment.prepare import prepare  # noqa: E402
 from rayfl.methods.base import Method  # noqa: E402

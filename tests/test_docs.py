@@ -26,7 +26,7 @@ from docs.generate import hooks, markdown, messages, pages
 from jobs.cli import main
 from jobs.command_line import WithSettings
 from jobs.shipped import experiment_file
-from rayfl.choices import find, named
+from rayfl.choices.kinds import find, named
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
 from rayfl.experiment import toml

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, field_validator, model_validator
 
-from rayfl.settings import Settings, SettingsError, UnknownName, describe, nearest, shown
+from rayfl.errors import RayflError, UnknownName, nearest
+from rayfl.settings import Settings, describe, shown
 
 
 class Range(Settings):
@@ -79,7 +80,7 @@ RIGHT: dict[str, Any] = {"count": 2, "widths": [3, 4], "pair": [1, 2], "inner": 
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_one_sentence(given: dict[str, Any], sentence: str):
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         Outer(**given)
     assert str(error.value) == sentence
     assert isinstance(error.value, ValueError)
@@ -89,7 +90,7 @@ def test_one_sentence(given: dict[str, Any], sentence: str):
     ("value", "text"), [("x", "'x'"), (["y"], "['y']"), ({"other": 1}, "{'other': 1}"), ({}, "{}")]
 )
 def test_a_union_is_one_sentence(value: Any, text: str):
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         Inner(weights=value)
     allowed = "a number, a list of numbers or a table with low and high"
     assert str(error.value) == f"weights={text} is not allowed; it must be {allowed}"
@@ -104,7 +105,7 @@ def test_a_union_is_one_sentence(value: Any, text: str):
     ],
 )
 def test_what_is_wrong_in_the_table_that_was_meant_is_said(value: Any, sentence: str):
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         Inner(weights=value)
     assert str(error.value) == sentence
 
@@ -122,7 +123,7 @@ def test_settings_are_frozen():
 
 
 def test_an_error_survives_pickling():
-    error = pickle.loads(pickle.dumps(SettingsError("=3 is wrong", ("a", "b"))))  # noqa: S301
+    error = pickle.loads(pickle.dumps(RayflError("=3 is wrong", ("a", "b"))))  # noqa: S301
     assert str(error) == "a.b=3 is wrong"
     assert str(error.under("c")) == "c.a.b=3 is wrong"
     unknown = pickle.loads(pickle.dumps(UnknownName("unknown model 'x': did you mean 'y'?")))  # noqa: S301
@@ -130,8 +131,8 @@ def test_an_error_survives_pickling():
 
 
 def test_a_sentence_without_a_key_gets_the_table_before_it():
-    assert str(SettingsError("give one of both")) == "give one of both"
-    assert str(SettingsError("give one of both").under("clients")) == "clients: give one of both"
+    assert str(RayflError("give one of both")) == "give one of both"
+    assert str(RayflError("give one of both").under("clients")) == "clients: give one of both"
 
 
 @pytest.mark.parametrize(

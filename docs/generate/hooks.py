@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from docs.generate.markdown import code
 from docs.generate.pages import METHODS, SECTIONS, method_page
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.methods.base import Method
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from docs.generate.markdown import code, table
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.determinism.process import prepare_process
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare

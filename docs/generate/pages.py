@@ -15,7 +15,7 @@ from docs.generate.markdown import as_markdown, code, escaped, settings_table, t
 from docs.generate.messages import measured, sent_section
 from jobs.catalogue import about, example, overrides, setting_rows, what_it_is
 from jobs.cli import main
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme

@@ -26,7 +26,8 @@ from jobs.bench.attack import Attack, Calm, Driver, Run, play
 from jobs.bench.figures import Column, Figures, Results
 from jobs.bench.victims import DRIVER, processes
 from jobs.console import print_table
-from rayfl.choices import find
+from rayfl.choices.kinds import find
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import checkpoint
@@ -81,7 +82,7 @@ def bench_chaos(methods: Sequence[str], kills: int, seed: int, results: Results)
     for name in methods:
         find(Method, name)
     if kills < 1:
-        raise ValueError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
+        raise RayflError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
     results.require()
     begun, methods = time.monotonic(), list(dict.fromkeys(methods or METHODS))
     rows = play_all({method: experiment(method) for method in methods}, plan(methods, kills, seed))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from jobs.command_line import EXISTING, refuse, sentences
+from rayfl.errors import RayflError
 
 if TYPE_CHECKING:
     from rayfl.determinism.process import Precision
@@ -111,7 +112,7 @@ def rounds(
         from jobs.bench.rounds import bench_rounds
 
         if pythons and not peers:
-            raise ValueError("--peers-python says where other simulators are, which --peers runs: give --peers, too")
+            raise RayflError("--peers-python says where other simulators are, which --peers runs: give --peers, too")
         others = (pythons or [sys.executable]) if peers else None
         bench_rounds(workloads, Results("rounds", results, overwrite), count, others)
 
@@ -168,7 +169,7 @@ def scale(nodes: int | None, actors: Sequence[int], participants: int | None, re
         written = Results("scale", results, overwrite)
         if nodes is None:
             if actors or participants is not None:
-                raise ValueError("--actors and --participants are those of simulated nodes: give --nodes, too")
+                raise RayflError("--actors and --participants are those of simulated nodes: give --nodes, too")
             from jobs.bench.scale import bench_scale
 
             sys.exit(bench_scale(written))

@@ -17,13 +17,15 @@ from rich.table import Table
 
 from jobs.bench.figures import Column, Figures, Results
 from jobs.standard_output import print_table
-from rayfl import choices, tree
+from rayfl import tree
+from rayfl.choices import kinds
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.sparse import sparse_packet, top_k_support
 from rayfl.compress.votes import votes_packet
 from rayfl.determinism.process import prepare_process
 from rayfl.determinism.torch_flags import fixed
+from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.report.charts import Dot, dots_chart, dots_svg
 from rayfl.run_directory.output_files import COMPRESSORS_PLOT, require_replaceable, write_output
@@ -112,11 +114,11 @@ def bench_compressors(num_entries: int, plot: Path, results: Results) -> None:
     ValueError, before anything is measured, for what cannot be done, and where one of the two is another file.
     """
     if num_entries < FEWEST_ENTRIES:
-        raise ValueError(f"--entries {num_entries} is too few to divide into tensors; give {FEWEST_ENTRIES} or more")
+        raise RayflError(f"--entries {num_entries} is too few to divide into tensors; give {FEWEST_ENTRIES} or more")
     if plot.suffix != ".svg":
-        raise ValueError(f"--plot {plot} ends in {plot.suffix!r}; write a name that ends in .svg")
+        raise RayflError(f"--plot {plot} ends in {plot.suffix!r}; write a name that ends in .svg")
     if not plot.parent.is_dir():
-        raise ValueError(f"--plot {plot}: there is no directory {plot.parent}; make it, or name another place")
+        raise RayflError(f"--plot {plot}: there is no directory {plot.parent}; make it, or name another place")
     require_replaceable(plot, COMPRESSORS_PLOT, results.overwrite)
     results.require()
     # The numbers, what packets hold of them, and what is decoded.
@@ -173,10 +175,10 @@ def update(num_entries: int) -> Tree:
 
 def compressors() -> dict[str, Compressor]:
     """The compressors to measure, by label: `SETTINGS`, and every other one of the registry by default."""
-    known = choices.named(Compressor)
+    known = kinds.named(Compressor)
     listed = {table["name"] for table in SETTINGS.values()}
     tables = {**SETTINGS, **{name: {"name": name} for name in known if name not in listed}}
-    return {label: choices.make(Compressor, table) for label, table in tables.items()}
+    return {label: kinds.make(Compressor, table) for label, table in tables.items()}
 
 
 def measure_compressors(x: Tree) -> Iterator[Measured]:

@@ -24,6 +24,7 @@ from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.limits import memory
@@ -167,7 +168,7 @@ def bench_exchange(peers: int, parameters: int, results: Results) -> None:
     ValueError, before anything is measured, for too few peers or parameters and where `results` cannot be written.
     """
     if peers < 11 or parameters < 1000:
-        raise ValueError(
+        raise RayflError(
             f"--peers {peers} --entries {parameters} is too small; give at least 11 peers and 1000 entries"
         )
     # A model, a mask and a message a peer.

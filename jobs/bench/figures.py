@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from rayfl.errors import RayflError
 from rayfl.run_directory.output_files import OutputKind, require_replaceable, write_output
-from rayfl.settings import SettingsError
 
 
 def gigabytes(size: float) -> str:
@@ -81,16 +81,16 @@ class Results:
         return f"rayfl bench {self.name}"
 
     def require(self) -> None:
-        """SettingsError, before anything is measured, where the file cannot be written."""
+        """RayflError, before anything is measured, where the file cannot be written."""
         if not self.path.parent.is_dir():
-            raise SettingsError(
+            raise RayflError(
                 f"--json {self.path}: there is no directory {self.path.parent}; make it, or name another place"
             )
         require_replaceable(self.path, self.kind, self.overwrite)
 
     # Any: whatever JSON holds.
     def write(self, *figures: Figures, **facts: Any) -> None:
-        """Write facts and the rows of all figures, and print where. SettingsError and OSError as `write_output`."""
+        """Write facts and the rows of all figures, and print where. RayflError and OSError as `write_output`."""
         content = {"written_by": self._command, **facts, **{each.name: each.rows for each in figures}}
         write_output(self.path, f"{json.dumps(content, indent=2)}\n".encode(), self.kind, self.overwrite)
         print(f"figures: {self.path}")

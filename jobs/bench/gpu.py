@@ -22,8 +22,8 @@ from jobs.bench.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task,
 from jobs.bench.rounds import PEERS, files_of, installed, lend, rival
 from jobs.standard_output import print_table
 from rayfl.determinism.process import Precision
+from rayfl.errors import RayflError, nearest
 from rayfl.experiment.prepare import prepare
-from rayfl.settings import SettingsError, nearest
 
 PARTS = (1, 2, 4)
 """Processes that share the device; so many workers are compared bit for bit, too."""
@@ -96,13 +96,13 @@ def bench_gpu(
 
     `engine`: that of WORKLOADs; `python`: the interpreter of an environment with pfl-research, which runs them, too. 1
     where two runs, or runs with other numbers of workers, differ in a bit, or a packet's bytes on the device from those
-    of main memory. SettingsError, before anything is measured, on an unknown name, on a device that is not there, where
+    of main memory. RayflError, before anything is measured, on an unknown name, on a device that is not there, where
     pfl-research is not, and where `results` cannot be written; ClusterError at the end where pfl-research failed.
     """
     known = [*GPU_WORKLOADS, *MODELS, *CODECS]
     for name in names:
         if name not in known:
-            raise SettingsError(f"unknown workload {name!r}: {nearest(name, known)}")
+            raise RayflError(f"unknown workload {name!r}: {nearest(name, known)}")
     chosen, device = names or known, found_device(device)
     check(precision, device, rounds, scale)
     check_peer(python, precision)
@@ -134,28 +134,28 @@ def bench_gpu(
 
 
 def check(precision: Precision, device: str, rounds: int | None, scale: float) -> None:
-    """SettingsError for what cannot be measured."""
+    """RayflError for what cannot be measured."""
     if precision == "tf32" and device == "cpu":
-        raise SettingsError("--precision tf32 is for GPUs, and the device is 'cpu'; give fp32 or bf16")
+        raise RayflError("--precision tf32 is for GPUs, and the device is 'cpu'; give fp32 or bf16")
     if rounds is not None and rounds < 1:
-        raise SettingsError(f"--rounds {rounds} is not allowed; it must be a whole number of at least 1")
+        raise RayflError(f"--rounds {rounds} is not allowed; it must be a whole number of at least 1")
     if not 0 < scale <= 1:
-        raise SettingsError(f"--scale {scale:g} is outside (0, 1]; 1 takes all of the workloads' examples")
+        raise RayflError(f"--scale {scale:g} is outside (0, 1]; 1 takes all of the workloads' examples")
 
 
 def check_peer(python: str | None, precision: Precision) -> None:
-    """SettingsError where pfl-research cannot run, or would compute otherwise."""
+    """RayflError where pfl-research cannot run, or would compute otherwise."""
     if python and precision != "fp32":
-        raise SettingsError(f"--peers-python is for --precision fp32, and that is {precision}; leave one of them out")
+        raise RayflError(f"--peers-python is for --precision fp32, and that is {precision}; leave one of them out")
     if python and PEER not in installed([python]):
-        raise SettingsError(f"--peers-python {python} has no pfl-research; run {python} -m pip install pfl")
+        raise RayflError(f"--peers-python {python} has no pfl-research; run {python} -m pip install pfl")
 
 
 def found_device(device: str) -> str:
-    """The device by its name, which may be "auto". SettingsError for a GPU that is not there."""
+    """The device by its name, which may be "auto". RayflError for a GPU that is not there."""
     there = torch.cuda.is_available()
     if device == "cuda" and not there:
-        raise SettingsError("--device cuda needs a GPU, and torch sees none here; give --device cpu")
+        raise RayflError("--device cuda needs a GPU, and torch sees none here; give --device cpu")
     return ("cuda" if there else "cpu") if device == "auto" else device
 
 

@@ -17,6 +17,7 @@ from actors.pool import RayExecutor
 from jobs.bench.figures import Column, Figures, Results
 from jobs.standard_output import print_table
 from rayfl.determinism.process import prepare_process
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.ledger import RoundRecord
@@ -108,7 +109,7 @@ def bench_locality(clients: int, nodes: int, rounds: int, hidden: int, results: 
     least = {"--clients": (clients, 4), "--nodes": (nodes, 1), "--rounds": (rounds, 2), "--hidden": (hidden, 1)}
     for option, (value, bound) in least.items():
         if value < bound:
-            raise ValueError(f"{option} {value} is not allowed; it must be a whole number of at least {bound}")
+            raise RayflError(f"{option} {value} is not allowed; it must be a whole number of at least {bound}")
     results.require()
     prepare_process()
     title = f"A round of scaffold: {clients} clients on {nodes} simulated nodes"

@@ -26,6 +26,7 @@ from jobs.bench.start import processor_times
 from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.determinism.platform import describe
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, Runtime, to_toml
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Handle
@@ -174,7 +175,7 @@ def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: R
     ValueError, before anything is measured, for too few of anything and where `results` cannot be written.
     """
     if nodes < 1 or participants < 1 or min(actors) < 1:
-        raise ValueError(
+        raise RayflError(
             f"--nodes {nodes} --actors {min(actors)} --participants {participants}: each must be at least 1"
         )
     prepare(experiment(1, participants, WARMUP + ROUNDS))

@@ -14,7 +14,6 @@ import numpy as np
 
 from actors import session
 from jobs.bench.workloads import WORKLOADS
-from rayfl import __version__
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.platform import describe
 from rayfl.experiment.experiment import Experiment
@@ -22,6 +21,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.population.sampling import Population
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.record import create_run_directory, describe_run
+from rayfl.version import __version__
 
 
 def main(name: str, actors: int, rounds: int) -> None:

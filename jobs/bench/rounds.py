@@ -25,9 +25,9 @@ from jobs.bench.workloads import WORKLOADS, Workload
 from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.determinism.process import environment
+from rayfl.errors import RayflError, nearest
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError, nearest
 from rayfl.task import Classification
 
 ACTORS = 2
@@ -69,9 +69,9 @@ def bench_rounds(
     """
     for name in names:
         if name not in WORKLOADS:
-            raise ValueError(f"unknown workload {name!r}: {nearest(name, WORKLOADS)}")
+            raise RayflError(f"unknown workload {name!r}: {nearest(name, WORKLOADS)}")
     if rounds is not None and rounds < 1:
-        raise ValueError(f"--rounds {rounds} is not allowed; it must be a whole number of at least 1")
+        raise RayflError(f"--rounds {rounds} is not allowed; it must be a whole number of at least 1")
     results.require()
     peers = {} if pythons is None else installed(pythons)
     figures, failed = Figures("rounds", COLUMNS), list[str]()
@@ -200,7 +200,7 @@ print(json.dumps(found))
 def installed(pythons: Sequence[str]) -> dict[str, str]:
     """For every other simulator that is installed somewhere, the first of the interpreters that has it.
 
-    SettingsError for what is no Python.
+    RayflError for what is no Python.
     """
     found: dict[str, str] = {}
     for python in pythons:
@@ -209,7 +209,7 @@ def installed(pythons: Sequence[str]) -> dict[str, str]:
             done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60)
             names = json.loads(done.stdout)
         except (OSError, ValueError, subprocess.SubprocessError):
-            raise SettingsError(
+            raise RayflError(
                 f"--peers-python {python} is no Python that runs; give the interpreter of an environment, as "
                 "ENVIRONMENT/bin/python"
             ) from None

@@ -55,7 +55,7 @@ class Sizes:
 def bench_scale(results: Results, sizes: Sizes = Sizes()) -> int:
     """Measure, print a table for each question and write `results`.
 
-    Returns an exit code: 1 where spilled states came back changed. SettingsError, before anything is measured, where
+    Returns an exit code: 1 where spilled states came back changed. RayflError, before anything is measured, where
     `results` cannot be written.
     """
     results.require()

@@ -23,6 +23,7 @@ from jobs.bench.memory import descendants
 from jobs.run_page import DRAWING
 from jobs.shipped import experiment_file
 from jobs.standard_output import print_table
+from rayfl.errors import RayflError
 
 EXPERIMENT, ROUNDS = "demo", 3
 END = "the prompt is back"
@@ -56,7 +57,7 @@ def bench_start(repeats: int, results: Results) -> None:
     ValueError for too few repeats and where `results` cannot be written; ClusterError where a run fails.
     """
     if repeats < 1:
-        raise ValueError(f"--repeats {repeats} is not allowed; it must be a whole number of at least 1")
+        raise RayflError(f"--repeats {repeats} is not allowed; it must be a whole number of at least 1")
     results.require()
     figures = stages(repeats), commands(repeats), processes()
     for each in figures:

@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from rayfl import tree
 from rayfl.compress.scalar import scalar_packet
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics
 from rayfl.methods.fedavg import FedAvg
@@ -30,7 +31,7 @@ class FedNova(FedAvg):
         @model_validator(mode="after")
         def _known_coefficients(self) -> "FedNova.Hyper":
             if self.optimizer != "sgd":
-                raise ValueError(f"optimizer={self.optimizer!r} has no a_i in closed form; use optimizer='sgd'")
+                raise RayflError(f"optimizer={self.optimizer!r} has no a_i in closed form; use optimizer='sgd'")
             return self
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.choices import Choice
+from rayfl.choices.kinds import Choice
 from rayfl.data import travel
 from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree
 

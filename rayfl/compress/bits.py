@@ -10,6 +10,8 @@
 
 import numpy as np
 
+from rayfl.errors import RayflError
+
 MAX_WIDTH = 16
 TRITS_PER_BYTE = 5
 MOST_DIGITS = 32
@@ -111,7 +113,7 @@ def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
     ends = np.flatnonzero(np.unpackbits(prefixes).view(np.bool_))
     num_digits = np.diff(ends, prepend=-1) - 1
     if ends.size and (num_digits.max() > MOST_DIGITS or num_digits.sum() > 8 * digits.size):
-        raise ValueError(f"a packet is damaged: {digits.size} bytes are no digits of its {ends.size} numbers")
+        raise RayflError(f"a packet is damaged: {digits.size} bytes are no digits of its {ends.size} numbers")
     numbers = np.int64(1) << num_digits
     last_digits = np.cumsum(num_digits) - 1
     bits = np.unpackbits(digits)

@@ -9,12 +9,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rayfl.choices import TO_TABLE, from_table
+from rayfl.choices.kinds import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, Shapes, shapes_of
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of
 from rayfl.compress.values import BYTES, buffer_of
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 OUTER, INNER = "outer:", "inner:"
@@ -75,9 +76,9 @@ class Compose(Compressor):
     @model_validator(mode="after")
     def _fits(self) -> "Compose":
         if self.outer.values != "fp32":
-            raise ValueError(f"outer.values={self.outer.values!r} has no meaning in compose: inner encodes the values")
+            raise RayflError(f"outer.values={self.outer.values!r} has no meaning in compose: inner encodes the values")
         if self.damped and self.inner.omega(1) is None:
-            raise ValueError(f"damped needs an unbiased inner compressor, and {self.inner.name!r} states no omega")
+            raise RayflError(f"damped needs an unbiased inner compressor, and {self.inner.name!r} states no omega")
         return self
 
     def keeping(self, ratio: float) -> "Compose | None":

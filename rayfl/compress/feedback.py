@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator
 
-from rayfl.choices import TO_TABLE, from_table
+from rayfl.choices.kinds import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.sparse import TopK
 from rayfl.compress.values import entries
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 
@@ -28,7 +29,7 @@ class ErrorFeedback(Compressor):
     @classmethod
     def _once(cls, inner: Compressor) -> Compressor:
         if isinstance(inner, ErrorFeedback):
-            raise ValueError("feedback around feedback would count every error twice; give the inner compressor itself")
+            raise RayflError("feedback around feedback would count every error twice; give the inner compressor itself")
         return inner
 
     def keeping(self, ratio: float) -> "ErrorFeedback | None":
@@ -38,7 +39,7 @@ class ErrorFeedback(Compressor):
     def init(self, like: Tree) -> Tree:
         """e = 0, float32 in main memory. ValueError around a compressor with a memory of its own."""
         if self.inner.init(like):
-            raise ValueError(f"feedback cannot wrap {self.inner.name!r}, which has a memory of its own")
+            raise RayflError(f"feedback cannot wrap {self.inner.name!r}, which has a memory of its own")
         return {name: torch.zeros(tensor.shape) for name, tensor in like.items()}
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from rayfl.errors import RayflError
+
 GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 MOST_LOW_BITS = 31
 
@@ -48,14 +50,14 @@ def decode_golomb(buffer: np.ndarray, size: int, count: int, b: int) -> np.ndarr
         return np.arange(size)
     bits = np.unpackbits(buffer)
     if bits.size < count * (b + 1):
-        raise ValueError(f"a packet is damaged: {buffer.size} bytes are too few for {count} positions")
+        raise RayflError(f"a packet is damaged: {buffer.size} bytes are too few for {count} positions")
     gaps = np.diff(np.flatnonzero(bits[count * b :].view(np.bool_)), prepend=-1) - 1
     if gaps.size != count:
-        raise ValueError(f"a packet is damaged: its code has {gaps.size} positions and not {count}")
+        raise RayflError(f"a packet is damaged: its code has {gaps.size} positions and not {count}")
     for plane in bits[: count * b].reshape(b, count):
         gaps = (gaps << 1) + plane
     # A gap beyond the tensor is as wrong as the tensor's size, and sums of such gaps cannot overflow.
     positions = np.cumsum(np.minimum(gaps, size) + 1) - 1
     if positions[-1] >= size:
-        raise ValueError(f"a packet is damaged: its code leads beyond the {size} entries of a tensor")
+        raise RayflError(f"a packet is damaged: its code leads beyond the {size} entries of a tensor")
     return positions

@@ -10,6 +10,7 @@ import torch
 from rayfl.compress import on_gpu
 from rayfl.compress.base import Packet, Shapes, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import BYTES, buffer_of
+from rayfl.errors import RayflError
 from rayfl.tree import Tree, unpack_bits
 
 
@@ -38,5 +39,5 @@ def mask_packet(mask: Tree) -> Packet:
     """The packet of boolean tensors: ceil(n / 8) bytes a tensor of n entries. ValueError on other types."""
     for name, tensor in mask.items():
         if tensor.dtype != torch.bool:
-            raise ValueError(f"mask {name!r} is {tensor.dtype}; make it boolean, for example with `weights != 0`")
+            raise RayflError(f"mask {name!r} is {tensor.dtype}; make it boolean, for example with `weights != 0`")
     return Packet({name: on_gpu.bits_of(tensor) for name, tensor in mask.items()}, MaskCodec(shapes_of(mask)))

@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
+from rayfl.errors import RayflError
 
 INT32, BITMAP, GAPS, EVERY, PACKED, GOLOMB = 0, 1, 2, 3, 4, 5
 SPARSE = 400
@@ -123,7 +124,7 @@ def _encode_plainly(places: Places) -> np.ndarray:
     """The cheapest of int32, bitmap and gaps."""
     count, size = places.count, places.size
     if size > MAX_SIZE:
-        raise ValueError(f"a tensor of {size} entries is too large for int32 positions; split it below {MAX_SIZE}")
+        raise RayflError(f"a tensor of {size} entries is too large for int32 positions; split it below {MAX_SIZE}")
     if count in (0, size):
         return np.empty(0, np.uint8)
     num_bitmap_bytes = -(-size // 8)

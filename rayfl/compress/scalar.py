@@ -9,6 +9,7 @@ import torch
 from rayfl.compress.base import Packet, Shapes, WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
 from rayfl.compress.values import buffer_of, encode_values, entries
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 LARGEST_COUNT = 2**53
@@ -29,7 +30,7 @@ class CountCodec(WholeTensorCodec):
 def count_packet(name: str, count: int) -> Packet:
     """64 bits; decodes to {name: float64 []}, so `int(packet.decode()[name])` is the count. ValueError beyond 2^53."""
     if abs(count) > LARGEST_COUNT:
-        raise ValueError(f"{name}={count} is beyond 2^53, where sums of counts are no longer exact; send it in parts")
+        raise RayflError(f"{name}={count} is beyond 2^53, where sums of counts are no longer exact; send it in parts")
     return Packet({name: np.array([count], np.int64)}, CountCodec(((name, ()),)))
 
 

@@ -37,6 +37,7 @@ from rayfl.compress.values import (
     entries,
     scaled,
 )
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 Scope = Annotated[
@@ -54,7 +55,7 @@ SEED = "seed"
 def ratio_in_range(ratio: float) -> float:
     """A `keep_ratio`. ValueError outside (0, 1]."""
     if not 0 < ratio <= 1:
-        raise ValueError(f"keep_ratio={ratio} is outside (0, 1]; use dense to send everything")
+        raise RayflError(f"keep_ratio={ratio} is outside (0, 1]; use dense to send everything")
     return ratio
 
 
@@ -176,7 +177,7 @@ def sparse_packet(values: Tree, support: Tree, dtype: ValueType = "fp32") -> Pac
         mask = support.get(name)
         if mask is None or mask.dtype != torch.bool or mask.shape != tensor.shape:
             given = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
-            raise ValueError(f"support of {name!r} is {given}; it must be bool of shape {tuple(tensor.shape)}")
+            raise RayflError(f"support of {name!r} is {given}; it must be bool of shape {tuple(tensor.shape)}")
         masks[name] = mask.reshape(-1)
     return _packet(_at(flats, masks), shapes_of(values), dtype)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
+from rayfl.errors import RayflError
 from rayfl.tree import Tree, tensor_over
 
 Scores = Literal["normalized", "raw"]
@@ -94,9 +95,9 @@ class Structured(Compressor):
     @model_validator(mode="after")
     def _one_rule(self) -> "Structured":
         if self.keep_ratio is not None and (self.threshold is not None or self.scores == "raw"):
-            raise ValueError("keep_ratio chooses normalized thresholds; leave out threshold and scores, or keep_ratio")
+            raise RayflError("keep_ratio chooses normalized thresholds; leave out threshold and scores, or keep_ratio")
         if self.scores == "normalized" and self.limit > 1:
-            raise ValueError(f"threshold={self.threshold} is above 1, the largest normalized score; give one in [0, 1]")
+            raise RayflError(f"threshold={self.threshold} is above 1, the largest normalized score; give one in [0, 1]")
         return self
 
     @property

@@ -16,6 +16,7 @@ from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.sign import ROUNDING
 from rayfl.compress.sparse import Scope, kept_entries, sizes_of, top_k_positions
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 
@@ -79,7 +80,7 @@ class Ternary(Compressor):
     @classmethod
     def _in_range(cls, ratio: float) -> float:
         if not 0 < ratio <= 1:
-            raise ValueError(f"keep_ratio={ratio} is outside (0, 1]; use sign to send a sign of every entry")
+            raise RayflError(f"keep_ratio={ratio} is outside (0, 1]; use sign to send a sign of every entry")
         return ratio
 
     def keeping(self, ratio: float) -> "Ternary":

@@ -10,6 +10,7 @@ from torch import Tensor
 from rayfl.compress.positions import positions_of
 from rayfl.compress.sparse import Selection, Sparsifier, at_least
 from rayfl.compress.values import UNIT_ROUNDOFF
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 
@@ -32,7 +33,7 @@ class Threshold(Sparsifier):
     @model_validator(mode="after")
     def _reachable(self) -> "Threshold":
         if self.relative and self.threshold > 1:
-            raise ValueError(f"threshold={self.threshold} is above 1, which no entry reaches; give one in (0, 1]")
+            raise RayflError(f"threshold={self.threshold} is above 1, which no entry reaches; give one in (0, 1]")
         return self
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.errors import RayflError
 from rayfl.tree import tensor_over
 
 ValueType = Literal["fp32", "fp16", "bf16"]
@@ -31,7 +32,7 @@ def entries(name: str, tensor: Tensor, where_it_lies: bool = False) -> Tensor:
     (also a float64 beyond float32) and other types.
     """
     if not tensor.is_floating_point():
-        raise ValueError(
+        raise RayflError(
             f"tensor {name!r} is {tensor.dtype}, only floating point can be encoded: "
             "send masks with mask_packet and counts with count_packet"
         )
@@ -60,7 +61,7 @@ def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
     largest = _magnitude(flat)
     if largest >= OVERFLOW[dtype]:
         wider = "bf16" if dtype == "fp16" else "fp32"
-        raise ValueError(f"tensor {name!r} holds a number of magnitude {largest:g}, too large for {dtype}; use {wider}")
+        raise RayflError(f"tensor {name!r} holds a number of magnitude {largest:g}, too large for {dtype}; use {wider}")
     if dtype == "fp16":
         return flat.to(torch.float16).cpu().numpy()
     return flat.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
@@ -72,7 +73,7 @@ def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
         return flat
     product = flat.double().mul_(factor).float()
     if not math.isfinite(_magnitude(product)):
-        raise ValueError(
+        raise RayflError(
             f"tensor {name!r} holds {_magnitude(flat):g}, which is beyond float32 times {factor:g}; clip gradients, or "
             "choose a compressor that does not scale what it sends"
         )

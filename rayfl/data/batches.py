@@ -12,6 +12,7 @@ from torch import Tensor
 from rayfl.data.datasets import Dataset, cropped, draw_crops
 from rayfl.data.device import DeviceData, DeviceSamples, upload
 from rayfl.data.partition import Partition
+from rayfl.errors import RayflError
 
 NORMALISED_BYTES = 64 << 20
 """A client's split is normalised at once up to this size (float32), and batch by batch beyond it."""
@@ -179,7 +180,7 @@ class ClientData:
         """Indices of the dataset's samples that the client has in `split`."""
         indices = self.partition.split(split)[self.client]
         if len(indices) == 0:
-            raise ValueError(
+            raise RayflError(
                 f"client {self.client} has no {split} samples: give the experiment a {split} split, or fewer clients"
             )
         return indices
@@ -206,9 +207,9 @@ class ClientData:
 
 def _check(num_examples: int, epochs: int | None, steps: int | None, batch_size: int | None, group: int) -> None:
     if num_examples < 1:
-        raise ValueError("there are no samples to make batches of: give the client data in this split")
+        raise RayflError("there are no samples to make batches of: give the client data in this split")
     if (epochs is None) == (steps is None):
-        raise ValueError(f"epochs={epochs} and steps={steps}: give exactly one of them")
+        raise RayflError(f"epochs={epochs} and steps={steps}: give exactly one of them")
     for key, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size), ("batches_per_step", group)):
         if value is not None and value < 1:
-            raise ValueError(f"{key}={value} is below 1: give at least 1")
+            raise RayflError(f"{key}={value} is below 1: give at least 1")

@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 _CHUNK_BYTES = 16 << 20
 MOST_CLASSES = 1_000_000
@@ -17,7 +17,7 @@ MOST_CLASSES = 1_000_000
 
 
 def checked(dataset: Dataset) -> Dataset:
-    """The dataset itself. SettingsError, which names its files and the first bad row, for what no model can train on:
+    """The dataset itself. RayflError, which names its files and the first bad row, for what no model can train on:
     nothing, unequal lengths or shapes, numbers that are not finite, labels or tokens out of range."""
     for split, samples in (("train", dataset.train), ("test", dataset.test)):
         place = samples.place or f"dataset {dataset.name!r}"
@@ -31,21 +31,21 @@ def checked(dataset: Dataset) -> Dataset:
 
 
 def check_lengths(place: str, split: str, samples: Samples) -> None:
-    """SettingsError unless there are inputs, of some size, with a label and an owner each."""
+    """RayflError unless there are inputs, of some size, with a label and an owner each."""
     shape = samples.inputs.shape
     if len(shape) < 2 or 0 in shape:
-        raise SettingsError(
+        raise RayflError(
             f"{place} has {split} inputs of shape {list(shape)}; give at least one sample, [n, dim] or more"
         )
     for word, values in (("labels", samples.labels), ("owners", samples.groups)):
         if word == "labels" and values is not None and values.ndim == 2 and len(values) == shape[0]:
             cure = "; these look one-hot: give labels.argmax(1)" if _looks_one_hot(values[:1000]) else ""
-            raise SettingsError(
+            raise RayflError(
                 f"{place} has {split} labels of shape {list(values.shape)}; give one class number for each of the "
                 f"{shape[0]} inputs{cure}"
             )
         if values is not None and values.shape != shape[:1]:
-            raise SettingsError(
+            raise RayflError(
                 f"{place} has {shape[0]} {split} inputs and {word} of shape {list(values.shape)}; give one of them for "
                 "each input"
             )
@@ -56,25 +56,25 @@ def _looks_one_hot(labels: np.ndarray) -> bool:
 
 
 def check_shapes(place: str, train: np.ndarray, test: np.ndarray) -> None:
-    """SettingsError unless the inputs of both splits have one shape."""
+    """RayflError unless the inputs of both splits have one shape."""
     if train.shape[1:] != test.shape[1:]:
-        raise SettingsError(
+        raise RayflError(
             f"{place} has train inputs of shape {list(train.shape[1:])} and test inputs of shape "
             f"{list(test.shape[1:])}; give both one shape"
         )
 
 
 def check_finite(place: str, split: str, inputs: np.ndarray) -> None:
-    """SettingsError for an input that is NaN or infinite."""
+    """RayflError for an input that is NaN or infinite."""
     if inputs.dtype.kind != "f":
         return
     row = first_row(inputs, lambda part: ~np.isfinite(part))
     if row is not None:
-        raise SettingsError(f"{place} has a {split} input that is NaN or infinite ({_counted(row)}); mend it")
+        raise RayflError(f"{place} has a {split} input that is NaN or infinite ({_counted(row)}); mend it")
 
 
 def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = MOST_CLASSES) -> np.ndarray:
-    """Labels of any type of numbers as int64. SettingsError for one that is not a whole number from 0 below
+    """Labels of any type of numbers as int64. RayflError for one that is not a whole number from 0 below
     `num_classes`: nothing is rounded."""
     if labels.dtype.kind not in "biuf":
         _refuse(place, split, 0, labels, num_classes)
@@ -100,7 +100,7 @@ def first_row(values: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) 
 
 def _check_labels(place: str, split: str, labels: np.ndarray, num_classes: int) -> None:
     if labels.dtype.kind not in "iu":
-        raise SettingsError(f"{place} has {split} labels of type {labels.dtype}; classes are whole numbers from 0")
+        raise RayflError(f"{place} has {split} labels of type {labels.dtype}; classes are whole numbers from 0")
     row = first_row(labels, lambda part: (part < 0) | (part >= num_classes))
     if row is not None:
         _refuse(place, split, row, labels, num_classes)
@@ -112,14 +112,14 @@ def _check_tokens(place: str, split: str, tokens: np.ndarray, vocabulary: int | 
     if row is not None:
         given = tokens[row][(tokens[row] < 0) | (tokens[row] >= most)].flat[0]
         upper = "" if vocabulary is None else f" to {vocabulary - 1}"
-        raise SettingsError(f"{place} has the token {given} in a {split} input ({_counted(row)}); tokens are 0{upper}")
+        raise RayflError(f"{place} has the token {given} in a {split} input ({_counted(row)}); tokens are 0{upper}")
 
 
 def _refuse(place: str, split: str, row: int, labels: np.ndarray, num_classes: int) -> NoReturn:
     known = num_classes < MOST_CLASSES
     allowed = f"whole numbers from 0 to {num_classes - 1}" if known else "whole numbers from 0, or the names of classes"
     which = f"{split} label".strip()
-    raise SettingsError(f"{place} has the {which} {labels[row]} ({_counted(row)}); labels are {allowed}")
+    raise RayflError(f"{place} has the {which} {labels[row]} ({_counted(row)}); labels are {allowed}")
 
 
 def _counted(row: int) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.choices import Choice
+from rayfl.choices.kinds import Choice
+from rayfl.errors import RayflError
 
 PADDING = 4
 """Pixels of black on each side before the random crop of CIFAR-like augmentation."""
@@ -64,7 +65,7 @@ class Dataset:
             return self.vocabulary
         occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]
         if any(int(tokens.min()) < 0 for tokens in occurring):
-            raise ValueError(f"dataset {self.name!r} has tokens below 0; number them from 0, which is padding")
+            raise RayflError(f"dataset {self.name!r} has tokens below 0; number them from 0, which is padding")
         return max((int(tokens.max()) + 1 for tokens in occurring), default=0)
 
     @property
@@ -116,7 +117,7 @@ class Source(Choice, ABC):
 
     @abstractmethod
     def load(self) -> Dataset:
-        """The dataset. SettingsError with one sentence where its files are missing or cannot be fetched."""
+        """The dataset. RayflError with one sentence where its files are missing or cannot be fetched."""
 
 
 def draw_crops(batch: int, generator: np.random.Generator) -> np.ndarray:

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfl.choices import Choice
+from rayfl.choices.kinds import Choice
 from rayfl.data.datasets import Dataset, Samples
+from rayfl.errors import RayflError
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ class Partition:
         """The shards of the split called `name`."""
         splits = {"train": self.train, "validation": self.validation, "heldout": self.heldout, "test": self.test}
         if name not in splits:
-            raise ValueError(f"split={name!r} is not known: give one of {', '.join(splits)}")
+            raise RayflError(f"split={name!r} is not known: give one of {', '.join(splits)}")
         return splits[name]
 
     def hold_out(self, validation_ratio: float, heldout_ratio: float, generator: np.random.Generator) -> "Partition":
@@ -88,13 +89,13 @@ class Partition:
         """
         for key, ratio in (("validation_ratio", validation_ratio), ("heldout_ratio", heldout_ratio)):
             if not 0.0 <= ratio < 1.0:
-                raise ValueError(f"{key}={ratio} is outside [0, 1): give the fraction of the train samples to cut off")
+                raise RayflError(f"{key}={ratio} is outside [0, 1): give the fraction of the train samples to cut off")
         sizes, owners = self.train.sizes, self.train.owners
         num_validation, num_heldout = _cut(sizes, validation_ratio), _cut(sizes, heldout_ratio)
         short = np.flatnonzero(sizes - num_validation - num_heldout < 1)
         if len(short):
             client = short[0]
-            raise ValueError(
+            raise RayflError(
                 f"client {client} has {sizes[client]} train samples and would keep none after validation_ratio="
                 f"{validation_ratio} and heldout_ratio={heldout_ratio}: lower the ratios or clients.count"
             )
@@ -131,7 +132,7 @@ class PartitionScheme(Choice, ABC):
         """The partition. ValueError, which ends with `advice`, where a client has no train data."""
         without = np.flatnonzero(train.sizes == 0)
         if len(without):
-            raise ValueError(
+            raise RayflError(
                 f"partition {self.name!r} leaves client {without[0]} ({len(without)} of {len(train)} clients) "
                 f"without train data: {advice}"
             )
@@ -141,9 +142,9 @@ class PartitionScheme(Choice, ABC):
     def check_num_clients(self, num_clients: int, dataset: Dataset) -> None:
         """ValueError if there are no clients, or more than train samples, of which each of them needs one."""
         if num_clients < 1:
-            raise ValueError(f"num_clients={num_clients} is below 1: give at least one client")
+            raise RayflError(f"num_clients={num_clients} is below 1: give at least one client")
         if num_clients > len(dataset.train):
-            raise ValueError(
+            raise RayflError(
                 f"clients.count={num_clients} is more than the {len(dataset.train)} train samples of dataset "
                 f"{dataset.name!r}, of which every client needs one: lower clients.count"
             )
@@ -151,7 +152,7 @@ class PartitionScheme(Choice, ABC):
     def class_labels(self, dataset: Dataset, samples: Samples) -> np.ndarray:
         """The labels as class numbers. ValueError where the dataset has none (regression)."""
         if not np.issubdtype(samples.labels.dtype, np.integer):
-            raise ValueError(
+            raise RayflError(
                 f"partition {self.name!r} splits by class, but dataset {dataset.name!r} has {samples.labels.dtype} "
                 f"labels: use 'iid' or 'natural'"
             )

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 OPERATORS = ("nms", "qnms")
 """Operators that torchvision's Python side needs at import."""
@@ -21,10 +21,10 @@ OPERATORS = ("nms", "qnms")
 
 @functools.cache
 def torchvision() -> ModuleType:
-    """The torchvision package, ready for use. SettingsError if it is not installed."""
+    """The torchvision package, ready for use. RayflError if it is not installed."""
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:
-        raise SettingsError("torchvision is not installed: run `pip install torchvision`")
+        raise RayflError("torchvision is not installed: run `pip install torchvision`")
     if not _operators_load(Path(found.origin).parent):
         # Defining an operator twice is an error, and another package may have defined them already.
         for name in [name for name in OPERATORS if not hasattr(torch.ops.torchvision, name)]:

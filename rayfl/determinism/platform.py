@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import rayfl
 from rayfl.determinism.process import processor, variables
+from rayfl.version import __version__
 
 ON_CPU = (
     "torch",
@@ -47,7 +47,7 @@ def describe(threads: int, device: str = "cpu") -> dict[str, object]:
     name, instructions = processor()
     on_gpu = device == "cuda"
     return {
-        "rayfl": rayfl.__version__,
+        "rayfl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

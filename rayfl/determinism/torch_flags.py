@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from rayfl.determinism.process import InstructionSet, Precision, prepare_process
+from rayfl.errors import RayflError
 
 _chosen: list[InstructionSet] = []
 """The instruction set of this process, once there is one: torch keeps to the first one that it computes with."""
@@ -19,7 +20,7 @@ def choose(instruction_set: InstructionSet) -> None:
         began_with = "native"
     if began_with not in (None, instruction_set):
         prepare_process(began_with)
-        raise ValueError(
+        raise RayflError(
             f"runtime.instruction_set={instruction_set!r} is too late: this process has computed with {began_with!r}; "
             "use another process"
         )

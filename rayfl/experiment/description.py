@@ -11,7 +11,7 @@ from rayfl.run_directory.record import describe_run, locked
 def write_description(directory: Path, files: KeptFiles, platform: Platform | None) -> None:
     """Write all of it; `platform` is None where it is not known yet. OSError where the disk refuses.
 
-    SettingsError where another process writes to the directory.
+    RayflError where another process writes to the directory.
     """
     with locked(directory):
         files.write(directory)

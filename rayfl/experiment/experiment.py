@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
-from rayfl import plugins
-from rayfl.choices import TO_TABLE, as_table, find, from_table, known, reference
+from rayfl.choices import plugins
+from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.determinism.process import InstructionSet, Precision
+from rayfl.errors import RayflError, UnknownKey
 from rayfl.experiment import toml
 from rayfl.experiment.experiment_file import LONGEST_NAME, put_all, read_table
 from rayfl.experiment.report_options import ReportOptions
@@ -27,10 +28,10 @@ from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.object_storage import is_url, require_url
-from rayfl.settings import Settings, SettingsError, UnknownKey, shown
+from rayfl.run_directory.trackers.tracker import TrackerName
+from rayfl.settings import Settings, shown
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
-from rayfl.trackers.tracker import TrackerName
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """What an experiment may be called, since its run directory is called so."""
@@ -75,7 +76,7 @@ def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
         return MethodChoice(kind=find(Method, type(value)), hyper=value.hyper)
     table = as_table(value, info.field_name)
     if "name" not in table:
-        raise SettingsError(f" is missing; a method is one of {', '.join(sorted(known(Method)))}", ("name",))
+        raise RayflError(f" is missing; a method is one of {', '.join(sorted(known(Method)))}", ("name",))
     kind, elastic = find(Method, table.pop("name")), _elastic(table.pop("elastic", False))
     return MethodChoice(kind=kind, hyper=kind.Hyper(**table), elastic=elastic)
 
@@ -86,10 +87,10 @@ def _elastic(value: Any) -> ElasticHyper | None:
     if isinstance(value, bool):
         return ElasticHyper() if value else None
     if not isinstance(value, Mapping):
-        raise SettingsError(f"={shown(value)} is not allowed; it must be true, false or a table", ("elastic",))
+        raise RayflError(f"={shown(value)} is not allowed; it must be true, false or a table", ("elastic",))
     try:
         return ElasticHyper(**value)
-    except SettingsError as error:
+    except RayflError as error:
         raise error.under("elastic") from None
 
 
@@ -166,29 +167,29 @@ class Runtime(Settings):
     def _gpu_shares_exist(self) -> "Runtime":
         share = self.num_gpus
         if self.device == "cuda" and self.executor == "ray" and share == 0:
-            raise ValueError("device='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25")
+            raise RayflError("device='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25")
         if share > 1 and share != int(share):
-            raise ValueError(f"num_gpus={share:g} an actor is not allowed; give a share below 1, or a whole number")
+            raise RayflError(f"num_gpus={share:g} an actor is not allowed; give a share below 1, or a whole number")
         if 0 < share < LEAST_SHARE:
-            raise ValueError(f"num_gpus={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}")
+            raise RayflError(f"num_gpus={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}")
         if self.precision == "tf32" and self.device_name == "cpu":
-            raise ValueError("precision='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'")
+            raise RayflError("precision='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'")
         return self
 
     @model_validator(mode="after")
     def _labels_select(self) -> "Runtime":
         for key, value in (self.labels or {}).items():
             if not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value):
-                raise ValueError(
+                raise RayflError(
                     f"labels has {shown(key)} = {shown(value)}, which selects no nodes; give a label's key, and its "
                     "value as 'spot', '!spot', 'in(a, b)' or '!in(a, b)'"
                 )
             if key == NODE_KEY:
-                raise ValueError(f"labels has {key}, which every start of a node makes anew; choose by another label")
+                raise RayflError(f"labels has {key}, which every start of a node makes anew; choose by another label")
         if self.accelerator_type is not None and not re.fullmatch(LABEL, self.accelerator_type):
-            raise ValueError(f"accelerator_type={shown(self.accelerator_type)} is no name that Ray has for one")
+            raise RayflError(f"accelerator_type={shown(self.accelerator_type)} is no name that Ray has for one")
         if self.accelerator_type is not None and ACCELERATOR_KEY in (self.labels or {}):
-            raise ValueError(f"accelerator_type is the label {ACCELERATOR_KEY}, which labels has too; give one of them")
+            raise RayflError(f"accelerator_type is the label {ACCELERATOR_KEY}, which labels has too; give one of them")
         return self
 
     @property
@@ -251,7 +252,7 @@ class Output(Settings):
     @classmethod
     def _each_once(cls, names: tuple[TrackerName, ...]) -> tuple[TrackerName, ...]:
         if len(set(names)) < len(names):
-            raise ValueError(f"track={shown(names)} names a tracker twice; name each once")
+            raise RayflError(f"track={shown(names)} names a tracker twice; name each once")
         return names
 
 
@@ -288,12 +289,12 @@ class Experiment(Settings):
     @classmethod
     def _names_a_directory(cls, name: str) -> str:
         if not re.fullmatch(NAME, name):
-            raise ValueError(
+            raise RayflError(
                 f"name={shown(name)} is not allowed; use letters, digits, '.', '_' and '-', "
                 "and begin with a letter or a digit"
             )
         if len(name) > LONGEST_NAME:
-            raise ValueError(f"name={shown(name)} has {len(name)} letters; use at most {LONGEST_NAME}")
+            raise RayflError(f"name={shown(name)} has {len(name)} letters; use at most {LONGEST_NAME}")
         return name
 
     @model_validator(mode="after")
@@ -301,9 +302,9 @@ class Experiment(Settings):
         if self.method.kind.own_compression:
             for name in ("uplink", "downlink"):
                 if getattr(self, name) != Dense():
-                    raise ValueError(f"{self.method.name} fixes what it sends; remove the [{name}] table")
+                    raise RayflError(f"{self.method.name} fixes what it sends; remove the [{name}] table")
         if self.downlink.name == "feedback":
-            raise ValueError("downlink 'feedback' has no memory to feed back; give its inner compressor by itself")
+            raise RayflError("downlink 'feedback' has no memory to feed back; give its inner compressor by itself")
         return self
 
     @model_validator(mode="after")

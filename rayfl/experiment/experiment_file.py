@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayfl.errors import RayflError, nearest, reason
 from rayfl.experiment.input_files import located
 from rayfl.limits.regular_files import read_text
-from rayfl.settings import MOST_NESTED, SettingsError, check_plain, nearest, reason, shown
+from rayfl.settings import MOST_NESTED, check_plain, shown
 
 LONGEST_NAME = 200
 """Letters that a name may have: files take 255, and some are named after it."""
@@ -19,24 +20,24 @@ MOST_BYTES = 1_000_000
 
 
 def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A TOML file as a table, overrides put in. SettingsError for what cannot be read.
+    """A TOML file as a table, overrides put in. RayflError for what cannot be read.
 
     Paths of files in it are relative to the TOML file, those in overrides to the current directory.
     """
     try:
         text = read_text(path, MOST_BYTES)
     except FileNotFoundError:
-        raise SettingsError(f"there is no file {path}; {_others(path)}") from None
+        raise RayflError(f"there is no file {path}; {_others(path)}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{path} is not UTF-8 text; give the path of an experiment's TOML file") from None
+        raise RayflError(f"{path} is not UTF-8 text; give the path of an experiment's TOML file") from None
     except OSError as error:
-        raise SettingsError(
+        raise RayflError(
             f"{path} cannot be read ({reason(error)}); give the path of an experiment's TOML file"
         ) from None
     try:
         table = _parsed(text, str(path))
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+        raise RayflError(f"{path} is not valid TOML: {error}") from None
     check_plain(table)
     table = located(table, path.parent)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
@@ -47,19 +48,19 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 # Any: a TOML table.
 def _parsed(text: str, place: str) -> dict[str, Any]:
-    """The table of a TOML text. tomllib.TOMLDecodeError where it is none, SettingsError for what Python cannot read."""
+    """The table of a TOML text. tomllib.TOMLDecodeError where it is none, RayflError for what Python cannot read."""
     # tomllib takes time that grows with the square of a key's length.
     if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines() if "=" in line):
-        raise SettingsError(f"{place} has keys nested too deep; at most {MOST_NESTED} tables may be in each other")
+        raise RayflError(f"{place} has keys nested too deep; at most {MOST_NESTED} tables may be in each other")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:
-        raise SettingsError(f"{place} has tables or lists nested too deep; at most {MOST_NESTED} may be") from None
+        raise RayflError(f"{place} has tables or lists nested too deep; at most {MOST_NESTED} may be") from None
     except ValueError:
         # Python refuses to read a decimal number of more than 4300 digits.
-        raise SettingsError(f"{place} has a whole number of more than 64 bits; give a smaller one") from None
+        raise RayflError(f"{place} has a whole number of more than 64 bits; give a smaller one") from None
 
 
 def _others(path: Path) -> str:
@@ -70,13 +71,13 @@ def _others(path: Path) -> str:
 
 # Any: a TOML table.
 def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Put overrides into a table, in their order. SettingsError, besides those of `override`, for one that a later one
+    """Put overrides into a table, in their order. RayflError, besides those of `override`, for one that a later one
     would drop, as it replaces the whole table around it."""
     paths = [split_override(one)[0] for one in overrides]
     for place, one in enumerate(overrides):
         for later, path in zip(overrides[place + 1 :], paths[place + 1 :], strict=True):
             if len(path) < len(paths[place]) and paths[place][: len(path)] == path:
-                raise SettingsError(
+                raise RayflError(
                     f"{later} replaces the whole table {'.'.join(path)!r}, so that {one} before it is dropped; give "
                     f"{later} first"
                 )
@@ -85,7 +86,7 @@ def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
 
 # Any: a TOML table.
 def override(table: dict[str, Any], text: str) -> None:
-    """Put one `key=value` into a table. SettingsError if it is none, or leads through what is no table."""
+    """Put one `key=value` into a table. RayflError if it is none, or leads through what is no table."""
     path, said = split_override(text)
     value = _value(said)
     check_plain(value, tuple(path))
@@ -93,19 +94,19 @@ def override(table: dict[str, Any], text: str) -> None:
 
 
 def split_override(text: str) -> tuple[list[str], str]:
-    """["method", "lr"] and "0.1" of "method.lr=0.1". SettingsError if it is no override."""
+    """["method", "lr"] and "0.1" of "method.lr=0.1". RayflError if it is no override."""
     key, sign, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not sign or not all(path):
-        raise SettingsError(f"{shown(text)} is not an override; write key=value, for example method.lr=0.1")
+        raise RayflError(f"{shown(text)} is not an override; write key=value, for example method.lr=0.1")
     if len(path) > MOST_NESTED:
-        raise SettingsError(f"{shown(text)} is nested deeper than {MOST_NESTED} tables; use fewer")
+        raise RayflError(f"{shown(text)} is nested deeper than {MOST_NESTED} tables; use fewer")
     return path, value
 
 
 # Any: a TOML table, and settings from Python.
 def put_all(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Put settings into a table, by their dotted keys. SettingsError where a key leads through what is no table."""
+    """Put settings into a table, by their dotted keys. RayflError where a key leads through what is no table."""
     for key, value in settings.items():
         put(table, key.split("."), copied(value), key)
 
@@ -123,14 +124,14 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> No
     """Set a value inside nested tables, making those that are missing; a bare name or class on the way becomes a
     table.
 
-    SettingsError, which quotes `said`, where the path leads through anything else.
+    RayflError, which quotes `said`, where the path leads through anything else.
     """
     for part in path[:-1]:
         inner = table.setdefault(part, {})
         if isinstance(inner, str) or callable(inner):
             inner = table[part] = {"name": inner}
         if not isinstance(inner, dict):
-            raise SettingsError(f"{said!r} is not an override: {part} is {shown(inner)}, which has no keys")
+            raise RayflError(f"{said!r} is not an override: {part} is {shown(inner)}, which has no keys")
         table = inner
     table[path[-1]] = value
 

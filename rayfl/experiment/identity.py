@@ -4,7 +4,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from rayfl.settings import SettingsError, dotted, nearest
+from rayfl.errors import RayflError, nearest
+from rayfl.settings import dotted
 
 NOT_DETERMINING = ("seed", "name", "label", "checkpoint", "output", "report")
 """Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
@@ -46,11 +47,11 @@ def digest(experiment: Mapping[str, object], *follows_rounds: object) -> str:
 
 
 def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:
-    """SettingsError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
+    """RayflError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
     known = {setting for one in experiments for setting in determining_settings(one)}
     for name in tuned:
         if not any(lies_in(setting, name) for setting in known):
-            raise SettingsError(f"the best over {name!r} is asked for, which no run sets: {nearest(name, known)}")
+            raise RayflError(f"the best over {name!r} is asked for, which no run sets: {nearest(name, known)}")
 
 
 def lies_in(setting: str, name: str) -> bool:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayfl import plugins
+from rayfl.choices import plugins
+from rayfl.errors import RayflError, reason
 from rayfl.limits.regular_files import expanded, read_bytes
 from rayfl.run_directory.atomic_files import write_whole
-from rayfl.settings import SettingsError, reason
 
 KINDS = {
     ("clients", "availability", "trace"): "trace",
@@ -52,7 +52,7 @@ class KeptFiles:
 
 # Any: an experiment's table.
 def kept_files(table: Mapping[str, Any]) -> KeptFiles:
-    """Read the files that an experiment names. SettingsError where one cannot be read."""
+    """Read the files that an experiment names. RayflError where one cannot be read."""
     contents: dict[str, bytes] = {}
 
     def kept(key: tuple[str, ...], path: str) -> str:
@@ -61,11 +61,11 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
         try:
             content = read_bytes(Path(path))
         except OSError as error:
-            raise SettingsError(
+            raise RayflError(
                 f"{path} cannot be read ({reason(error)}); give {'.'.join(key)}=FILE with the file of the experiment"
             ) from None
         if key not in KINDS and not plugins.is_loaded(content):
-            raise SettingsError(f"{path} has changed since the experiment was read; begin again")
+            raise RayflError(f"{path} has changed since the experiment was read; begin again")
         # What a graph's file is, its ending says.
         name = f"{FOLDER}/{KINDS.get(key, 'plugin')}-{plugins.digest(content)}{Path(path).suffix}"
         contents[name] = content

@@ -12,6 +12,7 @@ from rayfl.data.check import checked
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding, torch_flags
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import digest
 from rayfl.experiment.input_files import kept_files
@@ -23,14 +24,14 @@ from rayfl.population.sampling import Population
 from rayfl.rounds.answers import checked as checked_hook
 from rayfl.rounds.errors import described
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError, shown
+from rayfl.run_directory.trackers.tracker import require_installed
+from rayfl.settings import shown
 from rayfl.task import Classification, Task
-from rayfl.trackers.tracker import require_installed
 from rayfl.tree import Tree
 
 
 def prepare(experiment: Experiment) -> Setup:
-    """Everything that stays the same through all rounds. SettingsError or ValueError, in one sentence, where parts
+    """Everything that stays the same through all rounds. RayflError or ValueError, in one sentence, where parts
     do not fit, before anything starts."""
     require_installed(experiment.output.track)
     torch_flags.choose(experiment.runtime.instruction_set)
@@ -67,26 +68,26 @@ def prepare(experiment: Experiment) -> Setup:
 
 
 def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
-    """The parameters of round 0, from `model.start` where it is given. SettingsError where they do not fit."""
+    """The parameters of round 0, from `model.start` where it is given. RayflError where they do not fit."""
     model = experiment.model
     params = task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))
     if model.start is not None:
         params = given_weights.read(Path(model.start), params, model.name)
     initial = checked_hook(method.init_params)(params, seeding.FirstDraws(experiment.seed, seeding.NOBODY))
     if model.start is not None and any(initial[name] is not params[name] for name in params):
-        raise SettingsError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
+        raise RayflError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
     return initial
 
 
 def identity(experiment: Experiment) -> str:
-    """A digest of all that decides the numbers of the rounds; SettingsError where a file of the experiment is gone."""
+    """A digest of all that decides the numbers of the rounds; RayflError where a file of the experiment is gone."""
     chosen, rounds = experiment.method, experiment.rounds
     length = rounds if chosen.kind.depends_on_num_rounds else None
     return digest(kept_files(experiment.as_dict()).table, length, chosen.hyper.for_num_rounds(rounds))
 
 
 def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
-    """The model on the data's samples. SettingsError where this machine has no memory for it and its gradient."""
+    """The model on the data's samples. RayflError where this machine has no memory for it and its gradient."""
     model = experiment.model
     options = ", ".join(f"model.{key}={shown(value)}" for key, value in model if isinstance(value, int | tuple))
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
@@ -97,35 +98,35 @@ def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
     except (RuntimeError, OverflowError, TypeError):
         if not options:
             raise
-        raise SettingsError(f"{what} has more entries than torch can count; make it smaller") from None
+        raise RayflError(f"{what} has more entries than torch can count; make it smaller") from None
     entries = sum(math.prod(parameter.shape) for parameter in task.module.parameters())
     memory.require(2 * 4 * entries, f"{what} with its gradient", "make it smaller")
     return task
 
 
 def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
-    """SettingsError where the data are tokens and the model does not embed all of them, or the other way round."""
+    """RayflError where the data are tokens and the model does not embed all of them, or the other way round."""
     embedded = [
         layer.num_embeddings for layer in task.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
     if dataset.kind == "text" and not embedded:
         # Whole numbers in somebody's file are taken for tokens.
         cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
-        raise SettingsError(
+        raise RayflError(
             f"model {model!r} takes numbers, and dataset {dataset.name!r} is tokens; choose a text model, for example "
             f"char-lstm or mean-embedding{cure}"
         )
     if dataset.kind != "text" and embedded:
-        raise SettingsError(f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose another")
+        raise RayflError(f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose another")
     if embedded and min(embedded) < dataset.num_tokens:
-        raise SettingsError(
+        raise RayflError(
             f"model {model!r} embeds {min(embedded)} tokens, and dataset {dataset.name!r} has {dataset.num_tokens}; "
             f"set model.vocabulary={dataset.num_tokens}"
         )
 
 
 def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tree) -> None:
-    """SettingsError unless the model makes of two train samples what the loss takes: logits [2, num_classes].
+    """RayflError unless the model makes of two train samples what the loss takes: logits [2, num_classes].
 
     In evaluation mode, and torch's generator is as it was afterwards, so that no bit of a run depends on it.
     """
@@ -138,7 +139,7 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
         with torch.random.fork_rng(devices=()), torch.no_grad():
             found = task.evaluated(params, batch)
     except Exception as error:
-        raise SettingsError(f"{given}, and raises {described(error)}; it must return logits {wanted}") from error
+        raise RayflError(f"{given}, and raises {described(error)}; it must return logits {wanted}") from error
     if not isinstance(found, Tensor):
         what = f"a value of type {type(found).__name__}"
     elif list(found.shape) != wanted:
@@ -147,11 +148,11 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
         what = f"values of type {found.dtype}"
     else:
         return
-    raise SettingsError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
+    raise RayflError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
 
 
 def check(setup: Setup, experiment: Experiment) -> None:
-    """SettingsError or ValueError where method, model, engine and machine do not go together."""
+    """RayflError or ValueError where method, model, engine and machine do not go together."""
     if setup.topology is not None:
         peers = setup.num_clients
         # Who receives from whom, and the weights.
@@ -164,7 +165,7 @@ def check(setup: Setup, experiment: Experiment) -> None:
         store = f"runtime.object_store_memory_mb={runtime.object_store_memory_mb}"
         memory.require(10**6 * runtime.object_store_memory_mb, store, "lower it")
     if experiment.runtime.executor == "inline" and setup.device_name == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("runtime.device='cuda' needs a GPU, and this machine has none; use device='cpu'")
+        raise RayflError("runtime.device='cuda' needs a GPU, and this machine has none; use device='cpu'")
 
 
 def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:

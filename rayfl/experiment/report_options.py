@@ -26,7 +26,7 @@ class ReportOptions(Settings):
 def agreed_options(
     experiments: Sequence[Mapping[str, object]], given: Mapping[str, object] | None = None
 ) -> ReportOptions:
-    """`given`, else what all `experiments` say in `[report]`, else the defaults. SettingsError for a wrong value."""
+    """`given`, else what all `experiments` say in `[report]`, else the defaults. RayflError for a wrong value."""
     tables = [table if isinstance(table := one.get("report"), Mapping) else {} for one in experiments]
     known = [key for key in ReportOptions.model_fields if tables and all(key in table for table in tables)]
     agreed = {key: tables[0][key] for key in known if all(table[key] == tables[0][key] for table in tables)}

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayfl import plugins
-from rayfl.choices import Choice
+from rayfl.choices import plugins
+from rayfl.choices.kinds import Choice
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.experiment_file import copied, override, put, read_table, split_override
 from rayfl.methods.base import Method
-from rayfl.settings import SettingsError, shown
+from rayfl.settings import shown
 
 _LONGEST_NAME = 120
 """Letters of a directory's name; what is longer is cut and ends in a digest."""
@@ -88,7 +89,7 @@ def is_of_sweep(text: str) -> bool:
 def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:
     """All combinations of a file's sweep, validated; None for a file that describes a single experiment.
 
-    SettingsError for a `[sweep]` table that is none, and for a combination that is no experiment, which is named.
+    RayflError for a `[sweep]` table that is none, and for a combination that is no experiment, which is named.
     """
     table, lists = read_tables(file, overrides)
     return None if lists is None else combine(table, lists, overrides)
@@ -98,7 +99,7 @@ def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] |
 def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Sequence[str] = ()) -> list[Combination]:
     """All combinations of swept lists by dotted key, validated; overrides inside what is swept are put in again.
 
-    SettingsError for a combination that is no experiment, which is named, and where there are too many.
+    RayflError for a combination that is no experiment, which is named, and where there are too many.
     """
     _require_few(lists)
     inside = [one for one in overrides if _is_inside(".".join(split_override(one)[0]), lists)]
@@ -106,7 +107,7 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
     for names in ([one.title for one in found], [one.directory for one in found]):
         (name, times), *_ = Counter(names).most_common(1)
         if times > 1:
-            raise SettingsError(f"two combinations of the sweep are called {name!r}; give their items a label each")
+            raise RayflError(f"two combinations of the sweep are called {name!r}; give their items a label each")
     return found
 
 
@@ -114,7 +115,7 @@ def _require_few(lists: Mapping[str, Sequence[object]]) -> None:
     number = math.prod(len(values) for values in lists.values())
     if number > MOST_COMBINATIONS:
         sizes = " x ".join(str(len(values)) for values in lists.values())
-        raise SettingsError(
+        raise RayflError(
             f"the sweep has {number:,} combinations ({sizes}); give lists of at most {MOST_COMBINATIONS:,} in all"
         )
 
@@ -123,14 +124,14 @@ def _require_few(lists: Mapping[str, Sequence[object]]) -> None:
 def swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
     """The lists of a `[sweep]` table by their dotted keys, however these were nested.
 
-    SettingsError for anything but filled lists.
+    RayflError for anything but filled lists.
     """
     key = ".".join(("sweep", *path))
     if isinstance(value, Mapping):
         return {name: found for part in value for name, found in swept_lists(value[part], (*path, part)).items()}
     if not path or not isinstance(value, list) or not value:
         wanted = "a list of at least one value" if path else 'a table of lists, such as {"seed" = [0, 1, 2]}'
-        raise SettingsError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
+        raise RayflError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
     return {".".join(path): value}
 
 
@@ -156,7 +157,7 @@ def _item(key: str, value: Any, prefix: str) -> _Item:
     value = dict(value)
     label = value.pop("label", None)
     if label is not None and (not isinstance(label, str) or not label.strip()):
-        raise SettingsError(f"sweep.{key} has the label {shown(label)}; a label must be text")
+        raise RayflError(f"sweep.{key} has the label {shown(label)}; a label must be text")
     return _Item(key, value, label or f"{prefix}{described(value)}")
 
 
@@ -207,7 +208,7 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
             own["label"] = label
         experiment = Experiment(**own)
     except ValueError as error:
-        raise SettingsError(f"{title:.200}: {error}") from None
+        raise RayflError(f"{title:.200}: {error}") from None
     return Combination(title, directory_name(title), experiment)
 
 

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rayfl.errors import RayflError
+
 
 # Any: whatever TOML can hold.
 def dumps(table: Mapping[str, Any]) -> str:
@@ -40,7 +42,7 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
         return f"{{{pairs}}}"
-    raise ValueError(f"TOML cannot hold {value!r}, which is of type {type(value).__name__}")
+    raise RayflError(f"TOML cannot hold {value!r}, which is of type {type(value).__name__}")
 
 
 def _key(key: str) -> str:

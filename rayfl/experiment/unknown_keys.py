@@ -6,13 +6,14 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from rayfl.choices import Kind, known
+from rayfl.choices.kinds import Kind, known
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
+from rayfl.errors import RayflError, UnknownKey
 from rayfl.methods.base import Method
 from rayfl.models import Architecture
-from rayfl.settings import Settings, SettingsError, UnknownKey, listed
+from rayfl.settings import Settings, listed
 from rayfl.topology.graphs import Topology
 
 CHOSEN: Mapping[str, type[Kind]] = {
@@ -60,7 +61,7 @@ _MOST_SHOWN = 3
 
 
 # Any: what the user gave.
-def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str, Any]) -> SettingsError:
+def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str, Any]) -> RayflError:
     """A better sentence about an unknown key of an experiment (`tables`), where one is known; else the same."""
     keys = list(error.key)
     if len(keys) > 2:
@@ -115,18 +116,18 @@ def _with(kind: type[Kind], setting: str) -> list[str]:
     return [name for name, one in sorted(known(kind).items()) if setting in settings_of(one)]
 
 
-def _did_you_mean(error: UnknownKey, keys: list[str]) -> SettingsError:
-    return SettingsError(f"': did you mean {listed([repr(key) for key in keys], 'or')}?", error.key, error.lead)
+def _did_you_mean(error: UnknownKey, keys: list[str]) -> RayflError:
+    return RayflError(f"': did you mean {listed([repr(key) for key in keys], 'or')}?", error.key, error.lead)
 
 
 # Any: the table or the object that chooses.
-def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> SettingsError:
+def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> RayflError:
     """The sentence about a setting that others of a kind have, as is left behind where only the name was replaced."""
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     names = [repr(one) for one in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
     table, do = error.key[0], "does" if len(others) == 1 else "do"
-    return SettingsError(
+    return RayflError(
         f"': {kind.label} {name!r} does not take it, but {listed(names, 'and')} {do}; remove it, or give "
         f"{table}={name}, which replaces the whole table, in place of {table}.name={name}",
         error.key,

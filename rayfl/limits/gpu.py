@@ -2,8 +2,8 @@
 
 import math
 
+from rayfl.errors import RayflError
 from rayfl.limits.memory import in_words
-from rayfl.settings import SettingsError
 
 CONTEXT_BYTES = 800_000_000
 """What each process takes of a GPU beside its tensors: CUDA's context, and the kernels of cuBLAS and cuDNN.
@@ -15,14 +15,14 @@ A generous guess for an H100 or H200, to be replaced by a measured number.
 def tensor_fraction(share: float, total_bytes: int) -> float:
     """The fraction of a GPU's `total_bytes` that the tensors of a process may take, which has a `share` of the GPU.
 
-    As many processes as have that share fit on a GPU together with their contexts. SettingsError where the share leaves
+    As many processes as have that share fit on a GPU together with their contexts. RayflError where the share leaves
     less for tensors than a context takes.
     """
     # A third of a GPU is written as 0.33, and three such actors share it.
     processes = max(1, math.floor(1 / share + 1e-9)) if share < 1 else 1
     left = total_bytes / processes - CONTEXT_BYTES
     if left < CONTEXT_BYTES:
-        raise SettingsError(
+        raise RayflError(
             f"runtime.num_gpus={share:g} an actor puts {processes} of them on a GPU of {in_words(total_bytes)}, where "
             f"each takes {in_words(CONTEXT_BYTES)} beside its tensors; give every actor a larger share"
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayfl.errors import RayflError
 from rayfl.limits.regular_files import read_bytes
 
 MOST_BYTES = 256 * 10**6
@@ -17,7 +18,7 @@ def read_table(path: Path) -> Mapping[str, Any]:
     """The table in a JSON file. ValueError, whose text is the reason, or OSError where there is none."""
     found = parse(read_bytes(path, MOST_BYTES))
     if not isinstance(found, Mapping):
-        raise ValueError("it holds no table")
+        raise RayflError("it holds no table")
     return found
 
 
@@ -27,13 +28,13 @@ def parse(text: bytes | str) -> Any:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"its line {error.lineno} is no JSON") from None
+        raise RayflError(f"its line {error.lineno} is no JSON") from None
     except UnicodeDecodeError:
-        raise ValueError("it is no UTF-8 text") from None
+        raise RayflError("it is no UTF-8 text") from None
     except RecursionError:
-        raise ValueError("its tables are nested too deep") from None
+        raise RayflError("its tables are nested too deep") from None
     except ValueError:
-        raise ValueError("it holds a number that is too long") from None
+        raise RayflError("it holds a number that is too long") from None
     require_shallow(value)
     return value
 
@@ -48,4 +49,4 @@ def require_shallow(value: Any) -> None:
         inner = (one for outer in level for one in (outer.values() if isinstance(outer, Mapping) else outer))
         level = [one for one in inner if isinstance(one, Mapping | list)]
     if level:
-        raise ValueError("its tables are nested too deep")
+        raise RayflError("its tables are nested too deep")

@@ -4,7 +4,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where Linux keeps a container's limit, in versions 2 and 1."""
@@ -23,9 +23,9 @@ def machine_bytes() -> int:
 
 
 def require(num_bytes: int, what: str, advice: str) -> None:
-    """SettingsError, which begins with `what` and ends with `advice`, if this machine has no `num_bytes` of memory."""
+    """RayflError, which begins with `what` and ends with `advice`, if this machine has no `num_bytes` of memory."""
     if num_bytes > machine_bytes():
-        raise SettingsError(
+        raise RayflError(
             f"{what} takes {in_words(num_bytes)} of memory, and this machine has {in_words(machine_bytes())}; {advice}"
         )
 

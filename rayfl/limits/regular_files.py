@@ -9,8 +9,8 @@ import os
 import stat
 from pathlib import Path
 
+from rayfl.errors import RayflError
 from rayfl.limits.memory import in_words, machine_bytes
-from rayfl.settings import SettingsError
 
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -71,8 +71,8 @@ def absent(path: Path, otherwise: str) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ and ~user put in. SettingsError where nobody knows that user's home."""
+    """The path with ~ and ~user put in. RayflError where nobody knows that user's home."""
     found = Path(os.path.expanduser(path))
     if found.parts and found.parts[0].startswith("~"):
-        raise SettingsError(f"{path}: nobody knows the home folder {found.parts[0]}; give a path without ~")
+        raise RayflError(f"{path}: nobody knows the home folder {found.parts[0]}; give a path without ~")
     return found

@@ -27,6 +27,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
 from rayfl.methods.shared.distributed_gradient import (
@@ -59,11 +60,11 @@ class ADIANAHyper(GradientWork):
     @model_validator(mode="after")
     def _consistent(self) -> "ADIANAHyper":
         if self.strong_convexity > self.smoothness:
-            raise ValueError(
+            raise RayflError(
                 f"strong_convexity={self.strong_convexity} is above smoothness={self.smoothness}; mu is at most L"
             )
         if (self.theta1 or 0.0) + self.theta2 > 1:
-            raise ValueError(f"theta1={self.theta1} and theta2={self.theta2} are shares; their sum must be at most 1")
+            raise RayflError(f"theta1={self.theta1} and theta2={self.theta2} are shares; their sum must be at most 1")
         return self
 
 

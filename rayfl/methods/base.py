@@ -18,9 +18,10 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from rayfl.choices import Kind
+from rayfl.choices.kinds import Kind
 from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.determinism.seeding import FirstDraws, LazyGenerator
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather
 from rayfl.population.client import Traits
 from rayfl.settings import Settings
@@ -194,7 +195,7 @@ class Method(Kind, ABC):
         self.hyper = self.Hyper(**settings) if hyper is None else hyper
         if not isinstance(self.hyper, self.Hyper):
             name = type(self).__name__
-            raise ValueError(f"{name} takes {name}.Hyper(...), and was given a {type(hyper).__name__}")
+            raise RayflError(f"{name} takes {name}.Hyper(...), and was given a {type(hyper).__name__}")
 
     def with_task(self, task: Task) -> Self:
         """The same method on another form of its task."""

@@ -23,6 +23,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.methods.base import Carry, Context, Finished, Plan, Stage
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
@@ -54,13 +55,13 @@ class DittoHyper(LocalTraining):
     @model_validator(mode="after")
     def _one_amount_of_personal_work(self) -> "DittoHyper":
         if self.personal_epochs is not None and self.personal_steps is not None:
-            raise ValueError(
+            raise RayflError(
                 f"personal_epochs={self.personal_epochs} and personal_steps={self.personal_steps} are both given; give "
                 "one of them"
             )
         if (strength := (self.personal_lr or self.lr) * self.lam) >= 1:
             name = "lr" if self.personal_lr is None else "personal_lr"
-            raise ValueError(
+            raise RayflError(
                 f"lam={self.lam} times {name}={getattr(self, name)} is {strength:g}, and a step would go past the "
                 "global model; keep their product below 1"
             )

@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Stage
 from rayfl.methods.shared import masks
@@ -57,7 +58,7 @@ class DPSGDHyper(LocalWork):
     @model_validator(mode="after")
     def _something_is_masked(self) -> "DPSGDHyper":
         if self.density is None and self.distribution != "uniform":
-            raise ValueError(f"distribution={self.distribution!r} needs a density; give one, or leave it out")
+            raise RayflError(f"distribution={self.distribution!r} needs a density; give one, or leave it out")
         return self
 
     def stage(self, round: int, name: str = "train") -> Stage:

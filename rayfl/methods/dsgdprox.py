@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.data.batches import Batch
+from rayfl.errors import RayflError
 from rayfl.methods.base import Carry, Stage
 from rayfl.methods.dpsgd import DPSGD, DPSGDHyper
 
@@ -30,9 +31,9 @@ class DSGDProxHyper(DPSGDHyper):
     @model_validator(mode="after")
     def _term_acts(self) -> "DSGDProxHyper":
         if self.order != "average_first":
-            raise ValueError(f"order={self.order!r} leaves the proximal term at 0; use order='average_first'")
+            raise RayflError(f"order={self.order!r} leaves the proximal term at 0; use order='average_first'")
         if self.steps == 1:
-            raise ValueError("steps=1 leaves the proximal term at 0; give at least 2, or epochs")
+            raise RayflError("steps=1 leaves the proximal term at 0; give at least 2, or epochs")
         return self
 
 

@@ -22,6 +22,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, Sum
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
@@ -53,7 +54,7 @@ class EASGD(GradientMethod, ModelServer):
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         a, bound = self.hyper.coefficient(num_clients), 2 / (num_clients + 1)
         if a >= bound:
-            raise ValueError(
+            raise RayflError(
                 f"method.a={a:g} makes the centre of {num_clients} clients swing further with every exchange; set it "
                 f"below 2 / (clients.count + 1) = {bound:.4g}, or leave it out for 0.9 / clients.count"
             )

@@ -31,11 +31,11 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, Relay
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
 from rayfl.population.client import Traits
-from rayfl.settings import SettingsError
 from rayfl.topology.graphs import Topology
 from rayfl.tree import State, Tree
 
@@ -73,7 +73,7 @@ class FedFomo(GradientMethod, ServerHalf):
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         if (self.hyper.num_candidates or 0) >= num_clients:
-            raise SettingsError(
+            raise RayflError(
                 f"={self.hyper.num_candidates} is more than the {num_clients - 1} other clients that a client has; "
                 "give at most as many",
                 ("method", "num_candidates"),

@@ -36,6 +36,7 @@ from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.compress.structured import Scores, Structured, StructuredCodec
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Collect, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
 from rayfl.methods.fedavg import FedAvg
@@ -73,7 +74,7 @@ class FedSCRHyper(LocalTraining):
     @model_validator(mode="after")
     def _one_rule(self) -> "FedSCRHyper":
         if self.keep_ratio is not None and (self.threshold is not None or self.adaptive or self.scores == "raw"):
-            raise ValueError("keep_ratio chooses normalized thresholds; leave out threshold, adaptive and raw scores")
+            raise RayflError("keep_ratio chooses normalized thresholds; leave out threshold, adaptive and raw scores")
         self.compressor()
         return self
 

@@ -26,6 +26,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Metrics, Plan, Reply, Stage
 from rayfl.methods.shared.counted_exchanges import CountedExchanges
@@ -69,7 +70,7 @@ class L2GD(Method, CountedExchanges, ModelServer):
         hyper, gam = self.hyper, self.hyper.gam(num_clients)
         # 0.1 * 3 / 0.6 is 0.5 and a little in floats.
         if gam > 0.5 + 1e-12:
-            raise ValueError(
+            raise RayflError(
                 f"method.alpha={hyper.alpha:g}, lam={hyper.lam:g} and p={hyper.p:g} make gam = alpha lam / (n p) "
                 f"{gam:.4g} with n={num_clients} clients, and it must be at most 0.5; lower alpha to "
                 f"{0.5 * num_clients * hyper.p / hyper.lam:.4g}, or raise p"

@@ -35,6 +35,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, Sum
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
@@ -64,11 +65,11 @@ class MixtureADMMHyper(LocalWork):
     @model_validator(mode="after")
     def _fits(self) -> "MixtureADMMHyper":
         if self.beta is not None and self.beta > self.rho:
-            raise ValueError(f"beta={self.beta:g} must be at most rho={self.rho:g}, or y runs away; lower beta")
+            raise RayflError(f"beta={self.beta:g} must be at most rho={self.rho:g}, or y runs away; lower beta")
         if self.x_step == "closed_form":
             for name, field in LocalWork.model_fields.items():
                 if getattr(self, name) != field.default:
-                    raise ValueError(f"{name}={getattr(self, name)} belongs to x_step='gradient'; leave it out")
+                    raise RayflError(f"{name}={getattr(self, name)} belongs to x_step='gradient'; leave it out")
         return self
 
     @property
@@ -89,14 +90,14 @@ class MixtureADMM(GradientMethod, ServerHalf):
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         hyper, total = self.hyper, self.hyper.rho * num_clients
         if total <= hyper.lam:
-            raise ValueError(
+            raise RayflError(
                 f"method.rho={hyper.rho:g} times {num_clients} clients must be above lam={hyper.lam:g}, or z has no "
                 f"minimum; set rho above {hyper.lam / num_clients:.4g}"
             )
         needed = 0.0 if hyper.mu is None else 1.5 * (hyper.lam + hyper.lam**2 / hyper.mu)
         # 1.8 is 4 * 0.45 and a little in floats.
         if total < needed * (1 - 1e-12):
-            raise ValueError(
+            raise RayflError(
                 f"method.rho={hyper.rho:g} times {num_clients} clients must be at least 1.5 (lam + lam^2 / mu) = "
                 f"{needed:.4g} to converge; set rho to {needed / num_clients:.4g} or more"
             )

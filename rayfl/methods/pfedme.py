@@ -29,6 +29,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
 from rayfl.methods.fedavg import FedAvg
@@ -53,18 +54,18 @@ class PFedMeHyper(LocalTraining):
     @model_validator(mode="after")
     def _stable_steps(self) -> "PFedMeHyper":
         if self.optimizer != "sgd" or self.momentum or self.clip_norm is not None:
-            raise ValueError(
+            raise RayflError(
                 f"optimizer={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: theta and w "
                 "move by plain steps; leave all three out"
             )
         largest = self.lr * (2 if self.lr_schedule == "cosine-literal" else 1)
         if largest * self.lam >= 1:
-            raise ValueError(
+            raise RayflError(
                 f"lr={self.lr} times lam={self.lam} makes steps of {largest * self.lam:g} (w - theta), by which w goes "
                 "past theta; keep the product below 1"
             )
         if self.personal_lr * self.inner_curvature >= 2:
-            raise ValueError(
+            raise RayflError(
                 f"personal_lr={self.personal_lr} times {self.inner_curvature:g}, the curvature that lam and "
                 "weight_decay give theta's objective, is 2 or more, and the steps of theta diverge; lower personal_lr"
             )

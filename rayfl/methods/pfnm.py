@@ -24,6 +24,7 @@ from torch import nn
 from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Collect, Gather
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Metrics, Plan
 from rayfl.methods.shared.local_training import GradientMethod, LocalWork
@@ -59,7 +60,7 @@ class PFNM(GradientMethod, ModelServer):
     def __init__(self, task: Task | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(task, hyper, **settings)
         if task is not None and not _fully_connected(task):
-            raise ValueError(
+            raise RayflError(
                 "pfnm matches the hidden neurons of fully connected ReLU networks; use model 'mlp' with hidden layers"
             )
 

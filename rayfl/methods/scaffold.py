@@ -25,6 +25,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, Sum, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
 from rayfl.methods.shared.local_training import GradientMethod, LocalTraining, Weighting
@@ -50,7 +51,7 @@ class ScaffoldHyper(LocalTraining):
     @model_validator(mode="after")
     def _plain_steps(self) -> "ScaffoldHyper":
         if self.optimizer != "sgd" or self.momentum or self.clip_norm is not None:
-            raise ValueError(
+            raise RayflError(
                 f"optimizer={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: SCAFFOLD "
                 "corrects plain SGD steps; leave all three out"
             )

@@ -26,6 +26,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Gather, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Stage
 from rayfl.methods.shared.lr_schedules import LearningRate
@@ -51,7 +52,7 @@ class STEMHyper(LearningRate):
     @model_validator(mode="after")
     def _one_schedule(self) -> Self:
         if self.schedule_offset is not None and (self.lr_schedule != "exponential" or self.lr_decay != 1):
-            raise ValueError(
+            raise RayflError(
                 f"schedule_offset={self.schedule_offset} is a schedule of its own; leave out lr_schedule and lr_decay"
             )
         return self

@@ -33,6 +33,7 @@ from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Gather
 from rayfl.methods.base import Carry, Context, Finished, Plan, Stage
 from rayfl.methods.shared import accuracy_gate, masks
@@ -64,7 +65,7 @@ class SubFedAvgHyper(LocalWork):
     @model_validator(mode="after")
     def _counts_epochs(self) -> Self:
         if self.steps is not None:
-            raise ValueError(
+            raise RayflError(
                 f"steps={self.steps} has no first and last epoch, by whose masks Sub-FedAvg decides; give epochs"
             )
         return self

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfl.choices import Choice, reference
-from rayfl.settings import SettingsError, UnknownKey
+from rayfl.choices.kinds import Choice, reference
+from rayfl.errors import RayflError, UnknownKey
 
 Width = Annotated[int, Field(ge=1)]
 """Number of units or channels of a layer."""
@@ -59,7 +59,7 @@ class Architecture(Choice):
     def need_images(self, input_shape: tuple[int, ...], least: int) -> None:
         """ValueError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
         if len(input_shape) != 3 or min(input_shape[1:]) < least:
-            raise ValueError(
+            raise RayflError(
                 f"{self.name} needs images [channels, height, width] of at least {least}x{least}, and the data's "
                 f"inputs are {list(input_shape)}; choose model mlp or logistic"
             )
@@ -67,7 +67,7 @@ class Architecture(Choice):
     def need_tokens(self, input_shape: tuple[int, ...]) -> None:
         """ValueError unless inputs are sequences [length]."""
         if len(input_shape) != 1:
-            raise ValueError(
+            raise RayflError(
                 f"{self.name} needs tokens [length], and the data's inputs are {list(input_shape)}; "
                 "choose a model for images, for example convnet2"
             )
@@ -104,7 +104,7 @@ class FromFactory(Architecture):
         found = getattr(self.factory, "memory_format", "contiguous")
         if found not in get_args(MemoryFormat):
             words = " or ".join(get_args(MemoryFormat))
-            raise ValueError(f"model {self.name!r} has memory_format={found!r}; it must be {words}")
+            raise RayflError(f"model {self.name!r} has memory_format={found!r}; it must be {words}")
         return cast(MemoryFormat, found)
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -114,12 +114,12 @@ class FromFactory(Architecture):
         try:
             made = self.factory(**given, **self.options)
         except Exception as error:
-            raise ValueError(
+            raise RayflError(
                 f"model {word!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "
                 f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(made, nn.Module):
-            raise ValueError(f"model {word!r} makes a {type(made).__name__}; it must return a torch.nn.Module")
+            raise RayflError(f"model {word!r} makes a {type(made).__name__}; it must return a torch.nn.Module")
         return made
 
 
@@ -152,7 +152,7 @@ def _takes(factory: Callable[..., object], name: str) -> bool:
 
 # Any: options as the user wrote them.
 def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a factory. SettingsError for one that it does not take, and for one that it needs."""
+    """The options of a factory. RayflError for one that it does not take, and for one that it needs."""
     parameters = _parameters(factory)
     named = [name for name, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
     own = [name for name in named if name not in SHAPES]
@@ -162,5 +162,5 @@ def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) 
             raise UnknownKey((name,), own)
     for name in own:
         if parameters[name].default is inspect.Parameter.empty and name not in options:
-            raise SettingsError(" is missing", (name,))
+            raise RayflError(" is missing", (name,))
     return dict(options)

@@ -6,6 +6,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from rayfl.errors import RayflError
 from rayfl.models.base import Architecture, MemoryFormat, Rate, Width
 
 VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -151,4 +152,4 @@ def start_convolution(layer: nn.Conv2d) -> None:
 def check_groups(groups: int, channels: int) -> None:
     """ValueError unless GroupNorm can cut the narrowest layer's channels into `groups`."""
     if channels % groups:
-        raise ValueError(f"groups={groups} does not divide {channels} channels; choose a divisor of {channels}")
+        raise RayflError(f"groups={groups} does not divide {channels} channels; choose a divisor of {channels}")

@@ -7,27 +7,27 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from rayfl.errors import RayflError, nearest, reason
 from rayfl.limits.regular_files import read_bytes
-from rayfl.settings import SettingsError, nearest, reason
 from rayfl.tree import Tree
 
 
 def read(path: Path, expected: Tree, model: str) -> Tree:
     """The weights in a safetensors file, by name and shape those of `expected`, and of its dtypes.
 
-    SettingsError, which names the file and the first weight that does not fit `model`, where they are not.
+    RayflError, which names the file and the first weight that does not fit `model`, where they are not.
     """
     try:
         found = load(read_bytes(path))
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read ({reason(error)}); give model.start=FILE") from None
+        raise RayflError(f"{path} cannot be read ({reason(error)}); give model.start=FILE") from None
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
-        raise SettingsError(
+        raise RayflError(
             f"{path} is no safetensors file of weights; give one, for example a run's models/global.safetensors"
         ) from None
     wrong = _misfit(found, expected)
     if wrong is not None:
-        raise SettingsError(f"{path} does not fit model {model!r}: {wrong}")
+        raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
     return {name: found[name].to(tensor.dtype) for name, tensor in expected.items()}
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.determinism import seeding
+from rayfl.errors import RayflError, reason
 from rayfl.limits.regular_files import read_text
 from rayfl.population.distributions import Trait, check_trait, values
-from rayfl.settings import Settings, SettingsError, reason
+from rayfl.settings import Settings
 
 COLUMNS = ("client", "first_round", "last_round")
 """The header of a trace."""
@@ -51,7 +52,7 @@ class Diurnal(Settings):
     def check(self, count: int) -> None:
         """ValueError if nights are busier than days."""
         if self.low > self.high:
-            raise ValueError(f"availability.low={self.low} is above high={self.high}; swap them")
+            raise RayflError(f"availability.low={self.low} is above high={self.high}; swap them")
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is there in this round, float64 [count]."""
@@ -71,7 +72,7 @@ class Trace(Settings):
     repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
 
     def read(self, count: int) -> "TraceLines":
-        """The lines of the file for `count` clients. SettingsError for a file that is no trace of them."""
+        """The lines of the file for `count` clients. RayflError for a file that is no trace of them."""
         return TraceLines(read_trace(Path(self.trace), count), self.repeat)
 
 
@@ -103,15 +104,15 @@ def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: 
 
 
 def read_trace(path: Path, count: int) -> np.ndarray:
-    """A trace's lines as int64 [num_lines, 3]: client, first and last round. SettingsError for what is no trace."""
+    """A trace's lines as int64 [num_lines, 3]: client, first and last round. RayflError for what is no trace."""
     try:
         rows = list(csv.reader(read_text(path).splitlines()))
     except (UnicodeDecodeError, csv.Error):
-        raise SettingsError(f"the trace {path} is no CSV file; write one with the header {','.join(COLUMNS)}") from None
+        raise RayflError(f"the trace {path} is no CSV file; write one with the header {','.join(COLUMNS)}") from None
     except OSError as error:
-        raise SettingsError(f"the trace {path} cannot be read ({reason(error)}); give the path of a CSV file") from None
+        raise RayflError(f"the trace {path} cannot be read ({reason(error)}); give the path of a CSV file") from None
     if not rows or tuple(cell.strip() for cell in rows[0]) != COLUMNS:
-        raise SettingsError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; put it there")
+        raise RayflError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; put it there")
     lines = [_line(path, number, row, count) for number, row in enumerate(rows[1:], start=2) if row]
     return np.array(lines, dtype=np.int64).reshape(-1, 3)
 
@@ -120,13 +121,13 @@ def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int
     try:
         client, first, last = (int(cell) for cell in row)
     except ValueError:
-        raise SettingsError(f"line {number} of the trace {path} is not three whole numbers; write 4,0,9") from None
+        raise RayflError(f"line {number} of the trace {path} is not three whole numbers; write 4,0,9") from None
     if not 0 <= client < count:
-        raise SettingsError(
+        raise RayflError(
             f"line {number} of the trace {path} names client {client}; clients are 0 to {count - 1} (clients.count)"
         )
     if not 0 <= first <= last:
-        raise SettingsError(
+        raise RayflError(
             f"line {number} of the trace {path} goes from round {first} to round {last}; rounds count from 0, "
             "and the first is not after the last"
         )

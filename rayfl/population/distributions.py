@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.determinism import seeding
+from rayfl.errors import RayflError
 from rayfl.settings import Settings
 
 SPEEDS = (1e-9, 1e12)
@@ -64,15 +65,15 @@ def check_trait(name: str, trait: Any, share: bool = False) -> None:
         ("(0, 1]", (np.nextafter(0, 1), 1.0)) if share else ("[{:g}, {:g}]".format(*SPEEDS), SPEEDS)
     )
     if isinstance(trait, Uniform) and not least <= trait.low < trait.high <= most:
-        raise ValueError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both in {allowed}")
+        raise RayflError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both in {allowed}")
     if isinstance(trait, LogNormal) and share:
-        raise ValueError(f"{name} must be in {allowed}, which a log-normal draw need not be; give low and high instead")
+        raise RayflError(f"{name} must be in {allowed}, which a log-normal draw need not be; give low and high instead")
     if isinstance(trait, LogNormal) and not least <= trait.median <= most:
-        raise ValueError(f"{name} has median={trait.median}; it must be in {allowed}")
+        raise RayflError(f"{name} has median={trait.median}; it must be in {allowed}")
     if isinstance(trait, float | tuple | Groups):
         given = (trait,) if isinstance(trait, float) else trait.groups if isinstance(trait, Groups) else trait
         if not given:
-            raise ValueError(f"{name}=[] has no values; give at least one")
+            raise RayflError(f"{name}=[] has no values; give at least one")
         wrong = [value for value in given if not least <= value <= most]
         if wrong:
-            raise ValueError(f"{name}={wrong[0]} is not allowed; it must be in {allowed}")
+            raise RayflError(f"{name}={wrong[0]} is not allowed; it must be in {allowed}")

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.determinism import seeding
+from rayfl.errors import RayflError
 from rayfl.population.availability import Availability, Diurnal, PerClient, Trace, TraceLines, available
 from rayfl.population.client import Traits
 from rayfl.population.distributions import Trait, check_trait, values
@@ -68,14 +69,14 @@ class Clients(Settings):
     @model_validator(mode="after")
     def _participants_exist(self) -> "Clients":
         if self.per_round is not None and self.fraction is not None:
-            raise ValueError(f"per_round={self.per_round} and fraction={self.fraction} are both given; give one")
+            raise RayflError(f"per_round={self.per_round} and fraction={self.fraction} are both given; give one")
         if self.per_round is not None and self.per_round > self.count:
-            raise ValueError(
+            raise RayflError(
                 f"per_round={self.per_round} is more than the {self.count} clients there are; "
                 "lower per_round or raise count"
             )
         if self.take_first is not None and self.take_first > self.num_selected:
-            raise ValueError(
+            raise RayflError(
                 f"take_first={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
                 "take_first or raise per_round"
             )
@@ -112,7 +113,7 @@ class Participation:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients of an experiment. It reads the trace as it is made. SettingsError for one that cannot be read."""
+    """All clients of an experiment. It reads the trace as it is made. RayflError for one that cannot be read."""
 
     settings: Clients
     seed: int

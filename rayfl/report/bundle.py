@@ -7,9 +7,9 @@ from contextlib import suppress
 from importlib.metadata import version
 
 from rayfl.data.sources.fetch import CACHE
+from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded, read_text
 from rayfl.run_directory.atomic_files import write_text
-from rayfl.settings import SettingsError
 
 _END = "\n/* whole */"
 """What a file ends in that was not cut."""
@@ -20,9 +20,9 @@ def javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, which sets `window.vegaEmbed`; nothing in it ends a <script>.
 
     vl-convert takes two seconds to put it together, so it is kept beside the downloads of data, where that is possible.
-    SettingsError where vl-convert fails.
+    RayflError where vl-convert fails.
     """
-    # A user without a home has no such place: SettingsError, which is a ValueError.
+    # A user without a home has no such place: RayflError, which is a ValueError.
     place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
         path = expanded(place)
@@ -42,7 +42,7 @@ def _made() -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     if done.returncode:
         why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        raise SettingsError(
+        raise RayflError(
             f"the JavaScript of a page's charts cannot be made (vl_convert ended with code {done.returncode}: {why}): "
             "reinstall vl-convert-python, or leave the page out by output.report=false"
         )

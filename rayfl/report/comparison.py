@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayfl.errors import RayflError, nearest
 from rayfl.experiment.identity import determining_settings, require_settings
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
 from rayfl.report.scores import accuracy_names, best_first, final, measured, percent, smoothed
 from rayfl.report.series import MEGABYTE_BITS, Group, groups
 from rayfl.run_directory.record import Run
-from rayfl.settings import SettingsError, nearest
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Comparison:
 
 
 def require(runs: Sequence[Run], options: ReportOptions) -> None:
-    """SettingsError if `options` names a setting or an accuracy that no run has."""
+    """RayflError if `options` names a setting or an accuracy that no run has."""
     require_settings([run.experiment for run in runs], options.best_over)
     known = accuracy_names(groups(runs))
     if options.metric is not None and options.metric not in known:
-        raise SettingsError(f"no run has recorded the accuracy {options.metric!r}: {nearest(options.metric, known)}")
+        raise RayflError(f"no run has recorded the accuracy {options.metric!r}: {nearest(options.metric, known)}")
 
 
 def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayfl import plugins
-from rayfl.choices import make
+from rayfl.choices import plugins
+from rayfl.choices.kinds import make
+from rayfl.errors import RayflError
 from rayfl.experiment.input_files import located
 from rayfl.report.charts import MOST_LINKS, Line, graph_chart, lines_chart
 from rayfl.report.panels import Figure, Section
@@ -47,7 +48,7 @@ def _topology(run: Run) -> tuple[Topology, int, int, int]:
     """The topology, the number of peers, the seed and the number of rounds."""
     given = located(run.experiment, run.directory)
     if plugins.would_run_code(given["topology"]["name"]):  # type: ignore[index]
-        raise ValueError("a page runs no code of a run directory")
+        raise RayflError("a page runs no code of a run directory")
     topology: Topology = make(Topology, given["topology"])  # type: ignore[arg-type]
     clients: dict[str, int] = given["clients"]  # type: ignore[assignment]
     return topology, clients["count"], int(given["seed"]), int(given["rounds"])  # type: ignore[call-overload]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rayfl.errors import RayflError
 from rayfl.report.scores import accuracy_names
 from rayfl.report.series import groups, series
 from rayfl.run_directory.atomic_files import is_locked
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.tables import SCHEMAS, table_path
-from rayfl.settings import SettingsError
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
@@ -53,7 +53,7 @@ def overview(directory: Path) -> Overview:
     age = max(0.0, time.time() - changed) if changed else math.inf
     try:
         run = read_run(directory, leave_out=("clients",))
-    except SettingsError:
+    except RayflError:
         return Overview(directory, "damaged", 0, None, None, age)
     planned, names = run.experiment.get("rounds"), accuracy_names(groups([run]))
     found = series(run, names[0]) if names else None

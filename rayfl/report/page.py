@@ -12,8 +12,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from rayfl import plugins
+from rayfl.choices import plugins
 from rayfl.determinism.platform import kinds_besides
+from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
@@ -38,7 +39,6 @@ from rayfl.run_directory.origin import NAMES as ORIGIN
 from rayfl.run_directory.origin import read_origin
 from rayfl.run_directory.output_files import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
-from rayfl.settings import SettingsError
 
 _FEWEST_POINTS = 12
 _MOST_ORIGINS = 100
@@ -60,12 +60,12 @@ def report(
 ) -> Path:
     """Write the page about one run or several to `output`; by default as all `[report]` tables agree.
 
-    SettingsError if a directory is no run, or none is given, or where `output` is another file than a report and
+    RayflError if a directory is no run, or none is given, or where `output` is another file than a report and
     `overwrite` is not given. A setting or an accuracy in `options` that no run has is
     left out, and the page says so, since its runs may have failed; `comparison.require` refuses it.
     """
     if not directories:
-        raise SettingsError("a report needs at least one run directory: name one")
+        raise RayflError("a report needs at least one run directory: name one")
     require_replaceable(output, REPORT, overwrite)
     runs = [read_run(directory) for directory in directories]
     shown = page(groups(runs), options or agreed_options([run.experiment for run in runs]))

@@ -8,6 +8,7 @@ from rich.table import Table
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.data.partitions.matching_test_split import label_counts
+from rayfl.errors import RayflError
 from rayfl.run_directory.output_files import WRITTEN_BY
 
 SPLITS = ("train", "validation", "heldout", "test")
@@ -22,7 +23,7 @@ def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
     ValueError if the labels are no classes (regression).
     """
     if not np.issubdtype(dataset.train.labels.dtype, np.integer):
-        raise ValueError(
+        raise RayflError(
             f"dataset {dataset.name!r} has no classes to count: its labels are {dataset.train.labels.dtype}"
         )
     return label_counts(dataset.train.labels, partition.train, dataset.num_classes)
@@ -80,7 +81,7 @@ def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -
     from matplotlib.figure import Figure
 
     if image_format not in ("png", "svg"):
-        raise ValueError(f"image_format={image_format!r} is not known: give 'png' or 'svg'")
+        raise RayflError(f"image_format={image_format!r} is not known: give 'png' or 'svg'")
     counts = holdings(dataset, partition)
     num_clients, num_classes = counts.shape
     width = float(np.clip(3.0 + 0.16 * num_clients, 7.0, 20.0))

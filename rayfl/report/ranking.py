@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.experiment.identity import NOT_DETERMINING, determining_settings
 from rayfl.methods.base import Method
 from rayfl.report import wording

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from rayfl.choices.plugins import is_in_memory
+from rayfl.errors import RayflError, nearest
 from rayfl.experiment.identity import determining_settings
-from rayfl.plugins import is_in_memory
 from rayfl.report import wording
 from rayfl.report.series import Curve, cost, curve, groups, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.mirror import copy_for_reading
 from rayfl.run_directory.object_storage import StorageError, is_url, require_path
 from rayfl.run_directory.record import Run, load_model, model_keys, read_run, run_directories
-from rayfl.settings import SettingsError, nearest, shown
+from rayfl.settings import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +46,7 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     """The results in a run's directory, or in that of a sweep: a folder of run directories. At a URL they are those of
     the run there, which is fetched for as long as this process lives.
 
-    A run may be finished, cut or under way; of the last two the results are what was recorded by now. SettingsError for
+    A run may be finished, cut or under way; of the last two the results are what was recorded by now. RayflError for
     another directory, and for records that are damaged.
     """
     if isinstance(directory, str) and is_url(directory):
@@ -62,7 +63,7 @@ def _fetched(url: str) -> Path:
     try:
         return copy_for_reading(url, ("checkpoints/",))
     except StorageError as error:
-        raise SettingsError(f"{url} cannot be read ({error}): look at the address and the account") from None
+        raise RayflError(f"{url} cannot be read ({error}): look at the address and the account") from None
 
 
 class RunResults:
@@ -141,21 +142,21 @@ class RunResults:
         """The final global model with its weights, in evaluation mode, on the CPU.
 
         A class from somebody's own file or module is imported for it, and runs. The data are read, because the network
-        has their shapes. SettingsError where the run has saved no global model, where data or class are gone, and where
+        has their shapes. RayflError where the run has saved no global model, where data or class are gone, and where
         a method's weights are not those of the network.
         """
         if "global" not in self.model_names and "personal" in self.model_names:
-            raise SettingsError(f"{self.directory} has no global model, only personal ones: use personal_model(client)")
+            raise RayflError(f"{self.directory} has no global model, only personal ones: use personal_model(client)")
         return self._built(load_model(self.directory, "global"), "global")
 
     def personal_model(self, client: int) -> "nn.Module":
-        """The final model of one client, as `model` returns the global one. SettingsError where it has none."""
+        """The final model of one client, as `model` returns the global one. RayflError where it has none."""
         prefix = f"{client}/"
         found = load_model(self.directory, "personal", prefix)
         weights = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         if not weights:
             having = sorted({int(name.partition("/")[0]) for name in model_keys(self.directory, "personal")})
-            raise SettingsError(
+            raise RayflError(
                 f"client {client} has no model of its own in {self.directory}, because it was never selected or does "
                 f"not exist: those that have one are {_ranges(having)}"
             )
@@ -173,7 +174,7 @@ class RunResults:
         wrong = wrong or next((key for key in weights if key not in known), None)
         if wrong is not None:
             have, want = (tuple(tree[wrong].shape) if wrong in tree else "none" for tree in (weights, known))
-            raise SettingsError(
+            raise RayflError(
                 f"the {name} model in {self.directory} is no plain {architecture.name!r}: its {wrong} has the shape "
                 f"{have}, and the network's {want}; read the weights with safetensors"
             )
@@ -192,7 +193,7 @@ class RunResults:
     def plot(self, name: str, against: Cost = "round", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric, as "own/accuracy", and return matplotlib's axes; by default on a new figure of pyplot's.
 
-        SettingsError, with the nearest names, for one that was not recorded.
+        RayflError, with the nearest names, for one that was not recorded.
         """
         return _plot([self.arrow], name, against, ax)
 
@@ -312,10 +313,10 @@ def _plot(runs: Sequence[Run], name: str, against: str, ax: "Axes | None") -> "A
     from matplotlib.ticker import PercentFormatter
 
     if against not in _COSTS:
-        raise SettingsError(f"against={shown(against)} is not allowed; it must be one of {', '.join(_COSTS)}")
+        raise RayflError(f"against={shown(against)} is not allowed; it must be one of {', '.join(_COSTS)}")
     known = dict.fromkeys(each for run in runs for each in metric_names(run))
     if name not in known:
-        raise SettingsError(f"no metric {name!r} was recorded: {nearest(name, known)}")
+        raise RayflError(f"no metric {name!r} was recorded: {nearest(name, known)}")
     label, values_of = _COSTS[against]
     ax = ax if ax is not None else pyplot.subplots()[1]
     found = groups(runs)

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from rayfl import plugins
+from rayfl.choices import plugins
 from rayfl.experiment.identity import determining_settings
 from rayfl.run_directory.record import Run
 

@@ -16,9 +16,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from torch import Tensor
 
 from rayfl.compress.base import Packet
+from rayfl.errors import nearest
 from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
 from rayfl.rounds.errors import ClientError, HookError, described, out_of_memory
-from rayfl.settings import nearest
 from rayfl.tree import Difference
 
 P = ParamSpec("P")

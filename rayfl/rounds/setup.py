@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl import plugins, tree
+from rayfl import tree
+from rayfl.choices import plugins
 from rayfl.compress.base import Compressor, Message, Uploaded
 from rayfl.data.batches import ClientData
 from rayfl.data.datasets import Dataset
@@ -16,6 +17,7 @@ from rayfl.data.device import DeviceData
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding
 from rayfl.determinism.process import Precision
+from rayfl.errors import RayflError
 from rayfl.gather import Relay
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.models import flops
@@ -24,7 +26,7 @@ from rayfl.population.sampling import Clients, Population
 from rayfl.rounds import carries, engines, stacking
 from rayfl.rounds.answers import checked
 from rayfl.rounds.client_outputs import Slots
-from rayfl.settings import Settings, SettingsError
+from rayfl.settings import Settings
 from rayfl.topology.graphs import Topology, link_weights, mixing_weights
 from rayfl.tree import Arrays, State, Tree
 
@@ -259,11 +261,11 @@ class Setup:
         return round == self.rounds - 1 or (every > 0 and (round + 1) % every == 0)
 
     def check(self) -> None:
-        """SettingsError where the method and the rest of the experiment do not go together."""
+        """RayflError where the method and the rest of the experiment do not go together."""
         check_splits(self.method, self.partition)
         check_retention(self.method, self.uplink, self.population.settings)
         if self.evaluation.masks and self.method.mask(self.first_state(0)) is None:
-            raise SettingsError(
+            raise RayflError(
                 f"=true compares masks, and clients of {type(self.method).__name__} keep none; remove it",
                 ("evaluation", "masks"),
             )
@@ -272,11 +274,11 @@ class Setup:
         name = type(self.method).__name__
         if self.topology is None:
             if self.is_peer and self.method.gather:
-                raise SettingsError(f"{name} exchanges among peers; add a [topology] table")
+                raise RayflError(f"{name} exchanges among peers; add a [topology] table")
             if self.method.uses_graph:
-                raise SettingsError(f"{name} has a graph over its clients; add a [topology] table")
+                raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
         elif not self.is_peer and not self.method.uses_graph:
-            raise SettingsError(f"{name} has a server; remove the [topology] table")
+            raise RayflError(f"{name} has a server; remove the [topology] table")
         else:
             # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
             mixing_weights(self.topology.receives(self.num_clients, self.seed, 0), self.topology.weights)
@@ -284,10 +286,10 @@ class Setup:
 
 
 def check_peers(method: Method, clients: Clients) -> None:
-    """SettingsError for what only a server can do, or what only happens to its clients."""
+    """RayflError for what only a server can do, or what only happens to its clients."""
     for name in ("dropout_after_download", "upload_loss", "deadline_s", "take_first"):
         if getattr(clients, name):
-            raise SettingsError(
+            raise RayflError(
                 f"={getattr(clients, name)} needs a server, and {type(method).__name__} has none; remove it, or use "
                 "dropout_before_download and dropout_after_training",
                 ("clients", name),
@@ -295,24 +297,24 @@ def check_peers(method: Method, clients: Clients) -> None:
 
 
 def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
-    """SettingsError for retention ratios that neither the method nor the uplink uses, or that no theory covers."""
+    """RayflError for retention ratios that neither the method nor the uplink uses, or that no theory covers."""
     if clients.retention_ratio is None or method.honours_retention:
         return
     name, key = type(method).__name__, ("clients", "retention_ratio")
     if uplink.keeping(1.0) is None:
-        raise SettingsError(
+        raise RayflError(
             f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "
             "sends a share of the model, or an uplink that does, for example topk",
             key,
         )
     if method.needs_one_omega:
-        raise SettingsError(f" gives every client an uplink of its own, and {name} needs one for all; remove it", key)
+        raise RayflError(f" gives every client an uplink of its own, and {name} needs one for all; remove it", key)
 
 
 def check_splits(method: Method, partition: Partition) -> None:
-    """SettingsError if the method needs a split that the partition left empty."""
+    """RayflError if the method needs a split that the partition left empty."""
     for split, share in method.splits.items():
         if not len(partition.split(split).indices):
-            raise SettingsError(
+            raise RayflError(
                 f"{type(method).__name__} needs {split} examples; set splits.{split}_ratio (for example {share})"
             )

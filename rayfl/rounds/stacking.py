@@ -3,6 +3,7 @@
 import torch
 
 from rayfl import tree
+from rayfl.errors import RayflError
 from rayfl.methods.base import Method
 from rayfl.models import flops
 from rayfl.rounds.engines import Engine, run_loop, run_vmap
@@ -30,7 +31,7 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
     """
     vmappable = method.task.vmappable
     if name == "vmap" and not vmappable:
-        raise ValueError("engine='vmap' cannot run a model with dropout or recurrent layers; use engine='loop'")
+        raise RayflError("engine='vmap' cannot run a model with dropout or recurrent layers; use engine='loop'")
     if name == "vmap":
         return run_vmap
     stacks = name == "auto" and device.type == "cuda" and vmappable

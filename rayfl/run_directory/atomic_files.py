@@ -15,7 +15,7 @@ from typing import IO
 
 from safetensors import SafetensorError
 
-from rayfl.settings import reason
+from rayfl.errors import reason
 
 
 class Taken(Exception):

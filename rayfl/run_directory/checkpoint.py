@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import Field
 
-import rayfl
 from rayfl import tree
+from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_table
 from rayfl.limits.regular_files import require_regular
 from rayfl.rounds.executor import Executor, Ref
@@ -31,8 +31,9 @@ from rayfl.rounds.rounds import RunState
 from rayfl.run_directory.atomic_files import sync_directory, write_json
 from rayfl.run_directory.run_entries import MANIFEST
 from rayfl.run_directory.state_files import DamagedFile, load_states, open_handles, save_states
-from rayfl.settings import Settings, SettingsError, reason, shown
+from rayfl.settings import Settings, shown
 from rayfl.tree import Arrays, State
+from rayfl.version import __version__
 
 log = logging.getLogger("rayfl")
 
@@ -117,14 +118,14 @@ def load(
 
     `rows` gives how many rows each table of the records has after a number of rounds; None: take the records for
     whole. `identity`: that of the setup (None: take any). `first`: the server's state before round 0, whose types a
-    later one has too. A checkpoint that is passed over is logged. SettingsError for one of another format or another
+    later one has too. A checkpoint that is passed over is logged. RayflError for one of another format or another
     experiment.
     """
     for place in _places(directory):
         try:
             about = _manifest(place)
             if identity is not None and about.identity != identity:
-                raise SettingsError(
+                raise RayflError(
                     f"checkpoint {place} is of a run with other settings, seed or files: put the one of this run back, "
                     "or remove it to go on from the one before"
                 )
@@ -168,7 +169,7 @@ def _fill(place: Path, run_state: RunState, executor: Executor, num_rows: Mappin
             os.fsync(file.fileno())
     manifest = Manifest(
         format=FORMAT,
-        rayfl=rayfl.__version__,
+        rayfl=__version__,
         identity=identity,
         round=run_state.round,
         rows=dict(num_rows),
@@ -202,20 +203,20 @@ def _batches(refs: Mapping[int, Ref], executor: Executor) -> Iterator[dict[str, 
 
 
 def _manifest(place: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are as written. DamagedFile else, SettingsError for another format."""
+    """The manifest of a checkpoint whose files are as written. DamagedFile else, RayflError for another format."""
     try:
         about = dict(read_table(place / MANIFEST))
         checksum = about.pop(_CHECKSUM, None)
         # Older formats have no checksum.
         older = checksum is None and about.get("format") in range(1, FORMAT)
         if not older and checksum != _checksum(about):
-            raise ValueError("it is not what was written")
+            raise RayflError("it is not what was written")
     except (OSError, ValueError) as error:
         raise DamagedFile(f"its manifest cannot be read: {error}") from None
     if about.get("format") != FORMAT:
-        raise SettingsError(
+        raise RayflError(
             f"checkpoint {place} has format {shown(about.get('format'))}, written by rayfl {about.get('rayfl')}; this "
-            f"is rayfl {rayfl.__version__}, which reads format {FORMAT}: resume it with the version that wrote it"
+            f"is rayfl {__version__}, which reads format {FORMAT}: resume it with the version that wrote it"
         )
     try:
         manifest = Manifest(**about)

@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rayfl.errors import RayflError
 from rayfl.run_directory.atomic_files import DiskError, sync_directory, writing
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.record import locked
 from rayfl.run_directory.run_entries import MANIFEST, is_own_file, own_files, remove_entries, require_own_entries
 from rayfl.run_directory.tables import SCHEMAS
-from rayfl.settings import SettingsError
 
 log = logging.getLogger("rayfl")
 
@@ -52,11 +52,11 @@ def standing_here(directory: Path) -> Standing | None:
 
 
 def require_writable(storage: Storage) -> None:
-    """SettingsError unless a run can be copied there."""
+    """RayflError unless a run can be copied there."""
     try:
         storage.require_writable()
     except StorageError as error:
-        raise SettingsError(
+        raise RayflError(
             f"{storage.url} cannot be written to ({error}): make the bucket, give an account that may write there, or "
             "name another place in output.directory"
         ) from None
@@ -260,12 +260,12 @@ def mirrored(directory: Path, url: str | None) -> Iterator[Mirror | None]:
 def fetch(storage: Storage, directory: Path, leave_out: tuple[str, ...] = ()) -> None:
     """Fetch a run into an empty or missing directory, its description last.
 
-    `leave_out`: beginnings of the names of files that are not needed. SettingsError where there is no run, StorageError
+    `leave_out`: beginnings of the names of files that are not needed. RayflError where there is no run, StorageError
     where the storage refuses, DiskError where the disk does.
     """
     names = [name for name in storage.files() if is_own_file(name) and not name.startswith(leave_out)]
     if _EXPERIMENT not in names:
-        raise SettingsError(f"{storage.url} is no run (it has no {_EXPERIMENT}): name the folder that a run made")
+        raise RayflError(f"{storage.url} is no run (it has no {_EXPERIMENT}): name the folder that a run made")
     for name in sorted(names, key=lambda name: name == _EXPERIMENT):
         with _on_disk(directory):
             path = directory / name
@@ -296,7 +296,7 @@ def bring(storage: Storage, directory: Path, same: "Check" = lambda here, there:
     if there is None or (here is not None and here >= there):
         return False
     if here is None and (directory / _RECORDS).exists():
-        raise SettingsError(f"{directory} is a run that lost its {_EXPERIMENT}: restore it, or move it away")
+        raise RayflError(f"{directory} is a run that lost its {_EXPERIMENT}: restore it, or move it away")
     # Beside its place, as a whole: what is cut here is fetched again.
     partial = directory.with_name(f"{directory.name}.fetched")
     with writing(directory, "try again"):

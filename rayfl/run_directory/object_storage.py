@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from rayfl.settings import SettingsError, reason, shown
+from rayfl.errors import RayflError, reason
+from rayfl.settings import shown
 
 # A command that meets no URL loads neither.
 if TYPE_CHECKING:
@@ -41,26 +42,26 @@ def is_url(text: str) -> bool:
 
 
 def require_path(text: str) -> None:
-    """SettingsError for a URL where a path of this machine is meant."""
+    """RayflError for a URL where a path of this machine is meant."""
     if is_url(text):
-        raise SettingsError(f"{text} is a URL, and this takes a path on this machine")
+        raise RayflError(f"{text} is a URL, and this takes a path on this machine")
 
 
 def require_url(url: str) -> None:
-    """SettingsError unless a URL names a folder in a storage that can be used here. Nothing is asked of the storage."""
+    """RayflError unless a URL names a folder in a storage that can be used here. Nothing is asked of the storage."""
     parts = urlsplit(url)
     names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     if parts.password is not None or any(_SECRET.search(name) for name in names):
-        raise SettingsError(
+        raise RayflError(
             f"a URL of {parts.scheme} may hold no key or password, since it is written into the run directory: put them"
             " into the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
     if parts.scheme not in _BY_PYARROW:
         _require_fsspec(url, parts.scheme)
     if not url.startswith(f"{parts.scheme}://") or not parts.netloc:
-        raise SettingsError(f"{shown(url)} names no bucket: write it as s3://bucket/folder")
+        raise RayflError(f"{shown(url)} names no bucket: write it as s3://bucket/folder")
     if parts.fragment or "::" in url or ".." in parts.path.split("/"):
-        raise SettingsError(f"{shown(url)} is not allowed: write it as s3://bucket/folder")
+        raise RayflError(f"{shown(url)} is not allowed: write it as s3://bucket/folder")
 
 
 def _require_fsspec(url: str, scheme: str) -> None:
@@ -76,7 +77,7 @@ def _require_fsspec(url: str, scheme: str) -> None:
         except ValueError:
             pass
     other = "; a folder of this machine is given as its path" if scheme in ("file", "local") else ""
-    raise SettingsError(
+    raise RayflError(
         f"{shown(url)}: no run can be kept in {scheme}://{lack}; known are s3, gs, abfs, hdfs and what an installed "
         f"package adds to fsspec{other}"
     )
@@ -89,12 +90,12 @@ def below(url: str, name: str) -> str:
 
 
 def parted(url: str) -> tuple[str, str]:
-    """The URL of the folder in which a run lies, and the run's name there. SettingsError where it has none."""
+    """The URL of the folder in which a run lies, and the run's name there. RayflError where it has none."""
     require_url(url)
     parts = urlsplit(url)
     folder, _, name = parts.path.rstrip("/").rpartition("/")
     if not name:
-        raise SettingsError(f"{url} is a bucket: name the run in it, as {below(url, 'NAME')}")
+        raise RayflError(f"{url} is a bucket: name the run in it, as {below(url, 'NAME')}")
     return urlunsplit(parts._replace(path=folder)), name
 
 
@@ -102,7 +103,7 @@ class Storage:
     """The folder of a URL. Every method raises StorageError, in words, where the storage refuses."""
 
     def __init__(self, url: str) -> None:
-        """Open it; SettingsError as `require_url`."""
+        """Open it; RayflError as `require_url`."""
         require_url(url)
         self.url = url
         self._scheme = urlsplit(url).scheme

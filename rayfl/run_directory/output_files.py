@@ -11,9 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
+from rayfl.errors import RayflError, reason
 from rayfl.run_directory.atomic_files import sync_directory
 from rayfl.run_directory.run_entries import real_parent, run_around
-from rayfl.settings import SettingsError, reason
 
 _MARKED_BYTES = 1 << 16
 """The beginning of a file in which its mark is looked for."""
@@ -40,7 +40,7 @@ COMPRESSORS_PLOT = OutputKind("a plot of compressors", (b'data-written-by="rayfl
 
 
 def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -> None:
-    """SettingsError unless a file of this kind may be written to `path`.
+    """RayflError unless a file of this kind may be written to `path`.
 
     It may where nothing is, over a file of the same kind, and with `overwrite` over any file; never through a link, and
     never over a file of a run.
@@ -48,7 +48,7 @@ def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -
     run = run_around(path)
     if run is not None and (kind.in_run is None or run / kind.in_run != real_parent(path) / path.name):
         other = f", or {run / kind.in_run}" if kind.in_run else ""
-        raise SettingsError(
+        raise RayflError(
             f"{path} lies in a run directory, which holds the run's own files only: name another place{other}"
         )
     try:
@@ -56,12 +56,12 @@ def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -
     except FileNotFoundError:
         return
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written ({reason(error)}): name another place") from None
+        raise RayflError(f"{path} cannot be written ({reason(error)}): name another place") from None
     if not stat.S_ISREG(status.st_mode):
         what = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-        raise SettingsError(f"{path} is {what}, so {kind.name} cannot be written there: name another place")
+        raise RayflError(f"{path} is {what}, so {kind.name} cannot be written there: name another place")
     if not overwrite and not _is_of(path, kind):
-        raise SettingsError(
+        raise RayflError(
             f"{path} is there already and is not {kind.name} that rayfl wrote: name another place, or give --overwrite"
         )
 
@@ -76,7 +76,7 @@ def _is_of(path: Path, kind: OutputKind) -> bool:
 
 
 def write_output(path: Path, content: bytes, kind: OutputKind, overwrite: bool = False) -> None:
-    """Write a file whole. SettingsError as `require_replaceable`, OSError where the disk refuses."""
+    """Write a file whole. RayflError as `require_replaceable`, OSError where the disk refuses."""
     require_replaceable(path, kind, overwrite)
     try:
         with _new_beside(path) as file:

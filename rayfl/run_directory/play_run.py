@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rayfl import tree
+from rayfl.errors import reason
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, first_run_state, simulate
@@ -13,9 +14,8 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.record import Recorder, rows_recorded, save_model
+from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
-from rayfl.settings import reason
-from rayfl.trackers.tracker import TrackerName
 from rayfl.tree import Tree
 
 log = logging.getLogger("rayfl")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 from safetensors import SafetensorError, safe_open
 
+from rayfl.errors import RayflError, reason
 from rayfl.limits import json_files
 from rayfl.limits.regular_files import require_regular
 from rayfl.run_directory.atomic_files import (
@@ -39,7 +40,6 @@ from rayfl.run_directory.atomic_files import (
 )
 from rayfl.run_directory.run_entries import make_directory, remove_directories, remove_entries, require_own_entries
 from rayfl.run_directory.tables import SCHEMAS, Stream, read_table, table_path, tidy, up_to, write_table
-from rayfl.settings import SettingsError, reason
 
 # Nothing here imports torch before there are tensors: a list of runs needs none.
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class Recorder:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Start new records in `directory`. SettingsError if it holds records already."""
+        """Start new records in `directory`. RayflError if it holds records already."""
         records = directory / "records"
 
         def tables() -> Mapping[str, pa.Table]:
             if records.exists() and any(records.iterdir()):
-                raise SettingsError(f"{records} holds the records of an earlier run: resume that run or name another")
+                raise RayflError(f"{records} holds the records of an earlier run: resume that run or name another")
             return {name: schema.empty_table() for name, schema in SCHEMAS.items()}
 
         self._open(directory, tables)
@@ -88,14 +88,14 @@ class Recorder:
     def resume(cls, directory: Path, after_round: int) -> Self:
         """Go on after `after_round` (-1: from the start): what was recorded of later rounds is removed.
 
-        SettingsError if `directory` is no run, or if its records end before `after_round`.
+        RayflError if `directory` is no run, or if its records end before `after_round`.
         """
 
         def tables() -> Mapping[str, pa.Table]:
             run = read_run(directory)
             last = _last_round(run.rounds)
             if last < after_round:
-                raise SettingsError(
+                raise RayflError(
                     f"the records of {directory} end at round {last}, so it cannot resume after {after_round}"
                 )
             return {name: tidy(up_to(getattr(run, name), after_round)) for name in SCHEMAS}
@@ -193,7 +193,7 @@ class Recorder:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes from writing into a run directory. SettingsError where one does, and still does a second
+    """Keep other processes from writing into a run directory. RayflError where one does, and still does a second
     later: a process that was killed holds its lock until the kernel has taken its memory back."""
     until = time.monotonic() + _LET_GO_S
     while True:
@@ -202,9 +202,7 @@ def locked(directory: Path) -> Iterator[None]:
             break
         except Taken:
             if time.monotonic() > until:
-                raise SettingsError(
-                    f"{directory} is being written by a run that goes on; wait for it or end it"
-                ) from None
+                raise RayflError(f"{directory} is being written by a run that goes on; wait for it or end it") from None
             time.sleep(0.05)
     with held:
         yield
@@ -243,7 +241,7 @@ def new_run_directory(path: Path, overwrite: bool = False, *, absent: bool = Fal
 def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     """An empty directory for a run.
 
-    SettingsError if `path` holds anything, unless `overwrite` is given and all that it holds, however deep, is an
+    RayflError if `path` holds anything, unless `overwrite` is given and all that it holds, however deep, is an
     earlier run that is over; its lock stays. OSError where the disk refuses, and where another run takes `path` at the
     same moment.
     """
@@ -262,17 +260,17 @@ def _create(path: Path, overwrite: bool) -> list[Path]:
 
 
 def require_free(path: Path, overwrite: bool = False) -> bool:
-    """SettingsError unless `create_run_directory` can make `path` a run's; returns whether an earlier run is in it."""
+    """RayflError unless `create_run_directory` can make `path` a run's; returns whether an earlier run is in it."""
     if not path.exists():
         return False
     if not path.is_dir():
-        raise SettingsError(f"{path} is a file: name a directory for the run")
+        raise RayflError(f"{path} is a file: name a directory for the run")
     # A lock file that nobody holds does not count.
     found = [entry.name for entry in path.iterdir() if entry.name != "lock"]
     if found and not overwrite:
-        raise SettingsError(f"{path} is not empty: name another directory, or give --overwrite")
+        raise RayflError(f"{path} is not empty: name another directory, or give --overwrite")
     if found and "experiment.json" not in found:
-        raise SettingsError(
+        raise RayflError(
             f"{path} holds something other than a run, which --overwrite does not delete: name another directory"
         )
     if found:
@@ -301,18 +299,18 @@ def write_platform(directory: Path, platform: Mapping[str, object]) -> None:
 
 
 def read_platform(directory: Path) -> Mapping[str, object]:
-    """What `write_platform` wrote; empty where nothing was computed yet. SettingsError where it cannot be read."""
+    """What `write_platform` wrote; empty where nothing was computed yet. RayflError where it cannot be read."""
     path = directory / "platform.json"
     return _read_json(path) if path.exists() or (directory / "records").exists() else {}
 
 
 def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
-    """Read a run that is finished, running or was cut (then what is readable). SettingsError if it is no run.
+    """Read a run that is finished, running or was cut (then what is readable). RayflError if it is no run.
 
     `leave_out`: tables that are not read, and empty; that of the clients can be long.
     """
     if not (directory / "experiment.json").is_file():
-        raise SettingsError(
+        raise RayflError(
             f"{directory} is no run directory (it has no experiment.json): name the directory that a run made"
         )
     tables = {
@@ -340,7 +338,7 @@ def _read_json(path: Path) -> Mapping[str, object]:
         return json_files.read_table(path)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
-        raise SettingsError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
+        raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
 
 
 def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
@@ -395,12 +393,12 @@ def model_files(directory: Path, name: str) -> list[Path]:
 
 
 def model_keys(directory: Path, name: str) -> list[str]:
-    """The keys of the tree that `save_model` wrote under `name`. SettingsError if there is none."""
+    """The keys of the tree that `save_model` wrote under `name`. RayflError if there is none."""
     return [key for keys in _read_models(directory, name, lambda file: list(file.keys())) for key in keys]
 
 
 def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
-    """The tree that `save_model` wrote under `name`; of that only what begins with `prefix`. SettingsError if there is
+    """The tree that `save_model` wrote under `name`; of that only what begins with `prefix`. RayflError if there is
     none."""
 
     # Any: safetensors' reader has no public type.
@@ -412,16 +410,16 @@ def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tenso
 
 # Any: safetensors' reader, and what is read.
 def _read_models(directory: Path, name: str, read: Callable[[Any], Any]) -> Iterator[Any]:
-    """What `read` finds in each file under `name`. SettingsError where there is none, or one is damaged."""
+    """What `read` finds in each file under `name`. RayflError where there is none, or one is damaged."""
     paths = model_files(directory, name)
     if not paths:
         path = directory / "models" / f"{name}.safetensors"
-        raise SettingsError(f"{path} does not exist: the run has saved no model of that name")
+        raise RayflError(f"{path} does not exist: the run has saved no model of that name")
     for path in paths:
         try:
             require_regular(path)
             with safe_open(path, "pt") as file:
                 found = read(file)
         except (OSError, SafetensorError) as error:
-            raise SettingsError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
+            raise RayflError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
         yield found

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 MANIFEST = "manifest.json"
 """The file of a checkpoint that says what belongs to it."""
@@ -73,12 +73,12 @@ def run_around(path: Path) -> Path | None:
 
 
 def require_own_entries(directory: Path) -> None:
-    """SettingsError, which names it, for anything in `directory`, however deep, that no run wrote."""
+    """RayflError, which names it, for anything in `directory`, however deep, that no run wrote."""
     foreign: list[Path] = []
     for path, status in _entries(directory):
         name = path.relative_to(directory).as_posix()
         if stat.S_ISLNK(status.st_mode):
-            raise SettingsError(f"{path} is a link, which no run made: move it away, or name another directory")
+            raise RayflError(f"{path} is a link, which no run made: move it away, or name another directory")
         file = _FILES.fullmatch(name)
         # An empty directory in a file's place is damage, of which nothing is lost.
         folder = stat.S_ISDIR(status.st_mode) and (_FOLDERS.fullmatch(f"{name}/") or file)
@@ -86,14 +86,14 @@ def require_own_entries(directory: Path) -> None:
             foreign.append(path)
     if foreign:
         first = next((path for path in foreign if not path.is_dir()), foreign[0])
-        raise SettingsError(f"{first} was written by no run: move it away, or name another directory")
+        raise RayflError(f"{first} was written by no run: move it away, or name another directory")
 
 
 def require_no_links(directory: Path) -> None:
-    """SettingsError for a link in a run directory, through which a run would write to another place."""
+    """RayflError for a link in a run directory, through which a run would write to another place."""
     for path, status in _entries(directory):
         if stat.S_ISLNK(status.st_mode):
-            raise SettingsError(
+            raise RayflError(
                 f"{path} is a link, and a run writes only into its own directory: move what it leads to into its place"
             )
 

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from rayfl.compress.base import Compressor, Packet
+from rayfl.errors import RayflError
 from rayfl.limits import json_files
 from rayfl.limits.regular_files import require_regular
 from rayfl.methods.base import Method
@@ -85,7 +86,7 @@ def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
             with _damaged(path):
                 state = _read(file, description)
                 if "tree" not in description:
-                    raise ValueError(f"{name!r} is no tree")
+                    raise RayflError(f"{name!r} is no tree")
             yield name, state
 
 
@@ -109,9 +110,9 @@ def _read(file: Any, description: Mapping[str, Any]) -> Any:
     parts = {name: _array(file, key) for name, key in description["parts"].items()}
     codec = _restored(description["packet"])
     if not all(callable(getattr(codec, name, None)) for name in ("decode", "support", "add_to")):
-        raise ValueError(f"{type(codec).__name__} is no codec")
+        raise RayflError(f"{type(codec).__name__} is no codec")
     if any(part.ndim != 1 for part in parts.values()):
-        raise ValueError("a packet's buffer is no row of numbers")
+        raise RayflError("a packet's buffer is no row of numbers")
     return Packet(parts, codec)
 
 
@@ -128,7 +129,7 @@ def _packed(bits: np.ndarray, shape: Any) -> PackedBits:
     """A boolean tensor. ValueError where the bits are not as many as its shape has entries."""
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not whole or bits.dtype != np.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
-        raise ValueError(f"{bits.dtype} {list(bits.shape)} holds no booleans of shape {shape}")
+        raise RayflError(f"{bits.dtype} {list(bits.shape)} holds no booleans of shape {shape}")
     return PackedBits(bits, tuple(shape))
 
 
@@ -159,7 +160,7 @@ def _restored(value: Any) -> Any:
         found = import_module(home) if module.isidentifier() else None
     kind = getattr(found, name, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == home):
-        raise ValueError(f"{value['codec']!r} is no codec")
+        raise RayflError(f"{value['codec']!r} is no codec")
     return kind(**{key: _restored(setting) for key, setting in value["settings"].items()})
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import Unopened, require_regular
-from rayfl.settings import SettingsError, reason
 
 MOST = 2.0**62
 """No total of a column reaches it."""
@@ -112,7 +112,7 @@ def table_path(directory: Path, name: str, suffix: str) -> Path:
 def read_table(directory: Path, name: str) -> pa.Table:
     """All readable rows of a table, whether the run is finished, running or was cut; empty if there is no table.
 
-    SettingsError for one that is damaged beyond its last rows, or holds what no run records.
+    RayflError for one that is damaged beyond its last rows, or holds what no run records.
     """
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
     if _is_there(parquet.parent) and not parquet.parent.is_dir():
@@ -142,7 +142,7 @@ def read_table(directory: Path, name: str) -> pa.Table:
                     pre_buffer=False,
                 )
             table.validate(full=True)
-        except SettingsError:
+        except RayflError:
             raise
         except Unopened as error:
             raise _unreadable(parquet, reason(error)) from None
@@ -160,8 +160,8 @@ def write_table(path: Path, table: pa.Table) -> None:
     pq.write_table(table, path, write_page_checksum=True)
 
 
-def _unreadable(path: Path, what: str) -> SettingsError:
-    return SettingsError(f"{path} cannot be read ({what}): restore it, or run the experiment again")
+def _unreadable(path: Path, what: str) -> RayflError:
+    return RayflError(f"{path} cannot be read ({what}): restore it, or run the experiment again")
 
 
 def _is_there(path: Path) -> bool:
@@ -170,7 +170,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _require_memory(path: Path, metadata: pq.FileMetaData) -> None:
-    """SettingsError where a file announces more than this machine's memory holds."""
+    """RayflError where a file announces more than this machine's memory holds."""
     row_groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     # A number takes at most eight bytes, however few its code takes in the file.
     num_bytes = sum(max(group.total_byte_size, 8 * group.num_rows * group.num_columns) for group in row_groups)
@@ -178,7 +178,7 @@ def _require_memory(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def _checked(path: Path, table: pa.Table) -> pa.Table:
-    """The table. SettingsError, which names column and row, for a value that no run records."""
+    """The table. RayflError, which names column and row, for a value that no run records."""
     for column in table.schema.names:
         values = table[column]
         if column == "client" and path.stem == "metrics":

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow.compute as pc
 
+from rayfl.errors import RayflError
 from rayfl.limits import json_files
 from rayfl.run_directory.tables import read_table
-from rayfl.settings import SettingsError
-from rayfl.trackers.tracker import Mark, Status, TrackedRun, Tracker, TrackerName, adapter
+from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, Tracker, TrackerName, adapter
 
 if TYPE_CHECKING:
     from rayfl.rounds.ledger import RoundRow
@@ -47,7 +47,7 @@ class Tracking:
     """
 
     def __init__(self, directory: Path, names: Collection[TrackerName]) -> None:
-        """Prepare to begin or go on in every tracker of these names. SettingsError where the directory's experiment is
+        """Prepare to begin or go on in every tracker of these names. RayflError where the directory's experiment is
         gone."""
         self._directory, self._names = directory, tuple(names)
         self._trackers: dict[str, Tracker] = {}
@@ -183,12 +183,12 @@ def _communication(row: "RoundRow", total_bits: int) -> dict[str, float]:
 
 
 def tracked_run(directory: Path) -> TrackedRun:
-    """The run in a directory as trackers show it. SettingsError where its experiment cannot be read."""
+    """The run in a directory as trackers show it. RayflError where its experiment cannot be read."""
     try:
         experiment = json_files.read_table(directory / "experiment.json")
         text = (directory / "experiment.toml").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise SettingsError(
+        raise RayflError(
             f"the experiment in {directory} cannot be read ({error}): restore it, or run it again"
         ) from None
     output = experiment.get("output")
@@ -218,9 +218,9 @@ def _read_marks(path: Path) -> dict[str, Mark]:
 def _marks(table: Mapping[str, object]) -> Iterator[tuple[str, Mark]]:
     for name, value in table.items():
         if not isinstance(value, Mapping):
-            raise ValueError(f"{name} is no table")
+            raise RayflError(f"{name} is no table")
         mark = Mark(**value)
         whole = isinstance(mark.place, str) and isinstance(mark.run, str) and isinstance(mark.next_round, int)
         if not whole or mark.next_round < 0:
-            raise ValueError(f"{name} is no mark")
+            raise RayflError(f"{name} is no mark")
         yield name, mark

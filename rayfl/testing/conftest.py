@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from rayfl.choices import find
+from rayfl.choices.kinds import find
 from rayfl.determinism.process import prepare_process
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.experiment_file import override
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
 from rayfl.testing.contracts import Make, Played
 from rayfl.testing.executors import play
 
@@ -28,7 +28,7 @@ def method(request: pytest.FixtureRequest) -> type[Method]:
         raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FedNova")
     try:
         return find(Method, name)
-    except SettingsError as error:
+    except RayflError as error:
         raise pytest.UsageError(str(error)) from None
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rayfl.errors import RayflError, reason
 from rayfl.limits.npy import read_npy
 from rayfl.limits.regular_files import read_text
-from rayfl.settings import SettingsError, reason
 
 
 def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
@@ -28,13 +28,13 @@ def _load(path: Path) -> np.ndarray:
     try:
         values = read_npy(path)
     except OSError as error:
-        raise ValueError(f"the graph {path} cannot be read ({reason(error)}); give the path of a .npy file") from None
-    except SettingsError:
+        raise RayflError(f"the graph {path} cannot be read ({reason(error)}); give the path of a .npy file") from None
+    except RayflError:
         raise
     except ValueError as error:
-        raise ValueError(f"the graph {path} is no .npy file of numbers ({error}); write it with numpy.save") from None
+        raise RayflError(f"the graph {path} is no .npy file of numbers ({error}); write it with numpy.save") from None
     if values.dtype.kind not in "biuf":
-        raise ValueError(f"the graph {path} holds no numbers; save a matrix of 0 and 1")
+        raise RayflError(f"the graph {path} holds no numbers; save a matrix of 0 and 1")
     return values
 
 
@@ -46,7 +46,7 @@ def _text(path: Path, num_peers: int, directed: bool) -> np.ndarray:
     if widths == {2}:
         return _edges(path, rows, num_peers, directed)
     columns = " or ".join(str(width) for width in sorted(widths)) or "no"
-    raise ValueError(
+    raise RayflError(
         f"the graph {path} has {len(rows)} lines of {columns} values; give {num_peers} lines of {num_peers} values "
         f"(clients.count={num_peers}), or two peers a line"
     )
@@ -57,11 +57,11 @@ def _rows(path: Path) -> dict[int, list[float]]:
     try:
         lines = read_text(path).splitlines()
     except UnicodeDecodeError:
-        raise ValueError(
+        raise RayflError(
             f"the graph {path} is no UTF-8 text; give a .npy file, a CSV file or a list of edges"
         ) from None
     except OSError as error:
-        raise ValueError(f"the graph {path} cannot be read ({reason(error)}); give the path of a file") from None
+        raise RayflError(f"the graph {path} cannot be read ({reason(error)}); give the path of a file") from None
     rows: dict[int, list[float]] = {}
     for number, line in enumerate(lines, start=1):
         words = line.replace(",", " ").replace(";", " ").split()
@@ -70,7 +70,7 @@ def _rows(path: Path) -> dict[int, list[float]]:
         try:
             rows[number] = [float(word) for word in words]
         except ValueError:
-            raise ValueError(
+            raise RayflError(
                 f"line {number} of the graph {path} has {line.strip()[:40]!r}; give numbers only"
             ) from None
     return rows
@@ -79,12 +79,12 @@ def _rows(path: Path) -> dict[int, list[float]]:
 def _matrix(path: Path, values: np.ndarray, num_peers: int) -> np.ndarray:
     if values.shape != (num_peers, num_peers):
         shape = " x ".join(str(size) for size in values.shape) or "a single number"
-        raise ValueError(
+        raise RayflError(
             f"the graph {path} is {shape}; clients.count={num_peers} needs a matrix {num_peers} x {num_peers}"
         )
     strange = values[(values != 0) & (values != 1)]
     if strange.size:
-        raise ValueError(f"the graph {path} holds {strange.flat[0]:g}; a matrix has 1 for a link and 0 for none")
+        raise RayflError(f"the graph {path} holds {strange.flat[0]:g}; a matrix has 1 for a link and 0 for none")
     return values.astype(bool)
 
 
@@ -93,7 +93,7 @@ def _edges(path: Path, rows: dict[int, list[float]], num_peers: int, directed: b
     for number, (one, other) in rows.items():
         for peer in (one, other):
             if peer not in range(num_peers):
-                raise ValueError(
+                raise RayflError(
                     f"line {number} of the graph {path} names peer {peer:g}; peers are 0 to {num_peers - 1} "
                     f"(clients.count={num_peers})"
                 )

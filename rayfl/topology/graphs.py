@@ -11,8 +11,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.choices import Choice
+from rayfl.choices.kinds import Choice
 from rayfl.determinism import seeding
+from rayfl.errors import RayflError
 from rayfl.topology.graph_file import read_adjacency
 
 Weights = Literal["uniform", "metropolis"]
@@ -76,11 +77,11 @@ class Grid(Topology):
         """Rows of a grid of `num_peers`. ValueError where they do not fill one."""
         if self.rows is not None:
             if num_peers % self.rows:
-                raise ValueError(f"rows={self.rows} does not divide {num_peers} peers; choose a divisor of {num_peers}")
+                raise RayflError(f"rows={self.rows} does not divide {num_peers} peers; choose a divisor of {num_peers}")
             return self.rows
         rows = next(rows for rows in range(math.isqrt(num_peers), 0, -1) if num_peers % rows == 0)
         if rows == 1:
-            raise ValueError(
+            raise RayflError(
                 f"{num_peers} peers fill no grid of two or more rows; change clients.count, or set rows=1 for a line"
             )
         return rows
@@ -138,7 +139,7 @@ class ErdosRenyi(Topology):
             graph = upper | upper.T
             if connected(graph):
                 return graph
-        raise ValueError(f"no connected graph of {num_peers} peers in 1000 draws with p={self.p}; use a larger p")
+        raise RayflError(f"no connected graph of {num_peers} peers in 1000 draws with p={self.p}; use a larger p")
 
 
 class RandomNeighbours(Topology):
@@ -172,7 +173,7 @@ class RandomRegular(Topology):
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         _check_degree(self.degree, num_peers)
         if self.degree * num_peers % 2:
-            raise ValueError(
+            raise RayflError(
                 f"degree={self.degree} cannot be that of all {num_peers} peers, as links have two ends; "
                 "make one of the two numbers even"
             )
@@ -233,7 +234,7 @@ def mixing_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
         closed = graph | np.eye(size, dtype=bool)
         return closed / closed.sum(axis=1, keepdims=True)
     if not np.array_equal(graph, graph.T):
-        raise ValueError("metropolis weights need a symmetric graph; use uniform weights")
+        raise RayflError("metropolis weights need a symmetric graph; use uniform weights")
     degree = graph.sum(axis=1)
     weights = np.where(graph, 1.0 / (1.0 + np.maximum.outer(degree, degree)), 0.0)
     return weights + np.diag(1.0 - weights.sum(axis=1))
@@ -242,7 +243,7 @@ def mixing_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
 def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
     """Symmetric weights a_kl [n, n] of the links alone: 1 each where uniform, or Metropolis. ValueError if directed."""
     if not np.array_equal(graph, graph.T):
-        raise ValueError(
+        raise RayflError(
             "a pair of clients has one weight, and this topology is directed; use a symmetric one, as ring is"
         )
     weights = graph.astype(np.float64) if rule == "uniform" else mixing_weights(graph, rule)
@@ -300,9 +301,9 @@ def _paired(num_peers: int, degree: int, generator: np.random.Generator) -> np.n
 
 def _check_degree(degree: int, num_peers: int) -> None:
     if degree >= num_peers:
-        raise ValueError(f"degree={degree} is too many neighbours for {num_peers} peers; at most {num_peers - 1} fit")
+        raise RayflError(f"degree={degree} is too many neighbours for {num_peers} peers; at most {num_peers - 1} fit")
 
 
 def _at_least_two(num_peers: int) -> None:
     if num_peers < 2:
-        raise ValueError(f"a graph of peers needs at least 2 clients, and there is {num_peers}")
+        raise RayflError(f"a graph of peers needs at least 2 clients, and there is {num_peers}")

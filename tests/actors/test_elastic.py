@@ -107,7 +107,6 @@ from actors.placement import Placement
 from actors.pool import RayExecutor
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
-from rayfl.settings import SettingsError
 from tests.actors.toys import experiment
 from ray._private.worker import global_worker
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
@@ -180,13 +179,13 @@ with faults.own_cluster(0) as nodes:
         for labels in ({"zone": "east"}, {"rack": "7"}):
             try:
                 pool_on(labels=labels)
-            except SettingsError as error:
+            except RayflError as error:
                 found[next(iter(labels))] = str(error)
         equipped = nodes.add(num_gpus=1)
         found["quarters"] = pool_on(actors="all", num_cpus=0.25, num_gpus=0.25) == [equipped] * 4
         try:
             pool_on(num_gpus=2)
-        except SettingsError as error:
+        except RayflError as error:
             found["gpus"] = str(error)
 print(json.dumps(found))
 """

@@ -6,8 +6,8 @@ import pytest
 import ray
 
 from actors.placement import Node, Placement, nodes, place, require_room_here, share
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
-from rayfl.settings import SettingsError
 
 LAPTOP = [Node("a", 2.0, 0.0)]
 PAIR = [Node("a", 8.0, 2.0), Node("b", 4.0, 0.0)]
@@ -164,7 +164,7 @@ def test_a_joined_cluster_may_grow(runtime, cluster, expected, most: int, notice
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: list[Node], sentence: str) -> None:
-    with pytest.raises(SettingsError) as raised:
+    with pytest.raises(RayflError) as raised:
         place(Runtime(**runtime), cluster)
     assert sentence in str(raised.value) and "\n" not in str(raised.value)
 
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: li
 def test_the_nodes_of_a_running_cluster() -> None:
     (node,) = nodes()
     assert node == Node(ray.util.get_node_ip_address(), 4.0, 1.0, node.labels, node.labels["ray.io/node-id"])
-    with pytest.raises(SettingsError, match="holds 4 of them"):
+    with pytest.raises(RayflError, match="holds 4 of them"):
         place(Runtime(actors=5, num_gpus=0.25), nodes())
 
 
@@ -203,14 +203,14 @@ def test_runs_at_once_share_the_cluster(runtime, cluster, parallel, expected) ->
 
 def test_a_run_by_itself_keeps_what_it_asks_for() -> None:
     assert share(Runtime(), LAPTOP, 1) == Runtime()
-    with pytest.raises(SettingsError, match="no node has cores"):
+    with pytest.raises(RayflError, match="no node has cores"):
         share(Runtime(), HEAD, 1)
     # Two runs on a cluster that has no workers yet ask for one actor each.
     assert share(Runtime(), HEAD, 2, joined=True).actors == 1
 
 
 def test_runs_that_do_not_fit_beside_each_other_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"do not fit: the cluster holds 8 .*\(--parallel 3: 4 actors a run\)"):
+    with pytest.raises(RayflError, match=r"do not fit: the cluster holds 8 .*\(--parallel 3: 4 actors a run\)"):
         share(Runtime(actors=4, num_gpus=0.25), PAIR, 3)
 
 
@@ -219,7 +219,7 @@ def test_what_this_machine_cannot_hold_is_refused_before_a_local_ray_starts(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     require_room_here(Runtime(num_gpus=0.5))
-    with pytest.raises(SettingsError, match="num_gpus=2 an actor, and this machine has 1 GPUs that torch can use; set"):
+    with pytest.raises(RayflError, match="num_gpus=2 an actor, and this machine has 1 GPUs that torch can use; set"):
         require_room_here(Runtime(num_gpus=2))
-    with pytest.raises(SettingsError, match=r"^runtime\.actors=1000000000 do not fit: this machine has .* cores, "):
+    with pytest.raises(RayflError, match=r"^runtime\.actors=1000000000 do not fit: this machine has .* cores, "):
         require_room_here(Runtime(actors=10**9))

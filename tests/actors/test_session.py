@@ -18,6 +18,7 @@ from ray._private.internal_api import memory_summary
 import rayfl
 from actors import session
 from actors.placement import Placement
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.errors import ClientError
@@ -26,7 +27,6 @@ from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.rounds import simulate
 from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError
 from tests.actors.toys import Failing, assert_same_run, experiment, logged, with_method, write_experiment
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -85,7 +85,7 @@ def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path)
 
 def test_a_request_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     chosen = experiment(runtime={"actors": 5, "num_cpus": 1.0})
-    with pytest.raises(SettingsError, match=r"runtime.actors=5 with num_cpus=1 .* the cluster holds 4 of them"):
+    with pytest.raises(RayflError, match=r"runtime.actors=5 with num_cpus=1 .* the cluster holds 4 of them"):
         session.play_on_ray(chosen, prepare(chosen), tmp_path, ignore)
     assert not list(tmp_path.iterdir())
 
@@ -219,6 +219,6 @@ def test_an_address_without_a_cluster_is_one_sentence() -> None:
             check=False,
         )
     lines = done.stdout.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["ClusterError", "SettingsError", "SettingsError"], done.stderr
+    assert [line.partition(" ")[0] for line in lines] == ["ClusterError", "RayflError", "RayflError"], done.stderr
     assert f"no Ray cluster answers at '{address}'" in lines[0] and "unset RAY_ADDRESS" in lines[0]
     assert "give host:port" in lines[1] and "ray job submit" in lines[2]

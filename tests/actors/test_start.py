@@ -10,11 +10,11 @@ from actors import session
 from actors.coordinator import Progress
 from actors.errors import ClusterError
 from actors.pool import PendingCalls
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
 from rayfl.rounds.calls import ClientJob, PooledJob
 from rayfl.rounds.executor import Job, JobResult, Wave
 from rayfl.rounds.ledger import RoundRow
-from rayfl.settings import SettingsError
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_local_is_this_machine(given: dict[str, str], tries: list[str], monkeypa
 
 def test_a_dashboard_is_no_cluster_to_join(tries: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
-    with pytest.raises(SettingsError) as raised, session.session(Runtime()):
+    with pytest.raises(RayflError) as raised, session.session(Runtime()):
         pass
     sentence = str(raised.value)
     assert not tries and sentence.startswith("address='http://127.0.0.1:8265' is that of a dashboard")

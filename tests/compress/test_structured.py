@@ -10,7 +10,7 @@ import torch
 
 from rayfl.compress.base import Packet
 from rayfl.compress.structured import Structured, threshold_for
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 RNG = np.random.default_rng(0)
 SHAPES = [(5, 4, 3, 3), (7, 3), (6, 9, 2), (1, 8), (8, 1, 2, 2)]
@@ -158,7 +158,7 @@ def test_every_tensor_has_its_own_threshold():
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message: str):
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(RayflError, match=message):
         Structured(**settings)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayfl.choices import find, named
+from rayfl.choices.kinds import find, named
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf, ServerHalf

@@ -5,7 +5,7 @@ import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from rayfl.testing import contracts
 from rayfl.testing.executors import play
 from rayfl.testing.watching import buffer_bits, watched
@@ -55,5 +55,5 @@ def test_the_downlink_compressor_is_used(case: Case):
 @cases([case for case in REGISTERED if case not in FREE_CASES])
 @pytest.mark.parametrize("direction", ["uplink", "downlink"])
 def test_a_method_with_its_own_compression_refuses_another(case: Case, direction: str):
-    with pytest.raises(SettingsError, match=rf"(?s){case.name}.*\[{direction}\]"):
+    with pytest.raises(RayflError, match=rf"(?s){case.name}.*\[{direction}\]"):
         experiment(case.name, **{direction: {"name": "topk", "keep_ratio": 0.5}})

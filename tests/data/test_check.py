@@ -8,7 +8,7 @@ import pytest
 from rayfl.data import check
 from rayfl.data.check import checked, first_row, whole_labels
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 VECTORS = Samples(np.ones((6, 3), np.float32), np.arange(6) % 2, np.arange(6), "mine.npz")
 TOKENS = Samples(np.ones((6, 3), np.int64), np.arange(6) % 2, place="texts")
@@ -51,16 +51,14 @@ def test_good_data_pass_as_they_are():
     ],
 )
 def test_the_sentence_names_file_and_row(samples: dict, sentence: str):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         checked(replace(GOOD, test=replace(VECTORS, **samples)))
     assert str(caught.value).startswith(sentence)
 
 
 def test_tokens_are_below_the_vocabulary():
     for value in (-1, 9):
-        with pytest.raises(
-            SettingsError, match=rf"^texts has the token {value} in a train input \(row 5, .*are 0 to 8$"
-        ):
+        with pytest.raises(RayflError, match=rf"^texts has the token {value} in a train input \(row 5, .*are 0 to 8$"):
             checked(replace(TEXT, train=replace(TOKENS, inputs=changed(TOKENS.inputs, 5, value))))
     assert checked(replace(TEXT, vocabulary=None))
 
@@ -69,9 +67,7 @@ def test_labels_become_whole_numbers_and_none_is_rounded():
     for labels in (np.array([0.0, 3.0]), np.array([0, 3], np.uint8), np.array([False, True])):
         assert whole_labels("here", "train", labels).dtype == np.int64
     for wrong in (3.5, np.nan, np.inf, -1.0, 1e18):
-        with pytest.raises(
-            SettingsError, match=r"^here has the train label .* \(row 1, counted from 0\); labels are who"
-        ):
+        with pytest.raises(RayflError, match=r"^here has the train label .* \(row 1, counted from 0\); labels are who"):
             whole_labels("here", "train", np.array([3.0, wrong]))
 
 

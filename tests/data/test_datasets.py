@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.data.datasets import Dataset, Samples, Source, cropped, draw_crops
 from rayfl.data.sources.digits import FOLDER, Digits
 from rayfl.data.sources.idx import read_idx

@@ -42,8 +42,8 @@ print(torchvision() is plain)
 
 def test_nothing_imports_torchvision_before_it_is_needed():
     program = """
-import sys, rayfl.choices, rayfl.experiment.experiment
-rayfl.choices.named(rayfl.data.datasets.Source)
+import sys, rayfl.choices.kinds, rayfl.experiment.experiment
+rayfl.choices.kinds.named(rayfl.data.datasets.Source)
 print("torchvision" in sys.modules, "matplotlib" in sys.modules)
 """
     assert in_a_fresh_process(program) == "False False"

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rayfl.choices import Choice, named
+from rayfl.choices.kinds import Choice, named
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read, to_toml
 from rayfl.experiment.identity import determining_settings
 from rayfl.methods.base import Method
-from rayfl.settings import KINDS, Settings, SettingsError, describe
+from rayfl.settings import KINDS, Settings, describe
 
 BASE: dict[str, Any] = {
     "rounds": 5,
@@ -169,7 +170,7 @@ def test_overrides(override: str, path: str, value: Any, tmp_path: Path):
     ],
 )  # fmt: skip
 def test_no_override_is_dropped_by_a_later_one(overrides: list[str], sentence: str, tmp_path: Path):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         read(written(tmp_path), overrides)
     assert str(caught.value) == sentence
     assert read(written(tmp_path), ["method=fedprox", "method.mu=0.9"]).as_dict()["method"]["mu"] == 0.9
@@ -181,7 +182,7 @@ def test_later_overrides_win(tmp_path: Path):
 
 @pytest.mark.parametrize("override", ["rounds", "=3", "", ".=3", "method.=3", "method..lr=3"])
 def test_what_is_no_override(override: str, tmp_path: Path):
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         read(written(tmp_path), [override])
     assert str(error.value) == f"{override!r} is not an override; write key=value, for example method.lr=0.1"
 
@@ -198,27 +199,27 @@ def test_what_is_no_override(override: str, tmp_path: Path):
     ],
 )
 def test_an_override_that_does_not_fit(override: str, sentence: str, tmp_path: Path):
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         read(written(tmp_path), [override])
     assert str(error.value) == sentence
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):
-    with pytest.raises(SettingsError, match=r"^there is no file .*; give the path of an experiment's TOML file$"):
+    with pytest.raises(RayflError, match=r"^there is no file .*; give the path of an experiment's TOML file$"):
         read(tmp_path / "demo.toml")
     there = written(tmp_path)
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         read(tmp_path / "dmeo.toml")
     assert str(error.value) == f"there is no file {tmp_path / 'dmeo.toml'}; did you mean {str(there)!r}?"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(SettingsError, match=r"cannot be read \(is a directory\); give the path"):
+    with pytest.raises(RayflError, match=r"cannot be read \(is a directory\); give the path"):
         read(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match=r"binary\.toml is not UTF-8 text; give the path"):
+    with pytest.raises(RayflError, match=r"binary\.toml is not UTF-8 text; give the path"):
         read(tmp_path / "binary.toml")
-    with pytest.raises(SettingsError, match=r"demo\.toml is not valid TOML: .*line 1, column 10"):
+    with pytest.raises(RayflError, match=r"demo\.toml is not valid TOML: .*line 1, column 10"):
         read(written(tmp_path, "rounds = \n"))
-    with pytest.raises(SettingsError, match=r"^rounds is missing$"):
+    with pytest.raises(RayflError, match=r"^rounds is missing$"):
         read(written(tmp_path, ""))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, Runtime, read
 from rayfl.experiment.sweep import MOST_COMBINATIONS, read_sweep
-from rayfl.settings import SettingsError
 from tests.experiment.test_experiment import BASE, experiment_of
 
 TEXT = (
@@ -17,7 +17,7 @@ TEXT = (
 
 
 def refusal(path: Path, *overrides: str) -> str:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         read(path, overrides)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
     return str(caught.value)
@@ -89,7 +89,7 @@ def test_a_home_that_nobody_knows(file: Path):
 
 
 def test_a_name_must_fit_a_file_system():
-    with pytest.raises(SettingsError, match=r"^name='xx.*\.\.\. has 300 letters; use at most 200$"):
+    with pytest.raises(RayflError, match=r"^name='xx.*\.\.\. has 300 letters; use at most 200$"):
         experiment_of({"name": "x" * 300})
 
 
@@ -111,7 +111,7 @@ def test_a_long_file_name_is_cut(tmp_path: Path):
     ],
 )
 def test_what_no_machine_could_give(runtime: dict, sentence: str):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         experiment_of({"runtime": runtime})
     assert str(caught.value).startswith(sentence)
     assert Runtime(device="cuda", executor="inline", precision="tf32").device_name == "cuda"
@@ -120,11 +120,11 @@ def test_what_no_machine_could_give(runtime: dict, sentence: str):
 def test_a_sweep_of_billions_is_refused_at_once(file: Path):
     lists = "\n".join(f'"runtime.{key}" = {list(range(1, 1001))}' for key in ("actors", "threads", "stack_width"))
     file.write_text(f"{TEXT}\n[sweep]\n{lists}\n")
-    with pytest.raises(SettingsError, match=r"^the sweep has 1,000,000,000 combinations \(1000 x 1000 x 1000\); give"):
+    with pytest.raises(RayflError, match=r"^the sweep has 1,000,000,000 combinations \(1000 x 1000 x 1000\); give"):
         read_sweep(file)
     assert MOST_COMBINATIONS == 10_000
 
 
 def test_python_gets_the_same_sentences():
-    with pytest.raises(SettingsError, match=r"^clients\.count is a whole number of more than 64 bits"):
+    with pytest.raises(RayflError, match=r"^clients\.count is a whole number of more than 64 bits"):
         Experiment(**{**BASE, "clients": {"count": 10**30}})

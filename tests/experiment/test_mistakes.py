@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from tests.experiment.test_experiment import experiment_of
 
 FEDAVG = {"method": "fedavg"}
@@ -128,7 +128,7 @@ UNION = (
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(given: dict[str, Any], sentence: str):
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         experiment_of(given)
     text = str(error.value)
     assert text.startswith(sentence)

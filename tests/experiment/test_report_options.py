@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from jobs.cli import main
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read, to_toml
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.report_options import ReportOptions, agreed_options
-from rayfl.settings import SettingsError
 from tests.hand_written import run_of
 
 SWEEP = """
@@ -44,7 +44,7 @@ def test_options_go_before_what_the_runs_agree_on_and_that_before_the_defaults()
 
 @pytest.mark.parametrize("values", [{"target": 80.0}, {"target": 0.0}, {"last": 0}, {"best_over": "method.lr"}])
 def test_what_makes_no_sense_is_refused(values):
-    with pytest.raises(SettingsError, match=f"{next(iter(values))}=.* is not allowed; it must be"):
+    with pytest.raises(RayflError, match=f"{next(iter(values))}=.* is not allowed; it must be"):
         ReportOptions(**values)
 
 

@@ -7,9 +7,9 @@ import pytest
 from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import read
 from rayfl.experiment.sweep import Combination, directory_name, read_sweep
-from rayfl.settings import SettingsError
 
 BASE = """
 name = "base"
@@ -127,7 +127,7 @@ def test_the_experiment_that_a_sweep_varies_can_be_read_alone(tmp_path):
     ],
 )
 def test_a_mistake_gets_one_sentence_that_names_the_combination(tmp_path, sweep, sentence):
-    with pytest.raises(SettingsError) as raised:
+    with pytest.raises(RayflError) as raised:
         swept(tmp_path, sweep)
     assert sentence in str(raised.value) and "\n" not in str(raised.value)
 
@@ -135,7 +135,7 @@ def test_a_mistake_gets_one_sentence_that_names_the_combination(tmp_path, sweep,
 def test_a_sweep_is_a_table(tmp_path):
     file = tmp_path / "base.toml"
     file.write_text(f"sweep = [1]\n{BASE}")
-    with pytest.raises(SettingsError, match=r"sweep=\[1\] is not allowed; it must be a table of lists"):
+    with pytest.raises(RayflError, match=r"sweep=\[1\] is not allowed; it must be a table of lists"):
         read_sweep(file)
 
 

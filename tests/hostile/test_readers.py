@@ -1,4 +1,4 @@
-"""Random and mutated files: every reader refuses what it does not read with ValueError, of which `SettingsError` and
+"""Random and mutated files: every reader refuses what it does not read with ValueError, of which `RayflError` and
 `DamagedFile` are kinds."""
 
 import io

@@ -24,7 +24,7 @@ def warm_up() -> None:
     """Import all that commands import, so that a forked child need not."""
     import jobs.single
     import jobs.sweep
-    from rayfl.choices import known
+    from rayfl.choices.kinds import known
     from rayfl.compress.base import Compressor
     from rayfl.data.datasets import Source
     from rayfl.data.partition import PartitionScheme

@@ -11,7 +11,7 @@ from jobs.bench import rounds
 from jobs.bench.commands import bench
 from jobs.bench.figures import Column, Figures, Results
 from jobs.bench.rounds import Measured
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from tests.jobs.commands import rayfl, refused
 
 
@@ -50,10 +50,10 @@ def test_a_file_of_another_bench_is_kept(here: Path):
     path = Path("found.json")
     Results("scale", path).write(some())
     Results("scale", path).require()
-    with pytest.raises(SettingsError, match="is not a file of `rayfl bench start` that rayfl wrote"):
+    with pytest.raises(RayflError, match="is not a file of `rayfl bench start` that rayfl wrote"):
         Results("start", path).require()
     Results("start", path, overwrite=True).require()
-    with pytest.raises(SettingsError, match="there is no directory nowhere"):
+    with pytest.raises(RayflError, match="there is no directory nowhere"):
         Results("start", Path("nowhere/found.json")).require()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jobs.bench import compressors as bench
-from rayfl import choices
+from rayfl.choices import kinds
 from rayfl.compress.base import Compressor, message_bits
 from rayfl.compress.dense import Dense
 from rayfl.compress.mask import mask_packet
@@ -41,7 +41,7 @@ def printed(tmp_path_factory) -> tuple[dict[str, list[str]], str, Path]:
 def test_every_registered_compressor_has_a_row(printed):
     rows, _, _ = printed
     measured = bench.compressors()
-    assert {compressor.name for compressor in measured.values()} == set(choices.named(Compressor))
+    assert {compressor.name for compressor in measured.values()} == set(kinds.named(Compressor))
     assert set(measured) | {"(bit mask)", "a memory copy", "np.partition"} <= set(rows)
 
 
@@ -99,8 +99,8 @@ def test_a_compressor_without_settings_here_runs_by_default(monkeypatch):
     class Newcomer(Dense):
         name: ClassVar[str] = "newcomer"
 
-    known = {**choices.named(Compressor), "newcomer": Newcomer}
-    monkeypatch.setattr(choices, "named", lambda kind: known)
+    known = {**kinds.named(Compressor), "newcomer": Newcomer}
+    monkeypatch.setattr(kinds, "named", lambda kind: known)
     assert bench.compressors()["newcomer"] == Newcomer()
     assert "newcomer" not in bench.SETTINGS and bench.compressors()["topk 1 %"] == TopK(keep_ratio=0.01)
 

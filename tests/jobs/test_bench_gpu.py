@@ -19,8 +19,8 @@ from jobs.bench.gpu import Run, bench_gpu, run
 from jobs.bench.gpu_program import CODECS, GPU_WORKLOADS, MODELS, Task, Watched, experiment, watching
 from jobs.bench.peers.work import Work
 from jobs.bench.rounds import Measured
+from rayfl.errors import RayflError
 from rayfl.experiment.prepare import prepare
-from rayfl.settings import SettingsError
 
 FOUND: dict[str, dict[str, Any]] = {
     "bare": {"seconds": [0.4, 0.2, 0.3], "peak_bytes": 10**9, "busy": 0.5, "joules": 60.0},
@@ -195,7 +195,7 @@ def test_what_cannot_be_measured_is_refused_first(
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     played = Played()
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         bench_gpu(names, Results("gpu", tmp_path / "found.json"), **{"device": "cpu", "run": played, **given})
     assert str(caught.value).startswith(sentence)
     assert played.asked == [] and not (tmp_path / "found.json").exists()

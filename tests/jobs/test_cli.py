@@ -13,12 +13,12 @@ import pytest
 from actors.errors import ClusterError
 from jobs.single import run
 from jobs.standard_output import outliving_its_reader
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.sweep import read_sweep
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import check_retention
 from rayfl.run_directory.record import load_model, read_run
-from rayfl.settings import SettingsError
 from tests.contracts.seams.quadratic import Quadratic
 from tests.jobs.commands import rayfl, refused
 
@@ -144,7 +144,7 @@ def test_report_compares_runs_and_prints_numbers(file):
 
 def test_a_run_that_is_refused_late_leaves_no_directory(file, monkeypatch):
     def refuse(*arguments: object, **settings: object) -> None:
-        raise SettingsError("no actor of this cluster has a GPU")
+        raise RayflError("no actor of this cluster has a GPU")
 
     monkeypatch.setattr("jobs.single.play_run", refuse)
     refused(rayfl("run", file, "--inline"), "no actor of this cluster has a GPU")

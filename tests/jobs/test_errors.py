@@ -9,8 +9,8 @@ import pytest
 from actors.errors import ClusterError
 from jobs import errors
 from rayfl.data.sources.digits import Digits
+from rayfl.errors import RayflError
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError
 from tests.jobs.commands import rayfl
 
 
@@ -27,9 +27,8 @@ def raise_(error: Exception):
 
 
 def test_mistakes_and_failures_keep_their_words():
-    assert of(lambda: raise_(SettingsError("rounds=0 is too few"))) == ("rounds=0 is too few", 2)
-    assert of(lambda: raise_(ValueError("written for a user"))) == ("written for a user", 2)
-    assert of(lambda: raise_(ValueError("key 'a\nb\x1b'"))) == (r"key 'a\nb\x1b'", 2)
+    assert of(lambda: raise_(RayflError("rounds=0 is too few"))) == ("rounds=0 is too few", 2)
+    assert of(lambda: raise_(RayflError("key 'a\nb\x1b'"))) == (r"key 'a\nb\x1b'", 2)
     assert of(lambda: raise_(ClusterError("Ray is gone"))) == ("the run failed: Ray is gone", 1)
     assert of(lambda: Path("/proc/none/x").write_text("")) == (
         "/proc/none/x cannot be written: no such file or directory; name another place",

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.choices import find
+from rayfl.choices.kinds import find
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError
 from rayfl.testing.executors import play
 from tests.jobs.commands import rayfl
 
@@ -104,5 +104,5 @@ def test_without_differences_fednova_is_fedavg():
 
 
 def test_fednova_refuses_an_optimizer_that_it_does_not_know():
-    with pytest.raises(SettingsError, match=r"^optimizer='adam' has no a_i in closed form; use optimizer='sgd'$"):
+    with pytest.raises(RayflError, match=r"^optimizer='adam' has no a_i in closed form; use optimizer='sgd'$"):
         find(Method, FEDNOVA).Hyper(optimizer="adam")

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from jobs.single import resume, run
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.compress.sparse import TopK
 from rayfl.data.sources.arrays import Arrays
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.shared.elastic import Elastic
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run
 
 GENERATOR = np.random.default_rng(1)
@@ -73,7 +73,7 @@ def test_what_cannot_be_imported_runs_and_says_so(tmp_path: Path, caplog: pytest
     words = "was given from Python and cannot be imported: this run cannot be resumed"
     assert first == f"data of 40 arrays {words}" and second.endswith(f"Local {words}")
     assert read_run(tmp_path / "run").finished
-    with pytest.raises(SettingsError, match=r"data of 40 arrays was given from Python and cannot be imported, so only"):
+    with pytest.raises(RayflError, match=r"data of 40 arrays was given from Python and cannot be imported, so only"):
         resume(tmp_path / "run", ["rounds=3"])
 
 
@@ -82,7 +82,7 @@ def test_a_method_without_a_task_is_its_name_and_its_settings():
     assert experiment(method=Scaffold(option="I")).method.to_table()["option"] == "I"
     wrapped = experiment(method=Elastic(FedAvg(lr=0.1), tau=0.3)).method
     assert wrapped == experiment(method={"name": "fedavg", "lr": 0.1, "elastic": {"tau": 0.3}}).method
-    with pytest.raises(SettingsError, match=r"^unknown key 'rate'"):
+    with pytest.raises(RayflError, match=r"^unknown key 'rate'"):
         FedAvg(rate=0.1)
 
 

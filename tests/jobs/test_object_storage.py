@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rayfl as library
+from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.report.results import RunResults
 from rayfl.run_directory import checkpoint
@@ -20,7 +21,6 @@ from rayfl.run_directory.mirror import own_files, standing
 from rayfl.run_directory.object_storage import Storage, below
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.tables import Stream
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.jobs.commands import rayfl, refused
 from tests.run_directory.s3_server import KEYS, Server, serving
@@ -344,7 +344,7 @@ def test_from_python(folder: str, undisturbed: Path, tmp_path: Path, monkeypatch
     assert len(loaded(url).arrow.rounds) == ROUNDS
     assert_same(undisturbed, found.directory, tmp_path)
     for call in (library.load, library.resume):
-        with pytest.raises(SettingsError, match="is a URL"):
+        with pytest.raises(RayflError, match="is a URL"):
             call(Path(url))
 
 

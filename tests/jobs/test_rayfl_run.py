@@ -13,10 +13,10 @@ import torch
 import rayfl
 from jobs import console, single
 from jobs.from_python import SweepFailed
+from rayfl.errors import RayflError
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.record import load_model
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl as command
 
@@ -104,7 +104,7 @@ def test_a_loop_that_is_left_early_leaves_a_run_that_can_go_on(tmp_path: Path):
     found = stream.results
     assert not found.finished and 1 <= len(found.rounds) < 40
     assert (found.directory / "checkpoints" / f"{len(found.rounds):08}").is_dir()
-    with pytest.raises(SettingsError, match=r"^the rounds of a stream come once"):
+    with pytest.raises(RayflError, match=r"^the rounds of a stream come once"):
         next(iter(stream))
     assert "rayfl.resume" in stream.results._repr_html_()
 
@@ -120,7 +120,7 @@ def test_a_callback_that_raises_ends_the_run_and_it_is_resumed(played: Any, tmp_
     resumed = API.resume(tmp_path / "run", progress=False)
     assert resumed.finished
     assert_same_bits(played.directory, tmp_path / "run", tmp_path)
-    with pytest.raises(SettingsError, match=r"^a resumed run keeps its method.lr=0.1; start a new run"):
+    with pytest.raises(RayflError, match=r"^a resumed run keeps its method.lr=0.1; start a new run"):
         API.resume(tmp_path / "run", **{"method.lr": 0.2})
     assert len(API.resume(tmp_path / "run", "rounds=5", progress=False).rounds) == 5
 
@@ -158,7 +158,7 @@ def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
     written = load_model(results.directory, "personal")
     assert personal and all(torch.equal(tensor, written[f"{client}/{name}"]) for name, tensor in personal.items())
     with pytest.raises(
-        SettingsError, match=r"^client 9 has no model of its own in .*: those that have one are [\d, to]+$"
+        RayflError, match=r"^client 9 has no model of its own in .*: those that have one are [\d, to]+$"
     ):
         results.personal_model(9)
 
@@ -173,9 +173,9 @@ def test_a_model_of_a_class_without_a_name_is_built_where_the_class_is(tmp_path:
     assert isinstance(results.model(), Local)
     again = API.load(results.directory)
     assert type(again).__name__ == "RunResults"
-    with pytest.raises(SettingsError, match=r"Local was given from Python and cannot be imported"):
+    with pytest.raises(RayflError, match=r"Local was given from Python and cannot be imported"):
         again.model()
-    with pytest.raises(SettingsError, match=r"personal.safetensors does not exist"):
+    with pytest.raises(RayflError, match=r"personal.safetensors does not exist"):
         again.personal_model(0)
 
 
@@ -185,9 +185,9 @@ def test_a_plot_shows_the_values(played: Any):
     np.testing.assert_allclose(np.asarray(line.get_ydata()), played.frame["own/accuracy"])
     np.testing.assert_allclose(np.asarray(line.get_xdata()), played.frame["total_megabytes"])
     assert axes.get_ylabel() == "Own test data, after the exchange"
-    with pytest.raises(SettingsError, match=r"^no metric 'own/acuracy' was recorded: did you mean 'own/accuracy'\?$"):
+    with pytest.raises(RayflError, match=r"^no metric 'own/acuracy' was recorded: did you mean 'own/accuracy'\?$"):
         played.plot("own/acuracy")
-    with pytest.raises(SettingsError, match=r"^against='bytes' is not allowed; it must be one of round, total_"):
+    with pytest.raises(RayflError, match=r"^against='bytes' is not allowed; it must be one of round, total_"):
         played.plot("own/accuracy", against="bytes")
 
 
@@ -218,7 +218,7 @@ def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
 @pytest.mark.usefixtures("undrawn")
 def test_a_files_sweep_loses_the_keys_that_the_call_sets(tmp_path: Path):
     (tmp_path / "x.toml").write_text(FILE + "[sweep]\nseed = [1, 2]\nmethod.lr = [0.1, 0.2]\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"^this is a sweep, of several experiments: give it to rayfl.sweep$"):
+    with pytest.raises(RayflError, match=r"^this is a sweep, of several experiments: give it to rayfl.sweep$"):
         API.run(tmp_path / "x.toml")
     changes = {"directory": tmp_path / "sweep", "progress": False, "rounds": 1, "runtime": {"executor": "inline"}}
     found = API.sweep(tmp_path / "x.toml", "sweep.clients.count=[3, 4]", "seed=7", **changes, **{"method.lr": 0.3})
@@ -243,14 +243,10 @@ def test_a_sweep_of_what_has_no_name_is_run_once_and_in_this_process(tmp_path: P
         paper = "None"
 
     given = {**SETTINGS, "rounds": 1, "method": Local, "sweep": {"seed": [1]}, "directory": tmp_path / "sweep"}
-    with pytest.raises(
-        SettingsError, match=r"Local was given from Python .*: put it into a file or a module, or run one"
-    ):
+    with pytest.raises(RayflError, match=r"Local was given from Python .*: put it into a file or a module, or run one"):
         API.sweep(parallel=2, **given)
     assert not (tmp_path / "sweep").exists()
-    with pytest.raises(
-        SettingsError, match=r"nobody can tell whether the run in .*seed=1 is of the same: name another"
-    ):
+    with pytest.raises(RayflError, match=r"nobody can tell whether the run in .*seed=1 is of the same: name another"):
         for _ in range(2):
             API.sweep(progress=False, **given)
     assert API.load(tmp_path / "sweep" / "seed=1").finished
@@ -281,7 +277,7 @@ def test_a_mistake_is_an_exception_with_one_sentence(
 ):
     monkeypatch.chdir(tmp_path)
     base = {} if arguments or settings is None else SETTINGS
-    with pytest.raises(SettingsError) as raised:
+    with pytest.raises(RayflError) as raised:
         getattr(API, call)(*arguments, **{**base, **(settings or {})})
     assert str(raised.value).startswith((sentence or "").replace("{here}", str(tmp_path))) and "\n" not in str(
         raised.value
@@ -329,5 +325,5 @@ def test_a_run_without_a_directory_takes_the_next_one_where_another_was_faster(t
     # Who names a directory gets that one or none.
     shutil.rmtree("runs/small")
     shutil.rmtree("runs/small-2")
-    with pytest.raises(SettingsError, match="runs/small is not empty: name another directory"):
+    with pytest.raises(RayflError, match="runs/small is not empty: name another directory"):
         API.run(name="small", **{**SETTINGS, "rounds": 1}, progress=False, directory="runs/small")

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from jobs.cli import main
 from jobs.single import resumable, run
+from rayfl.errors import RayflError
 from rayfl.run_directory.record import locked, read_run
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run, experiment, logged
 
 
@@ -107,12 +107,12 @@ def test_a_toml_file_that_was_cut_anywhere_is_never_gone_on_with(finished: Path,
     whole = path.read_text()
     for size in range(0, len(whole), 7):
         path.write_text(whole[:size])
-        with pytest.raises(SettingsError, match=r"experiment.toml (cannot be read|lacks|was cut|is not valid)"):
+        with pytest.raises(RayflError, match=r"experiment.toml (cannot be read|lacks|was cut|is not valid)"):
             resumable(run, ["rounds=6"])
     # Lines that end whole, as of a file that lost its last tables.
     for size in (at for at, letter in enumerate(whole[:-1], start=1) if letter == "\n"):
         path.write_text(whole[:size])
-        with pytest.raises(SettingsError, match=r"experiment.toml lacks \S+, which experiment.json beside it has"):
+        with pytest.raises(RayflError, match=r"experiment.toml lacks \S+, which experiment.json beside it has"):
             resumable(run, ["rounds=6"])
     # What decides nothing may be edited, as ever.
     path.write_text(whole.replace("every = 10", "every = 3"))

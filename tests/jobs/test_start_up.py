@@ -13,10 +13,10 @@ from actors import session
 from jobs import run_page
 from jobs.console import Audience
 from jobs.run_page import RunPage
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.tracking import Tracking
-from rayfl.settings import SettingsError
 from tests.jobs.commands import rayfl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,12 +147,12 @@ def test_nothing_is_loaded_beside_rounds_in_this_process_or_for_no_page(
 
 def test_what_goes_wrong_with_a_page_is_raised_where_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(directory: Path) -> None:
-        raise SettingsError("the page of another run")
+        raise RayflError("the page of another run")
 
     monkeypatch.setattr(run_page, "draw", refuse)
     one = page(True, "inline", tmp_path)
     one.begin()
-    with pytest.raises(SettingsError, match="the page of another run"):
+    with pytest.raises(RayflError, match="the page of another run"):
         one.finish()
 
 

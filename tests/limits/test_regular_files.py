@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.errors import RayflError, reason
 from rayfl.limits.regular_files import expanded, read_bytes, read_text
-from rayfl.settings import SettingsError, reason
 
 
 def refusal(path: Path, most: int | None = None) -> str:
@@ -41,5 +41,5 @@ def test_a_link_to_nothing_a_large_file_and_a_null_character_are_named(tmp_path)
 def test_homes_are_put_in(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     assert expanded("~/data") == Path("/home/ada/data") and expanded("a/~") == Path("a/~")
-    with pytest.raises(SettingsError, match=r"^~nobody-there/x: nobody knows the home folder ~nobody-there; give"):
+    with pytest.raises(RayflError, match=r"^~nobody-there/x: nobody knows the home folder ~nobody-there; give"):
         expanded("~nobody-there/x")

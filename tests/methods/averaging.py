@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.choices import find
+from rayfl.choices.kinds import find
 from rayfl.methods.base import Method
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup

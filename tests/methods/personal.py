@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rayfl import tree
-from rayfl.choices import find
+from rayfl.choices.kinds import find
 from rayfl.methods.base import Method
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord

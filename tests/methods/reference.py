@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rayfl import tree
-from rayfl.choices import find
+from rayfl.choices.kinds import find
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import schedule

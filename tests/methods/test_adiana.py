@@ -11,12 +11,12 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.determinism import seeding
+from rayfl.errors import RayflError
 from rayfl.methods.adiana import ADIANA, ADIANAHyper, Parameters
 from rayfl.methods.base import Method
 from rayfl.methods.diana import DIANA
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
@@ -90,7 +90,7 @@ def test_each_number_can_be_given_instead():
 
 @pytest.mark.parametrize("hyper", [{"smoothness": 1.0, "strong_convexity": 2.0}, {"theta1": 0.6, "theta2": 0.5}])
 def test_numbers_that_contradict_each_other_are_refused(hyper: dict[str, Any]):
-    with pytest.raises(SettingsError, match=r"is above smoothness|at most 1"):
+    with pytest.raises(RayflError, match=r"is above smoothness|at most 1"):
         ADIANAHyper(**hyper)
 
 

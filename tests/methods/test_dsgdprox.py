@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from rayfl.testing.executors import play
 from rayfl.topology.graphs import Topology
 from tests.contracts.seams.closed_form import Points, points, start
@@ -43,7 +43,7 @@ def test_without_the_term_it_is_dpsgd():
 
 
 def test_a_term_that_cannot_act_is_refused():
-    with pytest.raises(SettingsError, match="steps=1 leaves the proximal term at 0; give at least 2, or epochs"):
+    with pytest.raises(RayflError, match="steps=1 leaves the proximal term at 0; give at least 2, or epochs"):
         made("dsgdprox", {"steps": 1})
-    with pytest.raises(SettingsError, match="order='lian' leaves the proximal term at 0"):
+    with pytest.raises(RayflError, match="order='lian' leaves the proximal term at 0"):
         made("dsgdprox", {"order": "lian", "steps": 2})

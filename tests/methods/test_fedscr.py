@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from rayfl.compress.structured import Structured
+from rayfl.errors import RayflError
 from rayfl.methods.fedscr import FedSCR, FedSCRHyper, divergence, significance
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from tests.contracts.seams import closed_form
@@ -247,7 +247,7 @@ def test_statistics_by_hand():
     ],
 )
 def test_what_does_not_go_together_is_refused(hyper: dict[str, Any], message: str):
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(RayflError, match=message):
         FedSCRHyper(**hyper)
 
 

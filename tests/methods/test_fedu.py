@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.compress.sparse import TopK
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from rayfl.testing.executors import play
 from rayfl.topology.graphs import (
     FixedGraph,
@@ -174,9 +174,9 @@ def test_graphs_that_do_not_fit_are_refused(name: str, tmp_path: Any):
 
 
 def test_fedu_needs_a_graph_and_other_server_methods_refuse_one():
-    with pytest.raises(SettingsError, match=r"FedU has a graph over its clients; add a \[topology\] table"):
+    with pytest.raises(RayflError, match=r"FedU has a graph over its clients; add a \[topology\] table"):
         made("fedu", {})
-    with pytest.raises(SettingsError, match=r"FedAvg has a server; remove the \[topology\] table"):
+    with pytest.raises(RayflError, match=r"FedAvg has a server; remove the \[topology\] table"):
         made("fedavg", {}, topology=Ring())
     with pytest.raises(ValueError, match="elastic rescales the delta"):
         from rayfl.experiment.prepare import prepare

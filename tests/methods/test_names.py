@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rayfl.methods
-from rayfl.choices import find, is_in_module, named, scanned
+from rayfl.choices.kinds import find, is_in_module, named, scanned
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from rayfl import tree
-from rayfl.choices import find
+from rayfl.choices.kinds import find
+from rayfl.errors import RayflError
 from rayfl.methods.base import Method
 from rayfl.methods.signsgd import SignSGD
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
@@ -110,5 +110,5 @@ def test_a_round_without_votes_moves_nothing_and_costs_nobody_a_model():
 
 def test_votes_have_no_weights():
     given: dict[str, Any] = {"weighting": "samples"}
-    with pytest.raises(SettingsError, match="weighting='samples' is not allowed"):
+    with pytest.raises(RayflError, match="weighting='samples' is not allowed"):
         find(Method, "signsgd").Hyper(**given)

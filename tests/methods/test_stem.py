@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rayfl import tree
+from rayfl.errors import RayflError
 from rayfl.methods.stem import STEM, STEMHyper
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.settings import SettingsError
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
@@ -134,7 +134,7 @@ def test_a_cosine_takes_the_rounds_that_step():
 def test_two_schedules_are_refused():
     given: tuple[dict[str, Any], ...] = ({"lr_decay": 0.9}, {"lr_schedule": "cosine"}, {"lr_schedule": "constant"})
     for other in given:
-        with pytest.raises(SettingsError, match=r"schedule_offset=2\.0 is a schedule of its own"):
+        with pytest.raises(RayflError, match=r"schedule_offset=2\.0 is a schedule of its own"):
             STEM.Hyper(schedule_offset=2.0, **other)
 
 

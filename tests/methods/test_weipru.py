@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayfl import tree
-from rayfl.choices import find
+from rayfl.choices.kinds import find
 from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import schedule
 from rayfl.determinism import seeding

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.choices import resolve
+from rayfl.choices.kinds import resolve
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.models import Architecture
-from rayfl.settings import SettingsError
 
 MODELS = """
 from math import prod
@@ -77,7 +77,7 @@ def test_what_is_made_is_what_the_class_makes(file: str, name: str, options: dic
     ],
 )
 def test_options_are_those_of_its_signature(file: str, table: dict, sentence: str):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         resolve(Architecture, {**table, "name": f"{file}:{table['name']}"})
     assert str(caught.value) == sentence
 
@@ -100,7 +100,7 @@ def test_a_misspelt_option_is_named_with_its_table(file: str, tmp_path: Path):
         'rounds = 1\ndata = "digits"\npartition = "iid"\nclients = {count = 2}\nmethod = "fedavg"\n'
         'model = {name = "my_models.py:Net", hiden = 3}\n'
     )
-    with pytest.raises(SettingsError, match=r"^unknown key 'model.hiden': did you mean 'hidden'\?$"):
+    with pytest.raises(RayflError, match=r"^unknown key 'model.hiden': did you mean 'hidden'\?$"):
         read(tmp_path / "one.toml")
 
 
@@ -192,7 +192,7 @@ class Words(nn.Module):
 )  # fmt: skip
 def test_what_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: Path, name: str, words: str):
     (tmp_path / "forwards.py").write_text(FORWARDS)
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         prepare(experiment(f"{tmp_path}/forwards.py:{name}"))
     sentence = str(caught.value)
     assert sentence.startswith(f"model {name!r} gets inputs [2, 1, 8, 8], 2 samples of dataset 'digits', and {words}")
@@ -216,6 +216,6 @@ def test_a_text_model_is_tried_on_tokens(tmp_path: Path):
     model = {"name": f"{tmp_path}/forwards.py:Words"}
     assert prepare(Experiment(**tables, model=model)).dataset.kind == "text"
     with pytest.raises(
-        SettingsError, match=r"^model 'Words' gets inputs \[2, 6\], .* returns \[2, 6, 4\]; it must .*\[2, 4\]"
+        RayflError, match=r"^model 'Words' gets inputs \[2, 6\], .* returns \[2, 6, 4\]; it must .*\[2, 4\]"
     ):
         prepare(Experiment(**tables, model={**model, "pooled": False}))

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import read
 from rayfl.experiment.prepare import prepare
 from rayfl.models import given_weights
 from rayfl.run_directory.record import load_model
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl, refused
 
@@ -107,7 +107,7 @@ def test_weights_that_do_not_fit_are_refused(
 ) -> None:
     file = tmp_path / "w.safetensors"
     save_file(change(weights), file)
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         given_weights.read(file, weights, "mlp")
     assert str(file) in str(error.value) and words in str(error.value)
 
@@ -116,12 +116,12 @@ def test_weights_that_do_not_fit_are_refused(
 def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "w.safetensors"
     file.write_bytes(content)
-    with pytest.raises(SettingsError, match="is no safetensors file of weights"):
+    with pytest.raises(RayflError, match="is no safetensors file of weights"):
         given_weights.read(file, {}, "mlp")
 
 
 def test_a_method_with_weights_of_its_own_refuses_others(home: Path) -> None:
     settings = ["method={name = 'mcepl', weight_init = 'uniform'}", "topology=ring"]
-    with pytest.raises(SettingsError, match=r"^method 'mcepl' draws weights of its own here; remove model.start$"):
+    with pytest.raises(RayflError, match=r"^method 'mcepl' draws weights of its own here; remove model.start$"):
         prepare(read(home / "started.toml", settings))
     prepare(read(home / "started.toml", ["method=mcepl", "topology=ring"]))

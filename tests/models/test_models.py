@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.choices import make, named
+from rayfl.choices.kinds import make, named
+from rayfl.errors import RayflError
 from rayfl.models import (
     EMNISTCNN,
     MLP,
@@ -21,7 +22,6 @@ from rayfl.models import (
     ResNet18,
     ResNet20,
 )
-from rayfl.settings import SettingsError
 from rayfl.task import Classification
 from tests.models.examples import EXAMPLES, IMAGE
 
@@ -175,11 +175,11 @@ def test_convnet2_needs_images_that_survive_its_pooling(shape: tuple[int, ...]):
     ],
 )
 def test_options_out_of_range(name: str, options: dict[str, Any]):
-    with pytest.raises(SettingsError, match=f"{next(iter(options))}"):
+    with pytest.raises(RayflError, match=f"{next(iter(options))}"):
         make(Architecture, {"name": name, **options})
 
 
 def test_groups_that_do_not_divide_the_channels_get_a_sentence():
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         make(Architecture, {"name": "resnet20", "groups": 32})
     assert str(error.value) == "groups=32 does not divide 16 channels; choose a divisor of 16"

@@ -9,6 +9,7 @@ import torch
 
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.imdb import IMDB
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import check_inputs, prepare
 from rayfl.models import CharLSTM, MeanEmbedding
@@ -16,7 +17,6 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
 from rayfl.task import Classification
 from tests.data.files import role, write_leaf
 
@@ -113,12 +113,12 @@ def test_a_vocabulary_that_is_too_small_is_refused():
     checked(MeanEmbedding(vocabulary=8), texts(largest=7))
     checked(MeanEmbedding(vocabulary=20), texts(largest=7, vocabulary=20))
     for dataset, kinds in ((texts(largest=8), 9), (texts(largest=3, vocabulary=9), 9)):
-        with pytest.raises(SettingsError) as error:
+        with pytest.raises(RayflError) as error:
             checked(MeanEmbedding(vocabulary=8), dataset)
         assert str(error.value) == (
             f"model 'mean-embedding' embeds 8 tokens, and dataset 'texts' has {kinds}; set model.vocabulary={kinds}"
         )
-    with pytest.raises(SettingsError, match=r"model 'char-lstm' embeds 2 tokens, .* set model\.vocabulary=5"):
+    with pytest.raises(RayflError, match=r"model 'char-lstm' embeds 2 tokens, .* set model\.vocabulary=5"):
         checked(CharLSTM(), texts(largest=4))
     checked(CharLSTM(vocabulary=5), texts(largest=4))
 
@@ -143,7 +143,7 @@ def test_models_that_do_not_fit_images(model: str, sentence: str):
 
 def test_text_models_do_not_take_vectors():
     data = {"name": "synthetic", "dim": 8}
-    with pytest.raises(SettingsError, match="model 'char-lstm' takes tokens, and dataset 'synthetic' is not text"):
+    with pytest.raises(RayflError, match="model 'char-lstm' takes tokens, and dataset 'synthetic' is not text"):
         prepare(experiment(data=data, model="char-lstm", method="fedavg"))
     with pytest.raises(ValueError, match="engine='vmap' cannot run a model with dropout or recurrent layers"):
         prepare(experiment(data=IMAGES, model="emnist-cnn", method="fedavg", runtime={"engine": "vmap"}))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.data.batches import Batch
 from rayfl.models import EMNISTCNN, Architecture
 from rayfl.rounds.engines import run_loop, run_vmap

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayfl.errors import RayflError
 from rayfl.methods.dpsgd import DPSGD
 from rayfl.population.availability import Diurnal, Trace, available, read_trace
 from rayfl.population.sampling import DROPOUTS, Clients, Population
-from rayfl.settings import SettingsError
 from rayfl.testing.executors import Shuffled, play
 from rayfl.topology.graphs import Ring
 from tests.contracts.seams.quadratic import Quadratic
@@ -166,7 +166,7 @@ def test_a_trace_says_the_same_as_its_lines(tmp_path_factory: Any, lines: list[t
     ],
 )
 def test_a_wrong_trace_is_refused(tmp_path: Path, lines: list[str], reason: str):
-    with pytest.raises(SettingsError, match=reason):
+    with pytest.raises(RayflError, match=reason):
         read_trace(trace(tmp_path, *lines), 3)
 
 
@@ -180,7 +180,7 @@ def test_what_is_no_trace_is_refused_before_anything_starts(tmp_path: Path):
         (other, "does not begin with the header client,first_round,last_round"),
         (binary, "is no CSV file; write one with the header"),
     ):
-        with pytest.raises(SettingsError, match=reason):
+        with pytest.raises(RayflError, match=reason):
             setup_of("fedavg", {}, clients={"availability": {"trace": str(path)}})
 
 
@@ -191,7 +191,7 @@ def test_a_line_may_end_after_all_rounds(tmp_path: Path):
 
 
 def test_a_path_that_no_file_can_have_is_refused():
-    with pytest.raises(SettingsError, match=r"^trace has a null character; leave it out$"):
+    with pytest.raises(RayflError, match=r"^trace has a null character; leave it out$"):
         Trace(trace="a\0b")
 
 
@@ -218,7 +218,7 @@ def test_a_path_that_no_file_can_have_is_refused():
     ],
 )
 def test_mistakes_get_one_sentence(table: dict[str, Any], sentence: str):
-    with pytest.raises(SettingsError, match=f"^{sentence}") as caught:
+    with pytest.raises(RayflError, match=f"^{sentence}") as caught:
         Clients(count=9, **table)
     assert "\n" not in str(caught.value)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.errors import RayflError
 from rayfl.report import wording
 from rayfl.report.bundle import javascript
 from rayfl.report.charts import AXES
@@ -15,7 +16,6 @@ from rayfl.report.page import report
 from rayfl.report.summary import summary
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
-from rayfl.settings import SettingsError
 
 
 class Page(HTMLParser):
@@ -355,8 +355,8 @@ def test_a_page_can_be_made_of_little(tmp_path, values):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(SettingsError, match="a report needs at least one run directory: name one"):
+    with pytest.raises(RayflError, match="a report needs at least one run directory: name one"):
         report([], tmp_path / "report.html")
-    with pytest.raises(SettingsError, match="is no run directory"):
+    with pytest.raises(RayflError, match="is no run directory"):
         report([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

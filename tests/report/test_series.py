@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.methods.base import Method
 from rayfl.report.series import PERSONAL, Reached, cost, curve, groups, metric_names, reached, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
+from rayfl.errors import RayflError
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.page import report
 from rayfl.report.series import Group, groups
 from rayfl.report.tuning import choose, tuning
-from rayfl.settings import SettingsError
 from tests.hand_written import ACCURACY, run_of
 
 OVER_LR = ["method.lr"]
@@ -108,7 +108,7 @@ def test_a_setting_that_no_run_has_is_refused(tmp_path):
     experiments = [{"seed": 1, "method": {"name": "fedavg", "lr": 0.1}}]
     require_settings(experiments, ["method.lr", "method"])
     for name, words in (("method.lrr", "did you mean 'method.lr'?"), ("seed", "known are: method.lr, method.name")):
-        with pytest.raises(SettingsError) as caught:
+        with pytest.raises(RayflError) as caught:
             require_settings(experiments, [name])
         assert str(caught.value) == f"the best over {name!r} is asked for, which no run sets: {words}"
 

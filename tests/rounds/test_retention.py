@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.choices import find, named
+from rayfl.choices.kinds import find, named
 from rayfl.compress.base import Compressor
 from rayfl.compress.compose import Compose
 from rayfl.compress.dense import Dense
@@ -14,11 +14,11 @@ from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, kept_entries
 from rayfl.compress.structured import Structured
 from rayfl.compress.ternary import Ternary
+from rayfl.errors import RayflError
 from rayfl.methods.base import Method
 from rayfl.methods.fedscr import FedSCR
 from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from rayfl.topology.graphs import Ring
@@ -118,11 +118,11 @@ def test_fedstc_and_fedscr_take_a_clients_own_share():
 
 def test_what_uses_no_share_is_refused():
     sentence = r"clients\.retention_ratio is used by neither FedAvg nor the uplink 'dense'; remove it, or take"
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(RayflError, match=sentence):
         made("fedavg")
-    with pytest.raises(SettingsError, match=r"neither FedSCR nor the uplink 'dense'"):
+    with pytest.raises(RayflError, match=r"neither FedSCR nor the uplink 'dense'"):
         made("fedscr", threshold=0.3)
-    with pytest.raises(SettingsError, match=r"gives every client an uplink of its own, and DIANA needs one for all"):
+    with pytest.raises(RayflError, match=r"gives every client an uplink of its own, and DIANA needs one for all"):
         made("diana", TopK(keep_ratio=0.5), alpha=0.5)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rayfl.errors import RayflError
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
@@ -18,7 +19,6 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.play_run import Stopped, play_run
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_bits, assert_same_run, experiment, logged, played, write_experiment
 
 
@@ -140,10 +140,10 @@ def test_another_format_says_so(setup: Setup, tmp_path: Path):
     about = json.loads(path.read_text())
     del about["sha256"]
     path.write_text(json.dumps({**about, "format": 3, "rayfl": "0.3"}))
-    with pytest.raises(SettingsError, match=r"has format 3, written by rayfl 0.3; .* reads format 4"):
+    with pytest.raises(RayflError, match=r"has format 3, written by rayfl 0.3; .* reads format 4"):
         checkpoint.load(tmp_path, executor)
     signed(path, {**about, "format": 99, "rayfl": "7.0"})
-    with pytest.raises(SettingsError, match=r"has format 99, written by rayfl 7.0; .* reads format 4"):
+    with pytest.raises(RayflError, match=r"has format 99, written by rayfl 7.0; .* reads format 4"):
         checkpoint.load(tmp_path, executor)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from rayfl.errors import RayflError
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState, first_run_state
@@ -22,7 +23,6 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.play_run import play_run
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_bits, experiment
 
 NEWEST = "00000003"
@@ -78,7 +78,7 @@ def went_on(saved: Saved, place: Path) -> int | None:
     """The round from which the run goes on, with the bits that it had then; None: it is refused in a sentence."""
     try:
         found = saved.load(place.parents[1])
-    except SettingsError as error:
+    except RayflError as error:
         assert str(place.parent) in str(error) and "\n" not in str(error)
         return None
     assert found is not None, "the checkpoint before is whole"
@@ -163,7 +163,7 @@ def test_files_that_were_exchanged_are_not_used(saved: Saved, place: Path):
 def test_a_whole_checkpoint_of_another_run_is_refused(saved: Saved, place: Path):
     shutil.rmtree(place)
     shutil.copytree(saved.directory.parent / "other" / "checkpoints" / NEWEST, place)
-    with pytest.raises(SettingsError, match=r"00000003 is of a run with other settings, seed or files: put the one of"):
+    with pytest.raises(RayflError, match=r"00000003 is of a run with other settings, seed or files: put the one of"):
         saved.load(place.parents[1])
 
 

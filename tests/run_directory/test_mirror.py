@@ -12,6 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from jobs.single import run
+from rayfl.errors import RayflError
 from rayfl.experiment.prepare import prepare
 from rayfl.report.overview import overviews
 from rayfl.rounds.executor import InlineExecutor
@@ -21,7 +22,6 @@ from rayfl.run_directory.mirror import Copies, Standing, bring, copies_for_listi
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.play_run import play_run, recalled
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run, experiment, logged
 
 URL = "elsewhere://bucket/run"
@@ -192,9 +192,9 @@ def test_another_run_is_not_replaced(unfinished: Path, finished: Path, there: St
     behind = shutil.copytree(unfinished, tmp_path / "behind")
 
     def other(here: Path, fetched: Path) -> None:
-        raise SettingsError("another run")
+        raise RayflError("another run")
 
-    with pytest.raises(SettingsError, match="another run"):
+    with pytest.raises(RayflError, match="another run"):
         bring(there, behind, other)
     assert not read_run(behind).finished and not list(tmp_path.glob("*.fetched"))
 

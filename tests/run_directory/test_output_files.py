@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.errors import RayflError
 from rayfl.run_directory.output_files import COMPRESSORS_PLOT, PARTITION_PICTURE, REPORT, OutputKind, write_output
-from rayfl.settings import SettingsError
 
 MARKED = {kind.name: kind.marks[0] for kind in (REPORT, PARTITION_PICTURE, COMPRESSORS_PLOT)}
 
 
 def refused(path: Path, kind: OutputKind, overwrite: bool, words: str) -> None:
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(RayflError, match=words):
         write_output(path, b"new", kind, overwrite)
     assert (path.read_bytes() if path.is_file() else None) == before
     assert not list(path.parent.glob(".rayfl-*"))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayfl.errors import RayflError
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory import record
 from rayfl.run_directory.atomic_files import lock, write_text
@@ -25,7 +26,6 @@ from rayfl.run_directory.record import (
 )
 from rayfl.run_directory.run_entries import require_no_links
 from rayfl.run_directory.tables import SCHEMAS, write_table
-from rayfl.settings import SettingsError
 
 
 def described(path: Path) -> Path:
@@ -183,7 +183,7 @@ def test_resuming_from_the_start_and_refusing_a_gap(tmp_path):
     recorder = Recorder(directory)
     record_round(recorder, 0)
     recorder.stop()
-    with pytest.raises(SettingsError, match=r"run end at round 0, so it cannot resume after 3$"):
+    with pytest.raises(RayflError, match=r"run end at round 0, so it cannot resume after 3$"):
         Recorder.resume(directory, after_round=3)
     with Recorder.resume(directory, after_round=-1) as recorder:
         assert [len(table) for table in tables(directory).values()] == [0, 0, 0]
@@ -231,14 +231,14 @@ def test_records_of_an_earlier_run_are_not_appended_to(tmp_path):
     directory = described(tmp_path / "run")
     with Recorder(directory) as recorder:
         record_round(recorder, 0)
-    with pytest.raises(SettingsError, match="records holds the records of an earlier run: resume that run or name"):
+    with pytest.raises(RayflError, match="records holds the records of an earlier run: resume that run or name"):
         Recorder(directory)
 
 
 def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     directory = described(tmp_path / "run")
     save_model(directory, "global", [{"w": torch.ones(1)}])
-    with pytest.raises(SettingsError, match=r"is not empty: .*--overwrite"):
+    with pytest.raises(RayflError, match=r"is not empty: .*--overwrite"):
         create_run_directory(directory)
     assert (directory / "models" / "global.safetensors").exists()
     # Left by a kill while the report was written.
@@ -248,13 +248,13 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     assert create_run_directory(directory) == directory
 
     (directory / "thesis.tex").write_text("years of work")
-    with pytest.raises(SettingsError, match="holds something other than a run, which --overwrite does not delete"):
+    with pytest.raises(RayflError, match="holds something other than a run, which --overwrite does not delete"):
         create_run_directory(directory, overwrite=True)
     (directory / "experiment.json").write_text("{}")
-    with pytest.raises(SettingsError, match=r"run/thesis.tex was written by no run: move it away"):
+    with pytest.raises(RayflError, match=r"run/thesis.tex was written by no run: move it away"):
         create_run_directory(directory, overwrite=True)
     assert (directory / "thesis.tex").read_text() == "years of work"
-    with pytest.raises(SettingsError, match=r"thesis.tex is a file: name a directory"):
+    with pytest.raises(RayflError, match=r"thesis.tex is a file: name a directory"):
         create_run_directory(directory / "thesis.tex")
 
 
@@ -283,7 +283,7 @@ def test_a_file_that_no_run_wrote_keeps_a_run_from_being_overwritten(tmp_path, n
     else:
         path.write_text("mine")
     before = sorted(directory.rglob("*"))
-    with pytest.raises(SettingsError, match=f"{path} was written by no run: move it away") as raised:
+    with pytest.raises(RayflError, match=f"{path} was written by no run: move it away") as raised:
         create_run_directory(directory, overwrite=True)
     assert "\n" not in str(raised.value) and sorted(directory.rglob("*")) == before
 
@@ -295,9 +295,9 @@ def test_a_link_in_a_run_directory_is_not_followed(tmp_path, name):
     (elsewhere / "global.safetensors").write_text("mine")
     (directory / "records").mkdir()
     (directory / name).symlink_to(elsewhere)
-    with pytest.raises(SettingsError, match=f"{directory / name} is a link, which no run made"):
+    with pytest.raises(RayflError, match=f"{directory / name} is a link, which no run made"):
         create_run_directory(directory, overwrite=True)
-    with pytest.raises(SettingsError, match=f"{directory / name} is a link, and a run writes only into its own"):
+    with pytest.raises(RayflError, match=f"{directory / name} is a link, and a run writes only into its own"):
         require_no_links(directory)
     assert [path.name for path in elsewhere.iterdir()] == ["global.safetensors"]
     assert (directory / "experiment.json").is_file()
@@ -318,20 +318,20 @@ def test_a_lock_or_a_partial_file_that_is_a_link_leads_nowhere(tmp_path):
 def test_nothing_is_left_of_a_run_that_is_refused(tmp_path, there):
     for name in there:
         (tmp_path / name).mkdir()
-    with pytest.raises(SettingsError, match="refused"), new_run_directory(tmp_path / "runs" / "one") as directory:
+    with pytest.raises(RayflError, match="refused"), new_run_directory(tmp_path / "runs" / "one") as directory:
         describe_run(directory, {}, {}, "")
         with Recorder(directory):
-            raise SettingsError("refused")
+            raise RayflError("refused")
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
     # Neither of one whose directory cannot be made.
     with pytest.raises(OSError, match="name too long"), new_run_directory(tmp_path / "runs" / "two" / ("x" * 300)):
         pass
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
-    with pytest.raises(SettingsError, match="late"), new_run_directory(tmp_path / "runs" / "one") as directory:
+    with pytest.raises(RayflError, match="late"), new_run_directory(tmp_path / "runs" / "one") as directory:
         describe_run(directory, {}, {}, "")
         with Recorder(directory) as recorder:
             record_round(recorder, 0)
-            raise SettingsError("late")
+            raise RayflError("late")
     assert len(read_run(tmp_path / "runs" / "one").rounds) == 1
 
 
@@ -343,7 +343,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
     (directory / "records").mkdir()
     (directory / name).unlink(missing_ok=True)
     os.mkfifo(directory / name)
-    with pytest.raises(SettingsError, match=r"is no run directory|it is a pipe, and only regular files are opened"):
+    with pytest.raises(RayflError, match=r"is no run directory|it is a pipe, and only regular files are opened"):
         read_run(directory)
 
 
@@ -360,14 +360,14 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
 def test_json_of_a_stranger_ends_in_a_sentence(tmp_path, text, words):
     directory = described(tmp_path / "run")
     (directory / "experiment.json").write_text(text)
-    with pytest.raises(SettingsError, match=rf"experiment.json cannot be read \({words}\): restore it"):
+    with pytest.raises(RayflError, match=rf"experiment.json cannot be read \({words}\): restore it"):
         read_run(directory)
 
 
 def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
     directory = described(tmp_path / "run")
     with Recorder(directory) as recorder:
-        with pytest.raises(SettingsError, match="is being written by a run that goes on; wait for it or end it"):
+        with pytest.raises(RayflError, match="is being written by a run that goes on; wait for it or end it"):
             create_run_directory(directory, overwrite=True)
         recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
     assert read_run(directory).finished and len(read_run(directory).rounds) == 1
@@ -381,7 +381,7 @@ def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypa
 
     def late(path, table):
         if path.name.startswith(name):
-            with pytest.raises(SettingsError, match="is being written by a run that goes on"):
+            with pytest.raises(RayflError, match="is being written by a run that goes on"):
                 Recorder.resume(directory, 0)
             refused.append(path)
         write_table(path, table)
@@ -393,11 +393,11 @@ def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypa
 
 
 def test_a_directory_that_is_no_run_or_cannot_be_read_gets_a_sentence(tmp_path):
-    with pytest.raises(SettingsError, match=r"is no run directory \(it has no experiment.json\)"):
+    with pytest.raises(RayflError, match=r"is no run directory \(it has no experiment.json\)"):
         read_run(tmp_path)
     directory = described(tmp_path / "run")
     (directory / "platform.json").write_text("{torn")
-    with pytest.raises(SettingsError, match=r"platform.json cannot be read .* run the experiment again$"):
+    with pytest.raises(RayflError, match=r"platform.json cannot be read .* run the experiment again$"):
         read_run(directory)
 
 
@@ -411,7 +411,7 @@ def test_models_come_back_bit_for_bit_even_when_they_share_memory(tmp_path):
     assert torch.equal(loaded["a"], shared)
     assert torch.equal(loaded["b"], shared.T)
     assert loaded["c"].view(torch.int16).tolist() == tree["c"].detach().view(torch.int16).tolist()
-    with pytest.raises(SettingsError, match=r"client-8.safetensors does not exist"):
+    with pytest.raises(RayflError, match=r"client-8.safetensors does not exist"):
         load_model(directory, "client-8")
 
 
@@ -438,6 +438,6 @@ def test_two_runs_do_not_write_into_one_directory(tmp_path: Path):
     with Recorder(tmp_path):
         (tmp_path / "experiment.json").write_text("{}")
         (tmp_path / "platform.json").write_text("{}")
-        with pytest.raises(SettingsError, match="is being written by a run that goes on"):
+        with pytest.raises(RayflError, match="is being written by a run that goes on"):
             Recorder.resume(tmp_path, -1)
     Recorder.resume(tmp_path, -1).stop()

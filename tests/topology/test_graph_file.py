@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.choices import make
+from rayfl.choices.kinds import make
 from rayfl.topology.graph_file import read_adjacency
 from rayfl.topology.graphs import FixedGraph, Topology
 

@@ -9,6 +9,7 @@ from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition, PartitionScheme, Shards
 from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, even_sizes, proportional_sizes
 from rayfl.data.partitions.matching_test_split import matching_test_split
+from rayfl.errors import RayflError
 
 MAX_ATTEMPTS = 200
 Concentration = Annotated[
@@ -53,7 +54,7 @@ class SharedGroups(DirichletClient):
 
     def _priors(self, num_clients: int, num_classes: int, generator: np.random.Generator) -> np.ndarray:
         if self.num_groups > num_clients:
-            raise ValueError(
+            raise RayflError(
                 f"partition {self.name!r} has num_groups={self.num_groups} for clients.count={num_clients}: "
                 f"give at most as many groups as clients"
             )
@@ -109,7 +110,7 @@ class DirichletClass(PartitionScheme):
                     train = _share_out(labels, edges, num_clients, generator)
                     test = _share_out(test_labels, edges, num_clients, generator)
                     return self.finish(train, test, "lower clients.count")
-        raise ValueError(
+        raise RayflError(
             f"partition {self.name!r} with alpha={self.alpha} gave some of {num_clients} clients fewer than "
             f"min_samples={self.min_samples} of the {len(labels)} train samples in every draw: raise alpha, or lower "
             f"clients.count or min_samples"

@@ -9,6 +9,7 @@ from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition, PartitionScheme, Shards
 from rayfl.data.partitions.assign_by_prior import assign_by_prior, even_sizes
 from rayfl.data.partitions.matching_test_split import matching_test_split
+from rayfl.errors import RayflError
 
 
 class Pathological(PartitionScheme):
@@ -74,7 +75,7 @@ def _draw_classes(
 ) -> np.ndarray:
     """`how_many` distinct classes for each client, uniformly; bool [num_clients, num_classes]."""
     if how_many > dataset.num_classes:
-        raise ValueError(
+        raise RayflError(
             f"partition {scheme!r} asks for {how_many} classes a client, but dataset {dataset.name!r} has "
             f"{dataset.num_classes}: give at most that many"
         )

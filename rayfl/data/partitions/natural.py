@@ -7,6 +7,7 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition, PartitionScheme, Shards
+from rayfl.errors import RayflError
 
 
 class Natural(PartitionScheme):
@@ -24,7 +25,7 @@ class Natural(PartitionScheme):
         self.check_num_clients(num_clients, dataset)
         train_groups, test_groups = dataset.train.groups, dataset.test.groups
         if train_groups is None or test_groups is None:
-            raise ValueError(
+            raise RayflError(
                 f"partition {self.name!r} needs samples that know their client, and those of dataset "
                 f"{dataset.name!r} do not: say who owns each (an array owners in the file, data.owners of a table), or "
                 "use 'iid' or 'dirichlet-client'"
@@ -34,7 +35,7 @@ class Natural(PartitionScheme):
         num_test -= np.searchsorted(sorted_test, groups, side="left")
         groups = groups[num_train + num_test >= self.min_samples]
         if num_clients > len(groups):
-            raise ValueError(
+            raise RayflError(
                 f"clients.count={num_clients}, but dataset {dataset.name!r} has {len(groups)} owners with at least "
                 f"min_samples={self.min_samples} samples: give at most that many clients"
             )

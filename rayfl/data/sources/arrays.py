@@ -8,12 +8,13 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from pydantic import Field
 
-from rayfl import plugins
+from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.conversion import Kind, Rows, dataset
+from rayfl.errors import RayflError, reason
 from rayfl.limits.npy import npz_names, read_npy, read_npz
 from rayfl.limits.regular_files import absent, expanded
-from rayfl.settings import SettingsError, listed, reason
+from rayfl.settings import listed
 
 Found = TypeVar("Found")
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
@@ -36,14 +37,14 @@ class ArrayFiles(Source):
     )
 
     def load(self) -> Dataset:
-        """The dataset. SettingsError where the files do not hold what they should."""
+        """The dataset. RayflError where the files do not hold what they should."""
         path = expanded(self.path)
         arrays = _read(path)
         if "inputs" not in arrays or "labels" not in arrays:
             found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
             if others := [name for name in found if name not in NAMES]:
                 missing, has = "inputs" if "inputs" not in arrays else "labels", listed([*arrays, *others], "and")
-                raise SettingsError(
+                raise RayflError(
                     f"{self.path} has no {missing}; it has {has}, and the names that count "
                     f"are {listed(list(NAMES), 'and')}"
                 )
@@ -71,7 +72,7 @@ class Arrays(Source):
         try:
             arrays = {key: np.asarray(given[key]) for key in NAMES if given.get(key) is not None}
         except (ValueError, TypeError):
-            raise SettingsError("the array data have rows of several shapes; give all one shape") from None
+            raise RayflError("the array data have rows of several shapes; give all one shape") from None
         super().__init__(**{**given, **arrays})
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -86,7 +87,7 @@ class Arrays(Source):
         return {"name": name, "digest": digest.hexdigest()[:12], "kind": self.kind, "test_share": self.test_share}
 
     def load(self) -> Dataset:
-        """The dataset. SettingsError where the arrays are not what they should be."""
+        """The dataset. RayflError where the arrays are not what they should be."""
         return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind)
 
 
@@ -95,32 +96,30 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         files = {name: path / f"{name}.npy" for name in NAMES}
         return {name: _loaded(file, read_npy) for name, file in files.items() if file.exists()}
     if not path.exists():
-        raise SettingsError(absent(path, _GIVE))
+        raise RayflError(absent(path, _GIVE))
     if path.suffix != ".npz":
-        raise SettingsError(f"{path} is neither a folder nor an .npz file; {_GIVE}")
+        raise RayflError(f"{path} is neither a folder nor an .npz file; {_GIVE}")
     return _loaded(path, lambda archive: read_npz(archive, NAMES))
 
 
 def _loaded(path: Path, read: Callable[[Path], Found]) -> Found:
-    """What `read` finds in a file. SettingsError where it cannot be read."""
+    """What `read` finds in a file. RayflError where it cannot be read."""
     try:
         return read(path)
     except FileNotFoundError:
-        raise SettingsError(absent(path, _GIVE)) from None
-    except SettingsError:
+        raise RayflError(absent(path, _GIVE)) from None
+    except RayflError:
         raise
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
-        raise SettingsError(f"{path} cannot be read ({why}); write numbers or texts with numpy.save") from None
+        raise RayflError(f"{path} cannot be read ({why}); write numbers or texts with numpy.save") from None
 
 
 def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind) -> Dataset:
     for key in ("inputs", "labels"):
         if key not in arrays or (("test_inputs" in arrays) != ("test_labels" in arrays)):
             missing = key if key not in arrays else "test_inputs" if "test_inputs" not in arrays else "test_labels"
-            raise SettingsError(
-                f"{place} has no {missing}; it has {', '.join(arrays) or 'none of ' + ', '.join(NAMES)}"
-            )
+            raise RayflError(f"{place} has no {missing}; it has {', '.join(arrays) or 'none of ' + ', '.join(NAMES)}")
     train = Rows(arrays["inputs"], arrays["labels"], arrays.get("owners"))
     test = None
     if "test_inputs" in arrays:

@@ -13,8 +13,8 @@ from pydantic import Field
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.fetch import CACHE, Cache, Root, download
 from rayfl.data.torchvision import torchvision
+from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
-from rayfl.settings import SettingsError
 
 
 class _CIFAR(Source):
@@ -30,7 +30,7 @@ class _CIFAR(Source):
     std: ClassVar[tuple[float, float, float]]
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""
+        """The dataset; RayflError with what to do where files are missing and cannot be fetched."""
         kind = getattr(torchvision().datasets, self.kind)
         advice = (
             f"fetch {kind.url}, unpack it as it is and set data.root to the folder that then holds {kind.base_folder}"
@@ -42,8 +42,8 @@ class _CIFAR(Source):
             train, test = (_samples(kind(folder, train=train), folder) for train in (True, False))
         except (OSError, RuntimeError, pickle.UnpicklingError, KeyError, ValueError) as error:
             if not (folder / kind.base_folder).is_dir():
-                raise SettingsError(f"{self.name}: {folder} has no folder {kind.base_folder}: {advice}") from None
-            raise SettingsError(
+                raise RayflError(f"{self.name}: {folder} has no folder {kind.base_folder}: {advice}") from None
+            raise RayflError(
                 f"{self.name}: the files in {folder / kind.base_folder} are not the published ones, or not all of "
                 f"them ({error}): {advice}"
             ) from None

@@ -10,7 +10,7 @@ import numpy as np
 from rayfl.data.check import check_finite, check_lengths, check_shapes, whole_labels
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.moments import moments
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 _LOG = getLogger("rayfl.data")
 Kind = Literal["auto", "image", "vector", "text"]
@@ -34,7 +34,7 @@ class Rows:
 def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: float, kind: Kind = "auto") -> Dataset:
     """The dataset of some rows; without `test` a share of them, drawn with a fixed seed, is held out.
 
-    `place`: what sentences call the file. SettingsError for what is no data: unequal lengths, NaN, wrong labels.
+    `place`: what sentences call the file. RayflError for what is no data: unequal lengths, NaN, wrong labels.
     """
     for rows, split in ((train, "train"), (test, "test")):
         if rows is not None:
@@ -43,7 +43,7 @@ def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: f
         train, test = _held_out(place, train, test_share)
     check_shapes(place, train.inputs, test.inputs)
     if (train.owners is None) != (test.owners is None):
-        raise SettingsError(f"{place} names the owners of one split only; name those of both, or of none")
+        raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
     train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
     owners = _numbered(train.owners, test.owners)
     kind = _kind(place, train.inputs) if kind == "auto" else kind
@@ -63,7 +63,7 @@ def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: f
 def _check(place: str, split: str, rows: Rows) -> None:
     check_lengths(place, split, Samples(rows.inputs, rows.labels, rows.owners))
     if rows.inputs.dtype.kind not in "biuf":
-        raise SettingsError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
+        raise RayflError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
     check_finite(place, split, rows.inputs)
     if not _are_names(rows.labels):
         whole_labels(place, split, rows.labels)
@@ -73,7 +73,7 @@ def _held_out(place: str, rows: Rows, share: float) -> tuple[Rows, Rows]:
     """Train and test rows, in their order. The draw is the same for every experiment."""
     count = round(share * len(rows.inputs))
     if not 0 < count < len(rows.inputs):
-        raise SettingsError(
+        raise RayflError(
             f"test_share={share:g} of the {len(rows.inputs)} samples of {place} leaves {len(rows.inputs) - count} to "
             f"train and {count} to test; give another share, or test samples of their own"
         )
@@ -130,7 +130,7 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
     """Inputs as a `Dataset` has them: images uint8 [n, channels, height, width], tokens int64, numbers float32."""
     if kind == "text":
         if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or (inputs < 0).any():
-            raise SettingsError(
+            raise RayflError(
                 f"{place} is no text: tokens are whole numbers from 0, [n, length]; give data.kind='vector' for numbers"
             )
         return inputs.astype(np.int64)
@@ -139,7 +139,7 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(inputs, dtype=np.float32)
     if inputs.dtype != np.uint8 or inputs.ndim not in (3, 4):
-        raise SettingsError(
+        raise RayflError(
             f"{place} holds no images but {inputs.dtype} of shape {list(inputs.shape[1:])}; give uint8 "
             "[n, channels, height, width], or kind='vector'"
         )

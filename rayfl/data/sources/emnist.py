@@ -14,8 +14,8 @@ from rayfl.data.sources.fetch import CACHE, Cache, Root, download
 from rayfl.data.sources.idx import find_idx
 from rayfl.data.sources.mnist import read_samples
 from rayfl.data.sources.moments import moments
+from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
-from rayfl.settings import SettingsError
 
 NUM_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 FIRST_LABEL = {"letters": 1}
@@ -43,7 +43,7 @@ class EMNIST(Source):
     cache: Cache = CACHE
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""
+        """The dataset; RayflError with what to do where files are missing and cannot be fetched."""
         if self.root is None:
             download(self.name, "EMNIST", self.cache, ADVICE, split=self.split)
         folder = self.root or self.cache / "EMNIST" / "raw"
@@ -54,6 +54,6 @@ class EMNIST(Source):
     def _samples(self, folder: Path, split: str) -> Samples:
         images, labels = (f"emnist-{self.split}-{split}-{part}-ubyte" for part in ("images-idx3", "labels-idx1"))
         if not (find_idx(folder, images) and find_idx(folder, labels)):
-            raise SettingsError(f"emnist: {folder} lacks {images} or {labels} (or their .gz): {ADVICE}")
+            raise RayflError(f"emnist: {folder} lacks {images} or {labels} (or their .gz): {ADVICE}")
         samples = read_samples(folder, images, labels)
         return replace(samples, labels=samples.labels - FIRST_LABEL.get(self.split, 0))

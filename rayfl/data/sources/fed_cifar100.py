@@ -15,7 +15,7 @@ from rayfl.data.sources.cifar import CIFAR100
 from rayfl.data.sources.fetch import Fetched
 from rayfl.data.sources.per_owner import OwnerSamples, joined
 from rayfl.data.sources.tff import read_tff, tff_files
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 NUM_CLASSES = 100
 SHAPE = (32, 32, 3)
@@ -38,7 +38,7 @@ class FedCIFAR100(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
         folder = self.folder()
         files = tff_files(folder, "fed_cifar100")
         if not files:
@@ -51,11 +51,11 @@ class FedCIFAR100(Fetched):
 
 
 def _owners(path: Path, prefix: str) -> Iterator[OwnerSamples]:
-    """Each client's images as uint8 [n, 3, 32, 32] and its fine labels. SettingsError where they are none."""
+    """Each client's images as uint8 [n, 3, 32, 32] and its fine labels. RayflError where they are none."""
     for name, (images, labels) in read_tff(path, "image", "label"):
         whole = whole_labels(f"{path}: client {name!r}", "", labels, NUM_CLASSES)
         if images.dtype != np.uint8 or images.shape != (len(whole), *SHAPE):
-            raise SettingsError(
+            raise RayflError(
                 f"{path}: the images of client {name!r} are {images.dtype} of shape {list(images.shape)}, and not "
                 f"uint8 of shape [{len(whole)}, 32, 32, 3]: fetch it again"
             )

@@ -15,7 +15,7 @@ from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
 from rayfl.data.sources.moments import moments
 from rayfl.data.sources.per_owner import OwnerSamples, joined
 from rayfl.data.sources.tff import read_tff, tff_files
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 SIDE = 28
 NUM_CLASSES = 62
@@ -38,7 +38,7 @@ class FederatedEMNIST(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
         folder = self.folder()
         if has_leaf(folder):
             files = leaf_files(folder)
@@ -58,7 +58,7 @@ def _leaf(folder: Path) -> Iterator[OwnerSamples]:
         try:
             pixels, labels = np.array(user.x, np.float64), np.array(user.y, np.float64)
         except (ValueError, TypeError, OverflowError):
-            raise SettingsError(
+            raise RayflError(
                 f"{user.path}: writer {user.name!r} has images that are no numbers, or such labels; make it again"
             ) from None
         yield _written(user.path, user.name, pixels, labels)
@@ -70,14 +70,14 @@ def _tff(path: Path) -> Iterator[OwnerSamples]:
 
 
 def _written(place: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> OwnerSamples:
-    """pixels: [n, 28, 28] or [n, 784] from 0 to 1; labels: [n] from 0 to 61. SettingsError if they are not."""
+    """pixels: [n, 28, 28] or [n, 784] from 0 to 1; labels: [n] from 0 to 61. RayflError if they are not."""
     num_images = len(labels)
     whole = whole_labels(f"{place}: writer {writer!r}", "", labels, NUM_CLASSES)
     if pixels.size != num_images * SIDE * SIDE:
-        raise SettingsError(f"{place}: the images of writer {writer!r} have shape {pixels.shape}, not [n, 28, 28]")
+        raise RayflError(f"{place}: the images of writer {writer!r} have shape {pixels.shape}, not [n, 28, 28]")
     row = first_row(pixels, lambda part: ~((part >= 0) & (part <= 1)))
     if row is not None:
-        raise SettingsError(
+        raise RayflError(
             f"{place}: writer {writer!r} has grey values outside [0, 1] in row {row}, counted from 0; make it again"
         )
     images = np.rint(pixels * 255).astype(np.uint8).reshape(num_images, 1, SIDE, SIDE)

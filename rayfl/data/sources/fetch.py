@@ -11,8 +11,8 @@ from pydantic import Field
 
 from rayfl.data.datasets import Source
 from rayfl.data.torchvision import torchvision
+from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
-from rayfl.settings import SettingsError
 
 Root = Annotated[Path | None, Field(strict=False, description="folder of the files; default: downloaded to cache")]
 Cache = Annotated[Path, Field(strict=False, description="folder of downloads and of decoded arrays")]
@@ -29,24 +29,24 @@ class Fetched(Source):
     """Advice on the files to fetch, as the middle of a sentence: "fetch ... and unpack it"."""
 
     def folder(self) -> Path:
-        """Where the files lie. SettingsError with what to fetch and where to put it if there is no such folder."""
+        """Where the files lie. RayflError with what to fetch and where to put it if there is no such folder."""
         folder = expanded(self.root or self.cache / self.name)
         if not folder.is_dir():
             raise self.missing(f"there is no folder {folder}")
         return folder
 
-    def missing(self, reason: str) -> SettingsError:
+    def missing(self, reason: str) -> RayflError:
         """The error for files that are missing or damaged; `reason` says which."""
         folder = expanded(self.root or self.cache / self.name)
         what = "is incomplete or damaged" if folder.is_dir() else "is not on this machine"
         place = f"its files belong into {folder} or where data.root says"
-        return SettingsError(f"{self.name} {what} ({reason}): {self.advice}; {place}")
+        return RayflError(f"{self.name} {what} ({reason}): {self.advice}; {place}")
 
 
 def download(name: str, kind: str, cache: Path, advice: str, **options: object) -> None:
     """Let torchvision's class `kind` download into `cache` what is not there yet.
 
-    SettingsError that ends with `advice` where that is impossible.
+    RayflError that ends with `advice` where that is impossible.
     """
     try:
         getattr(torchvision().datasets, kind)(expanded(cache), download=True, **options)
@@ -55,4 +55,4 @@ def download(name: str, kind: str, cache: Path, advice: str, **options: object) 
         if "corrupted" in str(error):
             # torchvision's word for a file whose checksum is not the published one.
             reason = "what came is not the published file: its checksum is another"
-        raise SettingsError(f"{name} is not on this machine and cannot be downloaded ({reason}): {advice}") from None
+        raise RayflError(f"{name} is not on this machine and cannot be downloaded ({reason}): {advice}") from None

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.conversion import Kind, Rows, dataset
+from rayfl.errors import RayflError, nearest
 from rayfl.limits.regular_files import expanded
-from rayfl.settings import SettingsError, nearest
 
 
 class HuggingFace(Source):
@@ -31,12 +31,12 @@ class HuggingFace(Source):
     )
 
     def load(self) -> Dataset:
-        """The dataset. SettingsError where the folder, a split or a column is missing."""
+        """The dataset. RayflError where the folder, a split or a column is missing."""
         try:
             # Any: an optional package.
             datasets: Any = import_module("datasets")
         except ImportError:
-            raise SettingsError(
+            raise RayflError(
                 "data 'huggingface' needs the package datasets: pip install 'rayfl[huggingface]'"
             ) from None
         folder = expanded(self.path)
@@ -44,13 +44,13 @@ class HuggingFace(Source):
             found = datasets.load_from_disk(str(folder))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = str(error).partition("\n")[0].rstrip(".")
-            raise SettingsError(
+            raise RayflError(
                 f"{self.path} is no dataset on disk ({reason}); give data.path a folder of save_to_disk"
             ) from None
         if not isinstance(found, dict):
             return dataset(self.name, self.path, self._rows(found), None, self.test_share, self.kind)
         if self.train not in found:
-            raise SettingsError(f"{self.path} has no split {self.train!r}: {nearest(self.train, found)}")
+            raise RayflError(f"{self.path} has no split {self.train!r}: {nearest(self.train, found)}")
         test = self._rows(found[self.test]) if self.test in found else None
         return dataset(self.name, self.path, self._rows(found[self.train]), test, self.test_share, self.kind)
 
@@ -59,10 +59,10 @@ class HuggingFace(Source):
         columns = table.column_names
         for name in (self.inputs, self.labels, *([self.owners] if self.owners else [])):
             if name not in columns:
-                raise SettingsError(f"{self.path} has no column {name!r}: {nearest(name, columns)}")
+                raise RayflError(f"{self.path} has no column {name!r}: {nearest(name, columns)}")
         samples = [np.asarray(value) for value in table[self.inputs]]
         if len({sample.shape for sample in samples}) > 1:
             shapes = sorted({str(list(sample.shape)) for sample in samples})
-            raise SettingsError(f"{self.path} has inputs of the shapes {' and '.join(shapes[:2])}; give all one shape")
+            raise RayflError(f"{self.path} has inputs of the shapes {' and '.join(shapes[:2])}; give all one shape")
         owners = None if self.owners is None else np.asarray(table[self.owners])
         return Rows(np.stack(samples), np.asarray(table[self.labels]), owners)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import require_regular
-from rayfl.settings import SettingsError, reason
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in `path`, read-only, in native byte order. SettingsError if it is unreadable, cut off or not IDX."""
+    """The array in `path`, read-only, in native byte order. RayflError if it is unreadable, cut off or not IDX."""
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -33,7 +33,7 @@ def read_idx(path: Path) -> np.ndarray:
             return _values(path, gzip.GzipFile(fileobj=file) if packed else file)
     except (OSError, EOFError, zlib.error) as error:
         why = reason(error) if isinstance(error, OSError) else error
-        raise SettingsError(f"{path} cannot be read ({why}): fetch it again or give another root") from None
+        raise RayflError(f"{path} cannot be read ({why}): fetch it again or give another root") from None
 
 
 def find_idx(folder: Path, stem: str) -> Path | None:
@@ -49,10 +49,10 @@ def _values(path: Path, file: Any) -> np.ndarray:
     """The array in an open file. No more is unpacked than its header says."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not 0 < magic[3] <= MOST_DIMENSIONS:
-        raise SettingsError(f"{path} is not an IDX file: its first bytes are {magic.hex(' ')!r}; fetch it again")
+        raise RayflError(f"{path} is not an IDX file: its first bytes are {magic.hex(' ')!r}; fetch it again")
     sizes = file.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise SettingsError(f"{path} is cut off within its header: fetch it again")
+        raise RayflError(f"{path} is cut off within its header: fetch it again")
     shape, dtype = struct.unpack(f">{magic[3]}I", sizes), np.dtype(TYPES[magic[2]])
     expected, header = dtype.itemsize * math.prod(shape), 4 + len(sizes)
     memory.require(expected, str(path), "fetch it again")
@@ -61,6 +61,6 @@ def _values(path: Path, file: Any) -> np.ndarray:
         content += piece
     if len(content) != expected:
         found = f"{len(content) + header}" if len(content) < expected else "more"
-        raise SettingsError(f"{path} has {found} bytes where its header says {expected + header}: fetch it again")
+        raise RayflError(f"{path} has {found} bytes where its header says {expected + header}: fetch it again")
     values = np.frombuffer(memoryview(content).toreadonly(), dtype).reshape(shape)
     return values.astype(dtype.newbyteorder("="), copy=False)

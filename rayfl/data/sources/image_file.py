@@ -4,8 +4,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from rayfl.errors import RayflError, reason
 from rayfl.limits.regular_files import require_regular
-from rayfl.settings import SettingsError, reason
 
 MOST_PIXELS = 80_000_000
 """Pixels of the largest image that is decoded: 240 MB as bytes. A file of a few kilobytes may hold far more."""
@@ -13,7 +13,7 @@ MOST_PIXELS = 80_000_000
 
 # Any: a picture of Pillow, which torchvision brings along.
 def read_image(path: Path, advice: str) -> Any:
-    """The picture in three colours. SettingsError, which ends with `advice`, for what is no image or has too many
+    """The picture in three colours. RayflError, which ends with `advice`, for what is no image or has too many
     pixels."""
     from PIL import Image
 
@@ -34,4 +34,4 @@ def read_image(path: Path, advice: str) -> Any:
     # Pillow's formats raise whatever a damaged file makes them stumble over.
     except Exception as error:  # noqa: BLE001
         why = str(error).partition("\n")[0] or type(error).__name__
-    raise SettingsError(f"{path} cannot be read ({why}); {advice}")
+    raise RayflError(f"{path} cannot be read ({why}); {advice}")

@@ -11,9 +11,9 @@ from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.conversion import Rows, dataset
 from rayfl.data.sources.image_file import read_image
 from rayfl.data.torchvision import torchvision
+from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded
-from rayfl.settings import SettingsError
 
 
 class OwnImageFolder(Source):
@@ -31,10 +31,10 @@ class OwnImageFolder(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test")
 
     def load(self) -> Dataset:
-        """The dataset. SettingsError where there are no images, or images of several sizes."""
+        """The dataset. RayflError where there are no images, or images of several sizes."""
         folder = expanded(self.path)
         if not folder.is_dir():
-            raise SettingsError(f"there is no folder {self.path}; give data.path a folder of class folders")
+            raise RayflError(f"there is no folder {self.path}; give data.path a folder of class folders")
         split = (folder / "train").is_dir() and (folder / "test").is_dir()
         classes = _classes(folder / "train" if split else folder)
         train = self._rows(folder / "train" if split else folder, classes)
@@ -43,7 +43,7 @@ class OwnImageFolder(Source):
 
     def _rows(self, folder: Path, classes: Sequence[str]) -> Rows:
         if strange := [name for name in _classes(folder) if name not in classes]:
-            raise SettingsError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
+            raise RayflError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
         reader = torchvision().datasets.folder
         files = [
             (path, label)
@@ -52,7 +52,7 @@ class OwnImageFolder(Source):
             if path.suffix.lower() in reader.IMG_EXTENSIONS
         ]
         if not files:
-            raise SettingsError(f"{folder} has no images in its class folders; give data.path another folder")
+            raise RayflError(f"{folder} has no images in its class folders; give data.path another folder")
         if self.side is not None:
             scaled = len(files) * self.channels * self.side**2
             memory.require(scaled, f"data.side={self.side} for {len(files)} images", "give a smaller side")
@@ -64,7 +64,7 @@ class OwnImageFolder(Source):
             elif pixels.shape != images[0].shape:
                 height, width = pixels.shape[1:]
                 first = "x".join(map(str, images[0].shape[:0:-1]))
-                raise SettingsError(
+                raise RayflError(
                     f"{path} is {width}x{height} pixels and others are {first}; set data.side to scale all"
                 )
             images.append(pixels)

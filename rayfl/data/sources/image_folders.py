@@ -16,8 +16,8 @@ from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched
 from rayfl.data.sources.image_file import read_image
 from rayfl.data.torchvision import torchvision
+from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.settings import SettingsError
 
 Files = Sequence[tuple[str | Path, int]]
 """Images and their labels."""
@@ -34,7 +34,7 @@ class _ImageFolders(Fetched):
     std: ClassVar[tuple[float, float, float]]
 
     def _files(self, folder: Path, classes: Sequence[str]) -> Files:
-        """The images in `folder`/CLASS, at any depth. SettingsError unless the classes are those given."""
+        """The images in `folder`/CLASS, at any depth. RayflError unless the classes are those given."""
         kind = torchvision().datasets.ImageFolder
         if not folder.is_dir():
             raise self.missing(f"there is no folder {folder}")
@@ -50,7 +50,7 @@ class _ImageFolders(Fetched):
         return found.samples
 
     def _classes(self, folder: Path) -> list[str]:
-        """The names of the class folders, sorted. SettingsError if there are none, or more than there should be."""
+        """The names of the class folders, sorted. RayflError if there are none, or more than there should be."""
         classes = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
         if not 1 <= len(classes) <= self.num_classes:
             raise self.missing(f"{folder} has {len(classes)} class folders where {self.num_classes} belong")
@@ -84,7 +84,7 @@ class _ImageFolders(Fetched):
         pixels = np.asarray(read_image(path, f"fetch {self.name} again"))
         if pixels.shape != (self.side, self.side, 3):
             height, width = pixels.shape[:2]
-            raise SettingsError(
+            raise RayflError(
                 f"{self.name}: {path} is {width}x{height} pixels and not {self.side}x{self.side}: {self.advice}"
             )
         return pixels.transpose(2, 0, 1)
@@ -111,7 +111,7 @@ class CINIC10(_ImageFolders):
     )
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
         folder = self.folder()
         classes = self._classes(folder / "train")
         train = [*self._files(folder / "train", classes)]
@@ -139,7 +139,7 @@ class TinyImageNet(_ImageFolders):
     )
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
         folder = self.folder()
         classes = self._classes(folder / "train")
         return self._dataset(self._files(folder / "train", classes), self._annotated(folder / "val", classes))

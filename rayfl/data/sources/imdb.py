@@ -18,9 +18,9 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.fetch import Fetched
+from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import read_text
-from rayfl.settings import SettingsError, reason
 
 PAD, UNKNOWN = 0, 1
 FIRST_WORD = 2
@@ -59,7 +59,7 @@ class IMDB(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
         folder = self.folder()
         split = TOKENIZERS[self.tokenizer]
         (train, train_labels), (test, test_labels) = (self._reviews(folder / half, split) for half in ("train", "test"))
@@ -94,7 +94,7 @@ def _text(path: Path) -> str:
         return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise SettingsError(f"imdb: {path} cannot be read ({why}): unpack aclImdb_v1.tar.gz again") from None
+        raise RayflError(f"imdb: {path} cannot be read ({why}): unpack aclImdb_v1.tar.gz again") from None
 
 
 def _numbered(reviews: Sequence[Sequence[str]], vocabulary: int) -> dict[str, int]:

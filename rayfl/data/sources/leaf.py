@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rayfl.errors import RayflError, reason
 from rayfl.limits.regular_files import read_bytes
-from rayfl.settings import SettingsError, reason
 
 
 class User(NamedTuple):
@@ -34,7 +34,7 @@ def leaf_files(folder: Path) -> list[Path]:
 def read_leaf(folder: Path) -> Iterator[User]:
     """All users in the JSON files of `folder`, file after file by name; only one file is in memory at a time.
 
-    SettingsError if a file is not LEAF's or lacks samples that it announces.
+    RayflError if a file is not LEAF's or lacks samples that it announces.
     """
     for path in sorted(folder.glob("*.json")):
         yield from _users(path)
@@ -46,17 +46,17 @@ def _users(path: Path) -> Iterator[User]:
         for name, announced in zip(content["users"], content["num_samples"], strict=True):
             user = User(name, content["user_data"][name]["x"], content["user_data"][name]["y"], path)
             if not len(user.x) == len(user.y) == announced:
-                raise SettingsError(
+                raise RayflError(
                     f"{path}: user {name!r} has {len(user.x)} x and {len(user.y)} y where num_samples says "
                     f"{announced}: fetch or make the file again"
                 )
             yield user
-    except SettingsError:
+    except RayflError:
         raise
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
+        raise RayflError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SettingsError(
+        raise RayflError(
             f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({_fault(error)}): fetch or make "
             "it again"
         ) from None

@@ -12,8 +12,8 @@ from rayfl.data.check import whole_labels
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.fetch import CACHE, Cache, Root, download
 from rayfl.data.sources.idx import find_idx, read_idx
+from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
-from rayfl.settings import SettingsError
 
 FASHION_MNIST_OF_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 STEMS = {
@@ -33,7 +33,7 @@ class _FourFiles(Source):
     std: ClassVar[float]
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to do where files are missing and cannot be fetched."""
+        """The dataset; RayflError with what to do where files are missing and cannot be fetched."""
         folder = expanded(self.root if self.root is not None else self._folder_without_root())
         return Dataset(
             name=self.name,
@@ -89,12 +89,12 @@ class FashionMNIST(_FourFiles):
 
 
 def read_samples(folder: Path, images_stem: str, labels_stem: str) -> Samples:
-    """Images uint8 [n, 1, height, width] and their labels from two IDX files. SettingsError if one is not there."""
+    """Images uint8 [n, 1, height, width] and their labels from two IDX files. RayflError if one is not there."""
     (images_path, images), (labels_path, labels) = _array(folder, images_stem), _array(folder, labels_stem)
     if images.dtype != np.uint8:
-        raise SettingsError(f"{images_path} has values of type {images.dtype}, and images are bytes; fetch it again")
+        raise RayflError(f"{images_path} has values of type {images.dtype}, and images are bytes; fetch it again")
     if images.ndim != 3 or images.shape[:1] != labels.shape:
-        raise SettingsError(
+        raise RayflError(
             f"{folder}: {images_stem} has images of shape {images.shape} and labels of shape {labels.shape}; fetch it "
             f"again"
         )
@@ -104,5 +104,5 @@ def read_samples(folder: Path, images_stem: str, labels_stem: str) -> Samples:
 def _array(folder: Path, stem: str) -> tuple[Path, np.ndarray]:
     path = find_idx(folder, stem)
     if path is None:
-        raise SettingsError(f"{folder} has no {stem} or {stem}.gz: put the four idx files there or set data.root")
+        raise RayflError(f"{folder} has no {stem} or {stem}.gz: put the four idx files there or set data.root")
     return path, read_idx(path)

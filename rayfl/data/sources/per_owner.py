@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfl.data.datasets import Samples
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 
 class OwnerSamples(NamedTuple):
@@ -20,12 +20,12 @@ class OwnerSamples(NamedTuple):
 def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> tuple[Samples, Samples]:
     """Both splits; the group of a sample is its owner's place among the sorted names of all owners of either split.
 
-    SettingsError if a split has no samples.
+    RayflError if a split has no samples.
     """
     splits = {"train": list(train), "test": list(test)}
     for split, parts in splits.items():
         if not any(len(part.labels) for part in parts):
-            raise SettingsError(f"{dataset}: its files hold no {split} samples; fetch or make them again")
+            raise RayflError(f"{dataset}: its files hold no {split} samples; fetch or make them again")
     owners = sorted({part.owner for parts in splits.values() for part in parts})
     numbers = {owner: number for number, owner in enumerate(owners)}
     return _samples(splits["train"], numbers), _samples(splits["test"], numbers)

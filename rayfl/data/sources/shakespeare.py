@@ -18,7 +18,7 @@ from rayfl.data.sources.fetch import Fetched
 from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
 from rayfl.data.sources.per_owner import OwnerSamples, joined
 from rayfl.data.sources.tff import read_tff, tff_files
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 LENGTH = 80
 CHARACTERS = "".join(sorted(ascii_letters + digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))
@@ -51,7 +51,7 @@ class Shakespeare(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; SettingsError with what to fetch and where to put it if it is not there."""
+        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
         folder = self.folder()
         if has_leaf(folder):
             files = leaf_files(folder)
@@ -82,7 +82,7 @@ def _leaf(folder: Path) -> Iterator[OwnerSamples]:
         texts = [*user.x, *user.y]
         lengths = [LENGTH] * len(user.x) + [1] * len(user.y)
         if any(not isinstance(text, str) or len(text) != length for text, length in zip(texts, lengths, strict=True)):
-            raise SettingsError(
+            raise RayflError(
                 f"{user.path}: role {user.name!r} has samples that are not {LENGTH} characters and the next"
             )
         yield OwnerSamples(user.name, tokens("".join(user.x)).reshape(-1, LENGTH), tokens("".join(user.y)))

@@ -15,8 +15,8 @@ from pydantic import Field
 from rayfl.data.check import MOST_CLASSES
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.determinism.seeding import generator
+from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.settings import SettingsError
 
 GREY, CONTRAST = 128, 32
 """The pixel of a feature of 0, and how many grey values one unit is."""
@@ -53,9 +53,9 @@ class Synthetic(Source):
     def load(self) -> Dataset:
         """The dataset, made anew from `seed`; its groups are 0 to num_groups - 1."""
         if self.augment and self.shape is None:
-            raise SettingsError("augment=true is for images: give data.shape, or leave augment away")
+            raise RayflError("augment=true is for images: give data.shape, or leave augment away")
         if self.shape is not None and min(self.shape) < 1:
-            raise SettingsError(f"shape={list(self.shape)} has a side below 1: give [channels, height, width]")
+            raise RayflError(f"shape={list(self.shape)} has a side below 1: give [channels, height, width]")
         self._require_memory()
         train, test = zip(*(self._group(group) for group in range(self.num_groups)), strict=True)
         channels = 0 if self.shape is None else self.shape[0]
@@ -76,7 +76,7 @@ class Synthetic(Source):
         return self.dim if self.shape is None else math.prod(self.shape)
 
     def _require_memory(self) -> None:
-        """SettingsError where the samples of all groups, at least 50 each, or the model of one do not fit."""
+        """RayflError where the samples of all groups, at least 50 each, or the model of one do not fit."""
         samples = self.num_groups * (50 if self.samples_per_group is None else self.samples_per_group)
         sizes = f"num_groups={self.num_groups}, samples_per_group={self.samples_per_group or 'drawn'}"
         sample = f"dim={self.dim}" if self.shape is None else f"shape={list(self.shape)}"

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.conversion import Rows, dataset
+from rayfl.errors import RayflError, nearest, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import absent, expanded, require_regular
-from rayfl.settings import SettingsError, nearest, reason
 
 
 class Table(Source):
@@ -30,7 +30,7 @@ class Table(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test_path")
 
     def load(self) -> Dataset:
-        """The dataset. SettingsError where a file or a column is missing, or holds what is no number."""
+        """The dataset. RayflError where a file or a column is missing, or holds what is no number."""
         table = read(self.path, "data.path")
         features = self._features(table)
         train = self._rows(table, self.path, features)
@@ -58,7 +58,7 @@ class Table(Source):
         ]
         found = [name for name in numbers if name not in (self.labels, self.owners)]
         if not found:
-            raise SettingsError(f"{self.path} has no column of numbers beside {self.labels!r}; give data.features")
+            raise RayflError(f"{self.path} has no column of numbers beside {self.labels!r}; give data.features")
         return found
 
     def _rows(self, table: pa.Table, path: str, features: list[str]) -> Rows:
@@ -68,10 +68,10 @@ class Table(Source):
 
 
 def read(path: str, key: str) -> pa.Table:
-    """A CSV or Parquet file. SettingsError where it is none."""
+    """A CSV or Parquet file. RayflError where it is none."""
     file = expanded(path)
     if file.suffix not in (".csv", ".parquet"):
-        raise SettingsError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
+        raise RayflError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
     try:
         require_regular(file)
         if file.suffix == ".csv":
@@ -81,23 +81,23 @@ def read(path: str, key: str) -> pa.Table:
         memory.require(unpacked, path, "give less data")
         return parquet.read_table(file)
     except FileNotFoundError:
-        raise SettingsError(absent(file, f"give {key} the path of a .csv or .parquet file")) from None
+        raise RayflError(absent(file, f"give {key} the path of a .csv or .parquet file")) from None
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         why = why.partition("\n")[0].rstrip(".")
-        raise SettingsError(f"{path} cannot be read ({why}); give {key} a .csv or .parquet file") from None
+        raise RayflError(f"{path} cannot be read ({why}); give {key} a .csv or .parquet file") from None
 
 
 def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
-    """Numbers or texts. SettingsError for a column that is not there, and for one with gaps."""
+    """Numbers or texts. RayflError for a column that is not there, and for one with gaps."""
     if name not in table.column_names:
-        raise SettingsError(f"{path} has no column {name!r}: {nearest(name, table.column_names)}")
+        raise RayflError(f"{path} has no column {name!r}: {nearest(name, table.column_names)}")
     column = table[name]
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
-        raise SettingsError(f"{path} has nothing in column {name!r} of row {row} (counted from 0); fill it, or drop it")
+        raise RayflError(f"{path} has nothing in column {name!r} of row {row} (counted from 0); fill it, or drop it")
     # Any: what a dictionary or a text column holds.
     values: Any = column.combine_chunks()
     if pa.types.is_dictionary(values.type):
@@ -108,5 +108,5 @@ def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
 def _numbers(table: pa.Table, path: str, name: str) -> np.ndarray:
     values = _column(table, path, name)
     if values.dtype.kind not in "biuf":
-        raise SettingsError(f"{path} has {str(values[0])!r} in column {name!r}; inputs are columns of numbers")
+        raise RayflError(f"{path} has {str(values[0])!r} in column {name!r}; inputs are columns of numbers")
     return values.astype(np.float64)

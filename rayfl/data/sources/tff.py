@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import require_regular
-from rayfl.settings import SettingsError
 
 
 def tff_files(folder: Path, stem: str) -> list[Path]:
@@ -24,7 +24,7 @@ def tff_files(folder: Path, stem: str) -> list[Path]:
 def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:
     """Each client's name and its arrays of the given features, in the order of the names.
 
-    SettingsError if h5py is not installed or the file is not one of TensorFlow Federated.
+    RayflError if h5py is not installed or the file is not one of TensorFlow Federated.
     """
     h5py = _h5py(path)
     try:
@@ -33,7 +33,7 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
             yield from clients(file["examples"], *features)
     except (OSError, KeyError, AttributeError, TypeError, RuntimeError) as error:
         wanted = ", ".join(f"examples/CLIENT/{feature}" for feature in features)
-        raise SettingsError(f"{path} is not an HDF5 file with {wanted} ({error}): fetch it again") from None
+        raise RayflError(f"{path} is not an HDF5 file with {wanted} ({error}): fetch it again") from None
 
 
 # Any: h5py's groups and datasets, or anything else that is indexed like them.
@@ -51,4 +51,4 @@ def _h5py(path: Path) -> Any:
     try:
         return importlib.import_module("h5py")
     except ImportError:
-        raise SettingsError(f"{path} is read by h5py, which is not installed: run `pip install 'rayfl[tff]'`") from None
+        raise RayflError(f"{path} is read by h5py, which is not installed: run `pip install 'rayfl[tff]'`") from None

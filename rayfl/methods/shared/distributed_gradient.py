@@ -13,6 +13,7 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.data.batches import Batch
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, Stage, Upload
 from rayfl.methods.shared.local_training import Weighting, weighed
@@ -88,7 +89,7 @@ def stated_omega(ctx: Context, wanted: str) -> float:
     """omega of the uplink on the whole model. ValueError where it states none, and so `wanted` has no default."""
     omega = ctx.uplink.omega(tree.num_entries(ctx.initial))
     if omega is None:
-        raise ValueError(
+        raise RayflError(
             f"{wanted} has no default with uplink {ctx.uplink.name!r}, which states no omega; set method.{wanted} "
             "yourself, or choose an unbiased uplink, for example dense"
         )
@@ -106,7 +107,7 @@ def shifted(shift: Tree, arrived: Aggregate, alpha: float, weighting: Weighting,
     ValueError with weights by samples where clients are away: the server does not know the examples of all.
     """
     if weighting == "samples" and arrived.count < ctx.num_clients:
-        raise ValueError(
+        raise RayflError(
             f"weighting='samples' needs every client in every round, and {arrived.count} of {ctx.num_clients} "
             f"delivered in round {ctx.round}; use weighting='uniform'"
         )

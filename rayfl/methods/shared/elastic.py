@@ -29,6 +29,7 @@ from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.compress.values import ValueType
 from rayfl.data.batches import Batch
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Relay, WeightedMean
 from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Metrics, Plan, Reply, Stage
 from rayfl.methods.shared.wrapper import Wrapping
@@ -68,7 +69,7 @@ class Elastic(Wrapping):
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(inner, hyper, **settings)
         if isinstance(inner.gather.get("delta", Relay()), Relay):
-            raise ValueError(
+            raise RayflError(
                 f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none; remove it"
             )
         self.gather = {**inner.gather, SENSITIVITY: WeightedMean()}

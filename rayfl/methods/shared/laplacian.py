@@ -7,6 +7,7 @@ makes theirs twice as large.
 
 from pydantic import Field
 
+from rayfl.errors import RayflError
 from rayfl.methods.shared.local_training import LocalWork
 from rayfl.topology.graphs import Topology, largest_laplacian_eigenvalue
 
@@ -25,7 +26,7 @@ def check_lap_step(lap_step: float, topology: Topology | None, num_clients: int,
     largest = largest_laplacian_eigenvalue(topology, num_clients, seed)
     # Eigenvalues come with rounding errors.
     if lap_step * largest >= 2 - 1e-9:
-        raise ValueError(
+        raise RayflError(
             f"method.lap_step={lap_step:g} times {largest:.4g}, the largest eigenvalue of the graph's Laplacian, must "
             f"be below 2; set lap_step below {2 / largest:.4g} (up to {1 / largest:.4g} nothing overshoots)"
         )

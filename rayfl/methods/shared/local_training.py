@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from rayfl.compress.scalar import count_packet
 from rayfl.data.batches import Batch
+from rayfl.errors import RayflError
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Upload
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
@@ -37,13 +38,13 @@ class LocalWork(LearningRate):
     @model_validator(mode="after")
     def _one_amount_of_work(self) -> "LocalWork":
         if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"epochs={self.epochs} and steps={self.steps} are both given; give one of them")
+            raise RayflError(f"epochs={self.epochs} and steps={self.steps} are both given; give one of them")
         if self.momentum and self.optimizer not in ("sgd", "nesterov"):
-            raise ValueError(
+            raise RayflError(
                 f"momentum={self.momentum} belongs to optimizer='sgd' or 'nesterov', not {self.optimizer!r}"
             )
         if self.optimizer == "nesterov" and not self.momentum:
-            raise ValueError("momentum=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9")
+            raise RayflError("momentum=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9")
         return self
 
     def stage(self, round: int, name: str = "train") -> Stage:

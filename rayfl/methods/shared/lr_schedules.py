@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rayfl.errors import RayflError
 from rayfl.methods.base import HyperParameters
 
 LrSchedule = Literal["constant", "exponential", "cosine", "cosine-literal"]
@@ -34,12 +35,12 @@ class LearningRate(HyperParameters):
     def _schedule_uses_what_is_given(self) -> Self:
         # What a class sets by default is no contradiction: it was not the user's.
         if self.lr_schedule != "exponential" and self.lr_decay != type(self).model_fields["lr_decay"].default:
-            raise ValueError(
+            raise RayflError(
                 f"lr_decay={self.lr_decay} belongs to lr_schedule='exponential', not {self.lr_schedule!r}; leave one "
                 "out"
             )
         if self.lr_rounds is not None and not self.is_cosine:
-            raise ValueError(
+            raise RayflError(
                 f"lr_rounds={self.lr_rounds} belongs to lr_schedule='cosine' or 'cosine-literal', not "
                 f"{self.lr_schedule!r}; leave one out"
             )
@@ -57,11 +58,11 @@ class LearningRate(HyperParameters):
         if self.lr_schedule == "exponential":
             return self.lr * self.lr_decay**round
         if self.lr_rounds is None:
-            raise ValueError(
+            raise RayflError(
                 f"lr_schedule={self.lr_schedule!r} needs the number of rounds; set lr_rounds, as an experiment does"
             )
         if round >= self.lr_rounds:
-            raise ValueError(f"lr_rounds={self.lr_rounds} ends before round {round}; set lr_rounds to all rounds")
+            raise RayflError(f"lr_rounds={self.lr_rounds} ends before round {round}; set lr_rounds to all rounds")
         wave = 1 + math.cos(math.pi * round / self.lr_rounds)
         return self.lr * (0.5 * wave if self.lr_schedule == "cosine" else wave)
 
@@ -71,7 +72,7 @@ class LearningRate(HyperParameters):
         if self.lr_rounds is None:
             return self.model_copy(update={"lr_rounds": rounds})
         if self.lr_rounds < rounds:
-            raise ValueError(
+            raise RayflError(
                 f"lr_rounds={self.lr_rounds} is below the {rounds} rounds of training, and the cosine would end before "
                 "they do; leave lr_rounds out"
             )

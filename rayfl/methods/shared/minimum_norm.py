@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 COLUMNS = 1 << 16
@@ -35,7 +36,7 @@ def minimum_norm_weights(gram: np.ndarray, low: float = 0.0, high: float = 1.0) 
     """
     count = len(gram)
     if not low <= 1 / count <= high:
-        raise ValueError(f"the bounds low={low} and high={high} must have 1/{count} between them")
+        raise RayflError(f"the bounds low={low} and high={high} must have 1/{count} between them")
     weights = np.full(count, 1 / count)
     free = np.full(count, low < 1 / count < high)
     slack = TOLERANCE * np.abs(gram).max()

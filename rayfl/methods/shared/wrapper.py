@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from rayfl.compress.base import Message
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
 from rayfl.methods.base import (
     Carry,
@@ -39,7 +40,7 @@ class Wrapping(Method, ServerHalf):
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(vars(inner).get("task"), hyper, **settings)
         if not isinstance(inner, ServerHalf):
-            raise ValueError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
+            raise RayflError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
         self.inner = self.server = inner
         self.gather = inner.gather
         self.personalized, self.splits = inner.personalized, {**inner.splits, **type(self).splits}

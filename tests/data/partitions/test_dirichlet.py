@@ -5,8 +5,8 @@ from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partitions.dirichlet import DirichletClass, DirichletClient, DirichletSizes, SharedGroups
 from rayfl.data.partitions.matching_test_split import label_counts
 from rayfl.determinism.seeding import generator
+from rayfl.errors import RayflError
 from rayfl.report.partition_picture import distances
-from rayfl.settings import SettingsError
 from tests.data.toys import balanced
 
 TEN = balanced(num_classes=10, train_per_class=400, test_per_class=200)
@@ -106,7 +106,7 @@ def test_a_draw_that_cannot_succeed_says_what_to_change():
 
 
 def test_alpha_must_be_positive():
-    with pytest.raises(SettingsError, match="alpha=0 is not allowed"):
+    with pytest.raises(RayflError, match="alpha=0 is not allowed"):
         DirichletClient(alpha=0)
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from rayfl.data.partitions.even import Iid, LambdaRatio
 from rayfl.determinism.seeding import generator
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from tests.data.toys import balanced
 
 
@@ -55,7 +55,7 @@ def test_lambda_zero_is_iid():
 
 @pytest.mark.parametrize("ratio", [-0.01, 1.01])
 def test_lambda_outside_its_range_is_refused(ratio):
-    with pytest.raises(SettingsError, match=r"ratio=.* is not allowed"):
+    with pytest.raises(RayflError, match=r"ratio=.* is not allowed"):
         LambdaRatio(ratio=ratio)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.data.partition import Partition, PartitionScheme
 from rayfl.data.partitions.dirichlet import DirichletClass
 from rayfl.data.partitions.even import LambdaRatio

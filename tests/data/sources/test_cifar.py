@@ -7,7 +7,7 @@ from rayfl.data.partitions.even import Iid
 from rayfl.data.sources.cifar import CIFAR10, CIFAR100
 from rayfl.data.torchvision import torchvision
 from rayfl.determinism.seeding import generator
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from tests.data.files import write_cifar
 
 
@@ -53,17 +53,17 @@ def test_a_changed_file_is_not_opened(tmp_path, monkeypatch):
     path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     path.write_bytes(path.read_bytes() + b"!")
     monkeypatch.setattr("pickle.load", lambda *_, **__: pytest.fail("opened a pickle of unknown origin"))
-    with pytest.raises(SettingsError, match=r"cifar10: the files in .*cifar-10-batches-py are not the published ones"):
+    with pytest.raises(RayflError, match=r"cifar10: the files in .*cifar-10-batches-py are not the published ones"):
         CIFAR10(root=tmp_path).load()
 
 
 def test_a_root_without_them_is_told_what_to_fetch(tmp_path):
-    with pytest.raises(SettingsError, match=r"cifar100: .* has no folder cifar-100-python: fetch https://.*data\.root"):
+    with pytest.raises(RayflError, match=r"cifar100: .* has no folder cifar-100-python: fetch https://.*data\.root"):
         CIFAR100(root=tmp_path).load()
 
 
 def test_an_impossible_download_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision().datasets.CIFAR10, "url", (tmp_path / "nowhere.tar.gz").as_uri())
-    with pytest.raises(SettingsError, match=r"cannot be downloaded .*unpack it as it is and set data\.root") as error:
+    with pytest.raises(RayflError, match=r"cannot be downloaded .*unpack it as it is and set data\.root") as error:
         CIFAR10(cache=tmp_path / "cache").load()
     assert "\n" not in str(error.value)

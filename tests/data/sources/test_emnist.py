@@ -7,7 +7,7 @@ import pytest
 from rayfl.data.sources.emnist import EMNIST
 from rayfl.data.sources.moments import moments
 from rayfl.data.torchvision import torchvision
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from tests.data.files import numbered
 from tests.data.sources.test_mnist import mirror_of, write_idx
 
@@ -37,7 +37,7 @@ def test_each_split_has_its_files_and_its_classes(tmp_path, split, first, num_cl
 def test_another_splits_files_do_not_do(tmp_path):
     write_split(tmp_path, "digits")
     with pytest.raises(
-        SettingsError, match=r"lacks emnist-letters-train-images-idx3-ubyte .*gzip\.zip, unpack it and set data\.root"
+        RayflError, match=r"lacks emnist-letters-train-images-idx3-ubyte .*gzip\.zip, unpack it and set data\.root"
     ):
         EMNIST(root=tmp_path, split="letters").load()
 
@@ -62,7 +62,7 @@ def test_torchvision_downloads_where_nothing_is_here(tmp_path, monkeypatch):
 
 def test_an_impossible_download_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision().datasets.EMNIST, "url", (tmp_path / "nowhere.zip").as_uri())
-    with pytest.raises(SettingsError, match=r"emnist .*cannot be downloaded .*fetch https://.*set data\.root") as error:
+    with pytest.raises(RayflError, match=r"emnist .*cannot be downloaded .*fetch https://.*set data\.root") as error:
         EMNIST(cache=tmp_path / "cache").load()
     assert "\n" not in str(error.value)
 

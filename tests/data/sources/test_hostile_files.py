@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.choices import make
+from rayfl.choices.kinds import make
 from rayfl.data.check import checked
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.fetch import download
 from rayfl.data.sources.image_file import read_image
 from rayfl.data.sources.leaf import read_leaf
 from rayfl.data.torchvision import torchvision
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 PIXEL = np.zeros((2, 1, 1), np.uint8)
 
@@ -30,7 +30,7 @@ def load(name: str, **options: object) -> Dataset:
 
 
 def refusal(name: str, **options: object) -> str:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         load(name, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -56,7 +56,7 @@ def png(width: int, height: int, *chunks: bytes) -> bytes:
 )
 def test_an_image_bomb_and_what_is_no_image(tmp_path: Path, content: bytes, why: str):
     (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(RayflError) as caught:
         read_image(tmp_path / "a.png", "mend or remove it")
     assert str(caught.value).startswith(f"{tmp_path / 'a.png'} cannot be read ({why}")
     assert str(caught.value).endswith("); mend or remove it")
@@ -148,7 +148,7 @@ def test_labels_of_a_built_in_set_are_in_range_and_whole(tmp_path: Path):
 )
 def test_json_that_is_not_leafs(tmp_path: Path, content: str, fault: str):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(SettingsError, match=f"a.json is not a JSON file of LEAF with users, .*{fault}"):
+    with pytest.raises(RayflError, match=f"a.json is not a JSON file of LEAF with users, .*{fault}"):
         list(read_leaf(tmp_path))
 
 
@@ -174,9 +174,7 @@ def test_a_download_with_a_wrong_checksum_says_so(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(utils, "_urlretrieve", lambda url, filename, **options: Path(filename).write_bytes(b"other"))
     for name, kind in (("mnist", "MNIST"), ("cifar10", "CIFAR10"), ("emnist", "EMNIST")):
         options = {"split": "digits"} if name == "emnist" else {}
-        with pytest.raises(
-            SettingsError, match=f"^{name} is not on this .*is not the published file: its checksum is an"
-        ):
+        with pytest.raises(RayflError, match=f"^{name} is not on this .*is not the published file: its checksum is an"):
             download(name, kind, tmp_path, "fetch it", **options)
 
 

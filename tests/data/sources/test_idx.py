@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.sources.idx import find_idx, read_idx
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 SIX_BYTES = bytes([0, 0, 0x08, 2]) + struct.pack(">2I", 2, 3) + bytes([1, 2, 3, 4, 5, 255])
 
@@ -43,7 +43,7 @@ def test_wider_types_are_big_endian(tmp_path):
 def test_damaged_files_are_named(tmp_path, content, sentence):
     path = tmp_path / "damaged"
     path.write_bytes(content)
-    with pytest.raises(SettingsError, match=sentence) as error:
+    with pytest.raises(RayflError, match=sentence) as error:
         read_idx(path)
     assert str(path) in str(error.value)
 

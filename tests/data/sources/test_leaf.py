@@ -7,7 +7,7 @@ from rayfl.data.partitions.natural import Natural
 from rayfl.data.sources.femnist import FederatedEMNIST
 from rayfl.data.sources.shakespeare import CHARACTERS, NUM_TOKENS, Shakespeare, tokens
 from rayfl.determinism.seeding import generator
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 from tests.data.files import role, write_leaf
 
 TEXT = "\n".join(f"{number}. Two households, both alike in dignity!" for number in range(6))
@@ -61,7 +61,7 @@ def test_every_grey_value_of_leaf_is_found_again(tmp_path):
 def test_what_is_no_image_of_a_character_is_refused(tmp_path, x, y, sentence):
     write_leaf(tmp_path, "train", "a.json", {"w": (x, y)})
     write_leaf(tmp_path, "test", "a.json", {"w": ([grey(1)], [0])})
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(RayflError, match=sentence):
         FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
 
 
@@ -69,13 +69,13 @@ def test_a_file_that_is_not_leafs_is_named(tmp_path):
     write_writers(tmp_path)
     path = tmp_path / "train" / "a_1.json"
     path.write_text('{"users": ["f0"], "num_samples": [3]}')
-    with pytest.raises(SettingsError, match=r"a_1\.json is not a JSON file of LEAF .*user_data"):
+    with pytest.raises(RayflError, match=r"a_1\.json is not a JSON file of LEAF .*user_data"):
         FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
     path.write_text(path.read_text()[:20])
-    with pytest.raises(SettingsError, match=r"a_1\.json is not a JSON file of LEAF"):
+    with pytest.raises(RayflError, match=r"a_1\.json is not a JSON file of LEAF"):
         FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
     path.write_text('{"users": ["f0"], "num_samples": [3], "user_data": {"f0": {"x": [1], "y": [1]}}}')
-    with pytest.raises(SettingsError, match=r"'f0' has 1 x and 1 y where num_samples says 3"):
+    with pytest.raises(RayflError, match=r"'f0' has 1 x and 1 y where num_samples says 3"):
         FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
 
 
@@ -104,20 +104,20 @@ def test_each_role_is_a_client_whose_samples_are_80_characters_and_the_next(tmp_
 def test_samples_of_another_length_are_refused(tmp_path, x, y):
     write_leaf(tmp_path, "train", "a.json", {"PLAY_ROMEO": (x, y)})
     write_leaf(tmp_path, "test", "a.json", {"PLAY_ROMEO": role(TEXT)})
-    with pytest.raises(SettingsError, match="'PLAY_ROMEO' has samples that are not 80 characters and the next"):
+    with pytest.raises(RayflError, match="'PLAY_ROMEO' has samples that are not 80 characters and the next"):
         Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 def test_a_split_without_samples_is_refused(tmp_path):
     write_leaf(tmp_path, "train", "a.json", {"PLAY_ROMEO": role(TEXT)})
     write_leaf(tmp_path, "test", "a.json", {"PLAY_ROMEO": ([], [])})
-    with pytest.raises(SettingsError, match="shakespeare: its files hold no test samples"):
+    with pytest.raises(RayflError, match="shakespeare: its files hold no test samples"):
         Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 @pytest.mark.parametrize("source", [FederatedEMNIST, Shakespeare])
 def test_what_to_fetch_and_where_to_put_it_is_said(tmp_path, source):
-    with pytest.raises(SettingsError, match=rf"{source.name} is not on this machine .*LEAF.*{tmp_path}/{source.name}"):
+    with pytest.raises(RayflError, match=rf"{source.name} is not on this machine .*LEAF.*{tmp_path}/{source.name}"):
         source(cache=tmp_path).load()
-    with pytest.raises(SettingsError, match=r"neither train/\*\.json and test/\*\.json nor .*_\*\.h5.*preprocess"):
+    with pytest.raises(RayflError, match=r"neither train/\*\.json and test/\*\.json nor .*_\*\.h5.*preprocess"):
         source(root=tmp_path, cache=tmp_path / "cache").load()

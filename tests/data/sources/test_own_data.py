@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from pyarrow import csv, parquet
 
-from rayfl.choices import make
+from rayfl.choices.kinds import make
 from rayfl.data.check import checked
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.arrays import Arrays
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
-from rayfl.settings import SettingsError
 
 GENERATOR = np.random.default_rng(3)
 VECTORS = GENERATOR.standard_normal((20, 3))
@@ -111,24 +111,24 @@ def test_images_tokens_and_names_of_classes():
 )
 def test_what_is_no_data_is_refused(tmp_path: Path, arrays: dict, sentence: str):
     np.savez(tmp_path / "mine.npz", **arrays)
-    with pytest.raises(SettingsError, match=f"mine.npz {sentence}") as caught:
+    with pytest.raises(RayflError, match=f"mine.npz {sentence}") as caught:
         checked(load("arrays", path=str(tmp_path / "mine.npz")))
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_of_other_names_is_refused_with_the_names_that_it_has(tmp_path: Path):
     np.save(tmp_path / "x.npy", VECTORS)
-    with pytest.raises(SettingsError, match="has no inputs; it has x, and the names that count are inputs, labels"):
+    with pytest.raises(RayflError, match="has no inputs; it has x, and the names that count are inputs, labels"):
         load("arrays", path=str(tmp_path))
 
 
 def test_whole_numbers_that_are_no_tokens_are_told_of_the_kind(tmp_path: Path):
     np.savez(tmp_path / "mine.npz", inputs=LABELS.reshape(10, 2) - 2, labels=LABELS[:10])
-    with pytest.raises(SettingsError, match=r"give data\.kind='vector' for numbers"):
+    with pytest.raises(RayflError, match=r"give data\.kind='vector' for numbers"):
         load("arrays", path=str(tmp_path / "mine.npz"))
     assert load("arrays", path=str(tmp_path / "mine.npz"), kind="vector").kind == "vector"
     tokens = Arrays(LABELS.reshape(10, 2), LABELS[:10])
-    with pytest.raises(SettingsError, match=r"or give data\.kind='vector' if these are numbers"):
+    with pytest.raises(RayflError, match=r"or give data\.kind='vector' if these are numbers"):
         prepare(Experiment(**{**SMALL, "data": tokens}))
 
 
@@ -143,14 +143,14 @@ def test_labels_without_class_0_get_a_notice(caplog: pytest.LogCaptureFixture):
 
 def test_nothing_pickled_is_read(tmp_path: Path):
     np.savez(tmp_path / "mine.npz", inputs=VECTORS, labels=np.array([{}] * 20, dtype=object))
-    with pytest.raises(SettingsError, match=r"mine.npz cannot be read"):
+    with pytest.raises(RayflError, match=r"mine.npz cannot be read"):
         load("arrays", path=str(tmp_path / "mine.npz"))
     for path, words in (
         (tmp_path / "min.npz", "is not there; did you mean 'mine.npz'"),
         (tmp_path / "other.txt", "is not there; give data.path an .npz file, or a folder of .npy"),
         (tmp_path / "gone" / "mine.npz", f"is not there, nor is the folder {tmp_path / 'gone'}; give"),
     ):
-        with pytest.raises(SettingsError, match=words):
+        with pytest.raises(RayflError, match=words):
             load("arrays", path=str(path))
 
 
@@ -198,13 +198,13 @@ def test_a_table(tmp_path: Path, ending: str):
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, options: dict, sentence: str):
     (tmp_path / "flowers.csv").write_text(CSV)
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(RayflError, match=sentence):
         load("table", path=str(tmp_path / "flowers.csv"), **options)
 
 
 def test_gaps_are_refused(tmp_path: Path):
     (tmp_path / "gap.csv").write_text("a,label\n1.0,0\n,1\n")
-    with pytest.raises(SettingsError, match=r"has nothing in column 'a' of row 1 \(counted from 0\); fill it, or drop"):
+    with pytest.raises(RayflError, match=r"has nothing in column 'a' of row 1 \(counted from 0\); fill it, or drop"):
         load("table", path=str(tmp_path / "gap.csv"))
 
 
@@ -224,23 +224,23 @@ def test_a_folder_of_images(tmp_path: Path):
     assert everything == [0, 1, 2, 40, 41]
     pictures(tmp_path / "two" / "train", {"a": 2, "b": 1})
     pictures(tmp_path / "two" / "test", {"a": 1}, side=8)
-    with pytest.raises(SettingsError, match="has train inputs of shape"):
+    with pytest.raises(RayflError, match="has train inputs of shape"):
         load("image-folder", path=str(tmp_path / "two"))
     found = load("image-folder", path=str(tmp_path / "two"), side=4, channels=1)
     assert (found.input_shape, found.train.labels.tolist(), found.test.labels.tolist()) == ((1, 4, 4), [0, 0, 1], [0])
 
 
 def test_what_is_no_folder_of_images_is_refused(tmp_path: Path):
-    with pytest.raises(SettingsError, match=r"there is no folder .*none; give data.path a folder of class folders"):
+    with pytest.raises(RayflError, match=r"there is no folder .*none; give data.path a folder of class folders"):
         load("image-folder", path=str(tmp_path / "none"))
-    with pytest.raises(SettingsError, match="has no images in its class folders"):
+    with pytest.raises(RayflError, match="has no images in its class folders"):
         load("image-folder", path=str(tmp_path))
     pictures(tmp_path / "x", {"a": 1})
     pictures(tmp_path / "x" / "more", {"b": 1}, side=9)
-    with pytest.raises(SettingsError, match=r"0.png is 9x9 pixels and others are 6x6; set data.side to scale all"):
+    with pytest.raises(RayflError, match=r"0.png is 9x9 pixels and others are 6x6; set data.side to scale all"):
         load("image-folder", path=str(tmp_path / "x"))
     (tmp_path / "x" / "a" / "0.png").write_bytes(b"no image")
-    with pytest.raises(SettingsError, match=r"0.png cannot be read"):
+    with pytest.raises(RayflError, match=r"0.png cannot be read"):
         load("image-folder", path=str(tmp_path / "x"))
 
 
@@ -258,15 +258,15 @@ def test_a_hugging_face_dataset(tmp_path: Path):
         ({"inputs": "vectors"}, r"has no column 'vectors': did you mean 'vector'\?"),
         ({"inputs": "vector", "train": "trian"}, r"has no split 'trian': did you mean 'train'\?"),
     ):
-        with pytest.raises(SettingsError, match=words):
+        with pytest.raises(RayflError, match=words):
             load("huggingface", path=str(tmp_path / "splits"), **options)
-    with pytest.raises(SettingsError, match="is no dataset on disk"):
+    with pytest.raises(RayflError, match="is no dataset on disk"):
         load("huggingface", path=str(tmp_path))
 
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(SettingsError, match=r"needs the package datasets: pip install 'rayfl\[huggingface\]'$"):
+    with pytest.raises(RayflError, match=r"needs the package datasets: pip install 'rayfl\[huggingface\]'$"):
         load("huggingface", path=str(tmp_path))
 
 
@@ -288,5 +288,5 @@ def test_arrays_in_memory_are_the_data_of_an_experiment():
     assert prepare(one).dataset.num_classes == 4
     written = one.as_dict()
     assert written["data"]["name"] == "in memory: data of 20 arrays"
-    with pytest.raises(SettingsError, match=r"^data: data of 20 arrays was given from Python and cannot be imported"):
+    with pytest.raises(RayflError, match=r"^data: data of 20 arrays was given from Python and cannot be imported"):
         Experiment(**written)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.sources.synthetic import Synthetic
-from rayfl.settings import SettingsError
+from rayfl.errors import RayflError
 
 
 def test_groups_have_a_tenth_for_testing():
@@ -87,5 +87,5 @@ def test_a_group_is_labelled_by_one_linear_model():
     ],
 )
 def test_impossible_options_are_refused(options, sentence):
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(RayflError, match=sentence):
         Synthetic(**options).load()

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.choices import named
+from rayfl.choices.kinds import named
 from rayfl.data.batches import Batch, schedule
 from rayfl.determinism import seeding
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.experiment_file import read_table
 from rayfl.experiment.prepare import prepare
@@ -21,7 +22,6 @@ from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.fedpse import FedPSE
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.rounds.setup import Setup
-from rayfl.settings import SettingsError
 from rayfl.task import Classification
 from tests.methods.reference import Vectors, doubles, initial, played, setup_of, trained
 
@@ -274,7 +274,7 @@ def test_the_experiment_file_says_it(tmp_path):
     ],
 )
 def test_a_mistake_gets_one_sentence(elastic: Any, sentence: str):
-    with pytest.raises(SettingsError, match=sentence):
+    with pytest.raises(RayflError, match=sentence):
         table({"name": "fedavg", "elastic": elastic})
 
 
@@ -288,5 +288,5 @@ def test_what_has_no_delta_is_refused(name: str, sentence: str):
 
 
 def test_heldout_samples_are_needed():
-    with pytest.raises(SettingsError, match=r"Elastic needs heldout examples; set splits.heldout_ratio"):
+    with pytest.raises(RayflError, match=r"Elastic needs heldout examples; set splits.heldout_ratio"):
         prepare(table({"name": "fedavg", "elastic": True}, splits={"heldout_ratio": 0.0}))

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.choices import named
+from rayfl.choices.kinds import named
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
@@ -14,7 +15,6 @@ from rayfl.methods.dispfl import DisPFLHyper
 from rayfl.methods.shared.distributed_gradient import GradientStep
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.rounds.rounds import RunState
-from rayfl.settings import SettingsError
 from tests.methods.reference import initial, played, setup_of, softmax_gradient
 
 # r = 0, 2, 4, 7 of R = 8: the cosine of 0, pi/4, pi/2 and 7 pi/8.
@@ -64,7 +64,7 @@ def test_the_length_is_filled_in_where_it_counts():
     ],
 )
 def test_contradictions_get_one_sentence(settings: dict[str, Any], sentence: str):
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(RayflError) as error:
         LearningRate(**settings)
     assert str(error.value) == sentence
 
@@ -101,7 +101,7 @@ def test_an_experiment_gives_its_rounds_and_writes_down_what_the_user_wrote():
 
 
 def test_an_experiment_refuses_a_cosine_that_is_too_short():
-    with pytest.raises(SettingsError, match="lr_rounds=3 is below the 4 rounds of training"):
+    with pytest.raises(RayflError, match="lr_rounds=3 is below the 4 rounds of training"):
         experiment(lr_schedule="cosine", lr_rounds=3)
 
 
@@ -137,5 +137,5 @@ def test_every_method_with_a_decay_has_the_schedules():
 
 def test_a_decay_that_a_method_has_by_default_is_no_contradiction():
     assert DisPFLHyper(lr_schedule="constant").model_dump()["lr_decay"] == 0.998
-    with pytest.raises(SettingsError, match=r"lr_decay=1\.0 belongs to lr_schedule='exponential'"):
+    with pytest.raises(RayflError, match=r"lr_decay=1\.0 belongs to lr_schedule='exponential'"):
         DisPFLHyper(lr_schedule="constant", lr_decay=1.0)

@@ -12,7 +12,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from rayfl.trackers.tracker import Mark, Status, TrackedRun
+from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun
 
 FOLDER = "mlflow"
 """The file store's name in the run directory."""

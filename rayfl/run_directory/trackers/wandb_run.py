@@ -11,7 +11,7 @@ from typing import Any
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
-from rayfl.trackers.tracker import Mark, Status, TrackedRun
+from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun
 
 FOLDER = "wandb"
 """Where wandb writes in the run directory."""

@@ -9,17 +9,17 @@ import pytest
 
 from actors import session
 from jobs.single import run
-from rayfl import plugins
-from rayfl.choices import find, known, make, reference
+from rayfl.choices import plugins
+from rayfl.choices.kinds import find, known, make, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import read
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
 from rayfl.models import Architecture
 from rayfl.run_directory.record import read_run
-from rayfl.settings import SettingsError
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
 
@@ -131,9 +131,9 @@ def test_an_installed_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.__name__ == "Halved" and reference(found) == "halved"
     assert known(Method)["halved"] is found and "halved" not in known(Compressor)
     assert "halved" in rayfl("methods").output and "the half" in rayfl("methods", "halved").output
-    with pytest.raises(SettingsError, match=r"^unknown method 'halve': did you mean 'halved'\?$"):
+    with pytest.raises(RayflError, match=r"^unknown method 'halve': did you mean 'halved'\?$"):
         find(Method, "halve")
-    with pytest.raises(SettingsError, match=r"'Halved' is a method, and no dataset; give a subclass of rayfl\.data"):
+    with pytest.raises(RayflError, match=r"'Halved' is a method, and no dataset; give a subclass of rayfl\.data"):
         find(Source, "halved")
 
 
@@ -147,9 +147,9 @@ def test_two_plugins_of_one_name_and_one_of_ours(home: Path, monkeypatch: pytest
         ("third", "fedavg", "twin_parts:Halved"),
         ("fourth", "digits", "twin_parts:Halved"),
     )
-    with pytest.raises(SettingsError, match=r"^the packages (one and other|other and one) both have a plugin 'halved'"):
+    with pytest.raises(RayflError, match=r"^the packages (one and other|other and one) both have a plugin 'halved'"):
         find(Method, "halved")
-    with pytest.raises(SettingsError, match=r"^third has a method 'fedavg', which is the name of one of ours"):
+    with pytest.raises(RayflError, match=r"^third has a method 'fedavg', which is the name of one of ours"):
         find(Method, "fedavg")
     assert find(Source, "digits").__module__.startswith("rayfl."), "a method of that name is no dataset"
     assert "halved" not in known(Method), "what cannot be loaded hides nothing else"
@@ -213,7 +213,7 @@ def test_a_name_of_ours_is_not_given_twice(home: Path) -> None:
         "from rayfl.compress.sparse import TopK\n\n"
         "class Mine(TopK):\n    name = 'dense'\n\nclass Other(TopK):\n    pass\n"
     )
-    with pytest.raises(SettingsError, match=r"mine.py:3: the compressor 'Mine' is called 'dense', which is the name"):
+    with pytest.raises(RayflError, match=r"mine.py:3: the compressor 'Mine' is called 'dense', which is the name"):
         find(Compressor, "mine/mine.py:Mine")
     made = make(Compressor, {"name": "mine/mine.py:Other", "keep_ratio": 0.5})
     assert isinstance(made, TopK) and made.name == "Other"
@@ -257,7 +257,7 @@ def test_a_sweep_over_methods_of_ones_own(home: Path) -> None:
 
 
 def test_a_model_is_no_method_and_says_so() -> None:
-    with pytest.raises(SettingsError, match="'Logistic' is a model, and no method"):
+    with pytest.raises(RayflError, match="'Logistic' is a model, and no method"):
         find(Method, make(Architecture, {"name": "logistic"}).__class__)
 
 

@@ -9,16 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rayfl.settings import SettingsError, dotted
+from rayfl.errors import RayflError
+from rayfl.settings import dotted
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Status = Literal["finished", "stopped", "failed"]
 """How a run ended. A run that stopped or failed can be resumed, and the same tracker's run then goes on."""
 
 _ADAPTERS: Mapping[str, tuple[str, str]] = {
-    "tensorboard": ("rayfl.trackers.tensorboard_events", "TensorBoard"),
-    "mlflow": ("rayfl.trackers.mlflow_run", "MlflowRun"),
-    "wandb": ("rayfl.trackers.wandb_run", "WandbRun"),
+    "tensorboard": ("rayfl.run_directory.trackers.tensorboard_events", "TensorBoard"),
+    "mlflow": ("rayfl.run_directory.trackers.mlflow_run", "MlflowRun"),
+    "wandb": ("rayfl.run_directory.trackers.wandb_run", "WandbRun"),
 }
 _EXTRAS = ("mlflow", "wandb")
 """Trackers that are packages of their own, each an extra of that name."""
@@ -111,10 +112,10 @@ def adapter(name: str) -> type[Tracker]:
 
 
 def require_installed(names: Collection[str]) -> None:
-    """SettingsError, which names the extra to install, for a tracker whose package is not here."""
+    """RayflError, which names the extra to install, for a tracker whose package is not here."""
     for name in _EXTRAS:
         if name in names and importlib.util.find_spec(name) is None:
-            raise SettingsError(
+            raise RayflError(
                 f" names {name!r}, whose package is not installed: pip install 'rayfl[{name}]', or leave it out",
                 ("output", "track"),
             )

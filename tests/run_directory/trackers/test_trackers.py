@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from tensorboard.plugins.hparams import metadata as hparams
 
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Output
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory import tracking
 from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, save_model
 from rayfl.run_directory.run_entries import require_no_links, require_own_entries
+from rayfl.run_directory.trackers import tracker as trackers
+from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
-from rayfl.settings import SettingsError
-from rayfl.trackers import tracker as trackers
-from rayfl.trackers.tracker import TrackerName
 from tests.actors.toys import logged
 from tests.jobs.commands import rayfl, refused
-from tests.trackers.readers import mlflow_client, mlflow_runs, points, tensorboard, wandb_records
+from tests.run_directory.trackers.readers import mlflow_client, mlflow_runs, points, tensorboard, wandb_records
 
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
 EXPERIMENT = {
@@ -132,7 +132,7 @@ def test_a_file_of_the_users_among_them_is_not_removed(tmp_path: Path, place: st
     play(directory, range(1), names=("mlflow",))
     (directory / place).parent.mkdir(exist_ok=True)
     (directory / place).write_text("mine")
-    with pytest.raises(SettingsError, match=r"was written by no run: move it away"):
+    with pytest.raises(RayflError, match=r"was written by no run: move it away"):
         create_run_directory(directory, overwrite=True)
     (directory / place).unlink()
     create_run_directory(directory, overwrite=True)
@@ -256,7 +256,7 @@ def test_a_tracker_that_fails_is_left_aside_with_one_notice_and_the_run_goes_on(
 
 
 def test_what_a_failed_tracker_lacks_is_sent_when_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from rayfl.trackers.mlflow_run import MlflowRun
+    from rayfl.run_directory.trackers.mlflow_run import MlflowRun
 
     directory = described(tmp_path / "run")
     whole = MlflowRun.round
@@ -296,11 +296,11 @@ def test_the_setting_is_one_list():
 
     assert Output().track == ("tensorboard",)
     assert output(track="mlflow").track == ("mlflow",) and output(track=[]).track == ()
-    with pytest.raises(SettingsError, match="names a tracker twice"):
+    with pytest.raises(RayflError, match="names a tracker twice"):
         Output(track=("mlflow", "mlflow"))
-    with pytest.raises(SettingsError, match=r"track=\['aim'\] is not allowed"):
+    with pytest.raises(RayflError, match=r"track=\['aim'\] is not allowed"):
         output(track=["aim"])
-    with pytest.raises(SettingsError, match="tags"):
+    with pytest.raises(RayflError, match="tags"):
         Output(tags=("no/slash",))
 
 

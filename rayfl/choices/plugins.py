@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rayfl.errors import RayflError, nearest, reason
 from rayfl.limits.regular_files import read_bytes
-from rayfl.settings import SettingsError, nearest, reason
 
 GROUP = "rayfl.plugins"
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
@@ -96,9 +96,9 @@ def is_reference(name: str) -> bool:
 
 # Any: whatever the name leads to.
 def load(name: str) -> Any:
-    """What `file.py:Class` or `package.module:Class` stands for. SettingsError where it leads to nothing."""
+    """What `file.py:Class` or `package.module:Class` stands for. RayflError where it leads to nothing."""
     if name.startswith(MEMORY):
-        raise SettingsError(
+        raise RayflError(
             f"{name.removeprefix(MEMORY)} was given from Python and cannot be imported, so only the process that was "
             "given it can run it; put it into a file or a module, and start a new run"
         )
@@ -116,17 +116,17 @@ def _read(path: Path) -> PluginFile:
     except FileNotFoundError:
         others = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(str(path), others, n=1)
-        raise SettingsError(
+        raise RayflError(
             f"there is no file {path}; {f'did you mean {close[0]!r}?' if close else 'give the path of a Python file'}"
         ) from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{path} is not UTF-8 text; give the path of a Python file") from None
+        raise RayflError(f"{path} is not UTF-8 text; give the path of a Python file") from None
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read ({reason(error)}); give the path of a Python file") from None
+        raise RayflError(f"{path} cannot be read ({reason(error)}); give the path of a Python file") from None
 
 
 def _run(file: PluginFile) -> ModuleType:
-    """The module of a plugin file, which is run the first time. SettingsError, with its line, where it fails."""
+    """The module of a plugin file, which is run the first time. RayflError, with its line, where it fails."""
     if file.module in _files:
         # The last place where it was found: where it was before there may be another file by now.
         _files[file.module] = file
@@ -135,7 +135,7 @@ def _run(file: PluginFile) -> ModuleType:
         code = compile(file.source, file.path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        raise SettingsError(
+        raise RayflError(
             f"{file.path}{f':{line}' if line else ''} is no Python: {getattr(error, 'msg', error)}; correct it"
         ) from None
     module = ModuleType(file.module)
@@ -152,12 +152,12 @@ def _run(file: PluginFile) -> ModuleType:
     return module
 
 
-def _failed(error: Exception, path: str) -> SettingsError:
+def _failed(error: Exception, path: str) -> RayflError:
     """What a file or a module raised as it was imported, and on which of its lines."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f"{path}:{lines[-1]}" if lines else path
     words = " ".join(str(error).split())
-    return SettingsError(f"{where} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
+    return RayflError(f"{where} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
 
 
 def _imported(module: str, name: str) -> ModuleType:
@@ -166,12 +166,12 @@ def _imported(module: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _failed(error, _origin(module)) from None
-        raise SettingsError(
+        raise RayflError(
             f"there is no module {error.name!r} for {name!r}; install it, or name a file as in path/to/file.py:"
             f"{name.partition(':')[2]}"
         ) from None
     except SyntaxError as error:
-        raise SettingsError(f"{error.filename}:{error.lineno} is no Python: {error.msg}; correct it") from None
+        raise RayflError(f"{error.filename}:{error.lineno} is no Python: {error.msg}; correct it") from None
     except Exception as error:  # noqa: BLE001 (a module may raise anything)
         raise _failed(error, _origin(module)) from None
 
@@ -190,7 +190,7 @@ def _member(module: ModuleType, name: str, place: str) -> Any:
         found = getattr(found, part, None)
     if found is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        raise SettingsError(f"{place} has no {name!r}: {nearest(name, own)}")
+        raise RayflError(f"{place} has no {name!r}: {nearest(name, own)}")
     return found
 
 
@@ -214,16 +214,16 @@ def packages_of(name: str) -> str:
 
 # Any: whatever the entry point leads to.
 def load_installed(name: str) -> Any:
-    """What the entry point `name` stands for. SettingsError where two packages have one of that name."""
+    """What the entry point `name` stands for. RayflError where two packages have one of that name."""
     first, *others = ones = installed()[name]
     if others:
         values = " or ".join(repr(one.value) for one in ones)
-        raise SettingsError(
+        raise RayflError(
             f"the packages {packages_of(name)} both have a plugin {name!r}; uninstall one of them, or give {values}"
         )
     value = first.value
     if not _MODULE.fullmatch(value):
-        raise SettingsError(f"the plugin {name!r} of {packages_of(name)} is {value!r}; it must be module:Class")
+        raise RayflError(f"the plugin {name!r} of {packages_of(name)} is {value!r}; it must be module:Class")
     return load(value)
 
 

@@ -2,7 +2,7 @@
 
 There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Source`, `PartitionScheme` or `Topology` in
 its room is a new compressor, model, dataset, partition or topology, found by its class attribute `name`; a new file in
-`rayfl/methods/` is a new method. What lies outside the package is found too (rayfl/plugins.py).
+`rayfl/methods/` is a new method. What lies outside the package is found too (plugins.py).
 """
 
 import importlib
@@ -16,8 +16,9 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 
-from rayfl import plugins
-from rayfl.settings import Settings, SettingsError, UnknownName, nearest, shown
+from rayfl.choices import plugins
+from rayfl.errors import RayflError, UnknownName, nearest
+from rayfl.settings import Settings, shown
 
 
 class Kind:
@@ -86,7 +87,7 @@ def installed(kind: type[Kind]) -> dict[str, Any]:
     for name in plugins.installed():
         try:
             found[name] = plugins.load_installed(name)
-        except SettingsError as error:
+        except RayflError as error:
             getLogger("rayfl").warning(f"the plugin {name!r} is left out: {error}")
     return {name: one for name, one in found.items() if _is(kind, one)}
 
@@ -99,7 +100,7 @@ def known(kind: type[Kind]) -> dict[str, Any]:
 
 # Any: a name from a file, or a class or a function from Python; found is a class of `kind`, or what it adopts.
 def find(kind: type[Kind], given: Any) -> Any:
-    """What stands behind a name of an experiment, or behind a class from Python. SettingsError where nothing does."""
+    """What stands behind a name of an experiment, or behind a class from Python. RayflError where nothing does."""
     ours = named(_widest(kind))
     if callable(given):
         return _checked(kind, given)
@@ -107,13 +108,13 @@ def find(kind: type[Kind], given: Any) -> Any:
         return _checked(kind, plugins.load(given))
     if not isinstance(given, str) or (given not in ours and given not in plugins.installed()):
         if isinstance(given, str) and given.endswith(".py"):
-            raise SettingsError(f"{given!r} names a file only; name its class too, as in {given}:Class")
+            raise RayflError(f"{given!r} names a file only; name its class too, as in {given}:Class")
         raise UnknownName(f"unknown {kind.label} {shown(given)}: {nearest(str(given), known(kind))}")
     if given not in plugins.installed():
         return ours[given]
     found = plugins.load_installed(given)
     if given in ours and _is(kind, found):
-        raise SettingsError(
+        raise RayflError(
             f"{plugins.packages_of(given)} has a {kind.label} {given!r}, which is the name of one of ours; uninstall "
             "it, or have it renamed"
         )
@@ -133,11 +134,11 @@ def _is(kind: type[Kind], found: object) -> bool:
 
 # Any: see `find`.
 def _checked(kind: type[Kind], found: Any) -> Any:
-    """`found`, a class that is not ours, with a name of its own. SettingsError where it is none of this kind."""
+    """`found`, a class that is not ours, with a name of its own. RayflError where it is none of this kind."""
     widest = _widest(kind)
     word = getattr(found, "__qualname__", shown(found))
     if not _is(widest, found):
-        raise SettingsError(
+        raise RayflError(
             f"{plugins.place_of(found)}: {word!r} is {_what(found)}, and no {kind.label}; give a subclass of "
             f"{widest.__module__}.{widest.__name__}"
         )
@@ -145,9 +146,9 @@ def _checked(kind: type[Kind], found: Any) -> Any:
         return found
     if inspect.isabstract(found):
         lacks = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise SettingsError(f"{plugins.place_of(found)}: the {kind.label} {word!r} lacks {lacks}; define it")
+        raise RayflError(f"{plugins.place_of(found)}: the {kind.label} {word!r} lacks {lacks}; define it")
     if vars(found).get("name") in named(widest):
-        raise SettingsError(
+        raise RayflError(
             f"{plugins.place_of(found)}: the {kind.label} {word!r} is called {found.name!r}, which is the name of one "
             "of ours; give it another name, or none"
         )
@@ -178,7 +179,7 @@ def reference(found: Any) -> str:
 def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
     """The object that a table with a `name` and options describes, e.g. {"name": "topk", "keep_ratio": 0.1}."""
     if "name" not in table:
-        raise SettingsError(f" is missing; a {kind.label} is one of {', '.join(known(kind))}", ("name",))
+        raise RayflError(f" is missing; a {kind.label} is one of {', '.join(known(kind))}", ("name",))
     found = find(kind, table["name"])
     return kind.from_options(found, {key: value for key, value in table.items() if key != "name"})
 
@@ -196,7 +197,7 @@ def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
     found = given if isinstance(given, widest) else make(widest, as_table(given, field))
     if isinstance(found, widest) and not isinstance(found, kind):
         narrow = [name for name, one in named(widest).items() if issubclass(one, kind)]
-        raise ValueError(f"{found.name!r} is no {kind.__name__.lower()}; give one of {', '.join(narrow)}")
+        raise RayflError(f"{found.name!r} is no {kind.__name__.lower()}; give one of {', '.join(narrow)}")
     return found
 
 
@@ -206,7 +207,7 @@ def as_table(given: Any, field: str | None) -> dict[str, Any]:
     if isinstance(given, str) or callable(given):
         return {"name": given}
     if not isinstance(given, Mapping):
-        raise ValueError(f"{field}={shown(given)} is not allowed; it must be a name, or a table with a name")
+        raise RayflError(f"{field}={shown(given)} is not allowed; it must be a name, or a table with a name")
     return dict(given)
 
 

@@ -2,25 +2,25 @@
 
 import pytest
 
-from rayfl import choices
+from rayfl.choices import kinds
 from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
+from rayfl.errors import RayflError
 from rayfl.models import Architecture
-from rayfl.settings import SettingsError
 from rayfl.topology.graphs import Topology
 
-KINDS: list[type[choices.Choice]] = [Compressor, Source, PartitionScheme, Architecture, Topology]
+KINDS: list[type[kinds.Choice]] = [Compressor, Source, PartitionScheme, Architecture, Topology]
 
 
 def test_these_are_all_kinds():
-    assert set(choices.Choice.__subclasses__()) == set(KINDS)
+    assert set(kinds.Choice.__subclasses__()) == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_room_finds_its_classes_by_name(kind: type):
-    found = choices.named(kind)
+    found = kinds.named(kind)
     assert found
     assert list(found) == sorted(found)
     for name, each in found.items():
@@ -32,14 +32,14 @@ def test_classes_of_other_people_stay_outside():
     class Foreign(TopK):
         name = "foreign-of-this-test"
 
-    choices.scanned.cache_clear()
-    assert Foreign.name not in choices.named(Compressor)
+    kinds.scanned.cache_clear()
+    assert Foreign.name not in kinds.named(Compressor)
 
 
 def test_a_table_makes_an_object():
-    assert choices.make(Compressor, {"name": "topk", "keep_ratio": 0.25}) == TopK(keep_ratio=0.25)
+    assert kinds.make(Compressor, {"name": "topk", "keep_ratio": 0.25}) == TopK(keep_ratio=0.25)
     table = {"name": "topk"}
-    assert choices.make(Compressor, table) == TopK()
+    assert kinds.make(Compressor, table) == TopK()
     assert table == {"name": "topk"}, "the caller's table stays as it was"
 
 
@@ -54,6 +54,6 @@ def test_a_table_makes_an_object():
     ],
 )
 def test_what_is_not_there(table: dict[str, object], sentence: str):
-    with pytest.raises(SettingsError) as error:
-        choices.make(Compressor, table)
+    with pytest.raises(RayflError) as error:
+        kinds.make(Compressor, table)
     assert str(error.value).startswith(sentence)

@@ -10,7 +10,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rayfl.trackers.wandb_run import offline_records
+from rayfl.run_directory.trackers.wandb_run import offline_records
 
 Points = list[tuple[int, float]]
 """Step and value, in the order in which they were sent."""

@@ -21,7 +21,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import (
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from rayfl.trackers.tracker import Mark, Status, TrackedRun
+from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun
 
 FOLDER = "tensorboard"
 """Where the event files lie in the run directory."""

@@ -1,0 +1,60 @@
+"""The error for a user's mistake, and the words that its sentences share."""
+
+import difflib
+import os
+from collections.abc import Iterable
+
+
+class RayflError(ValueError):
+    """One sentence for the user: what was given, what is allowed, what to change.
+
+    An error about one setting has that setting's path as `key` (("method", "lr")), and the sentence shows it between
+    `lead` and `reason`; `under` puts the names of outer tables before it.
+    """
+
+    def __init__(self, reason: str, key: tuple[str, ...] = (), lead: str = "") -> None:
+        super().__init__(reason, key, lead)
+        self.reason, self.key, self.lead = reason, key, lead
+
+    def __str__(self) -> str:
+        return f"{self.lead}{'.'.join(self.key)}{self.reason}"
+
+    def under(self, *tables: str) -> "RayflError":
+        """The same mistake, with the path of the outer `tables` before its key."""
+        if self.key:
+            return RayflError(self.reason, (*tables, *self.key), self.lead)
+        return RayflError(f": {self.reason}", tables) if tables else self
+
+
+class UnknownName(RayflError):
+    """An unknown method, model, compressor, ...; its sentence names the kind itself, so no path goes before it."""
+
+    def under(self, *tables: str) -> RayflError:
+        return self
+
+
+class UnknownKey(RayflError):
+    """A key that its table does not take; `known` are those that it takes."""
+
+    def __init__(self, key: tuple[str, ...], known: Iterable[str]) -> None:
+        self.known = sorted(known)
+        super().__init__(f"': {nearest(key[-1], self.known)}", key, "unknown key '")
+        # What pickle makes it of.
+        self.args = (key, self.known)
+
+    def under(self, *tables: str) -> RayflError:
+        return UnknownKey((*tables, *self.key), self.known)
+
+
+def reason(error: OSError) -> str:
+    """The cause of a file's error, in the system's words."""
+    return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown `name`: the closest known one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known are: {', '.join(known) if known else 'none'}"
