@@ -46,7 +46,7 @@ docs: $(HAS_DEV)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site
-	find rayfl actors jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find rayfl actors jobs benchmarks docs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # install(extras, stamps): the stamps are younger than SOURCES once this has gone through.
 define install

@@ -1,4 +1,4 @@
-"""The command `rayfl`: run, sweep, report, what there is to choose from, and measurements."""
+"""The command `rayfl`: run, sweep, report, and what there is to choose from."""
 
 import json
 import shlex
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from actors import fork_server, supervisor
-from jobs.bench.commands import bench
 from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Supervised, WithSettings, sentences
 from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
@@ -425,9 +424,6 @@ _catalogue("datasets", "data")
 _catalogue("partitions", "partition")
 _catalogue("compressors", "uplink")
 _catalogue("topologies", "topology")
-
-
-main.add_command(bench)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from matplotlib import pyplot
 
 import rayfl
+from benchmarks.__main__ import main as benchmarks
 from docs.generate import hooks, markdown, messages, pages
 from jobs.cli import main
 from jobs.command_line import WithSettings
@@ -135,23 +136,29 @@ def test_the_site_loads_nothing_from_elsewhere():
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words behind `rayfl` of every command of a page: of blocks line by line, and of `code` in sentences."""
+    """The words of every command on a page, in blocks and in sentences, without `rayfl` and `python -m`."""
     shells = [one.text for one in blocks(text) if one.language in ("", "bash", "console", "sh")]
     lines = [line for shell in shells for line in shell.splitlines()]
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    inline = [code for code in re.findall(r"`([^`\n]+)`", prose) if re.match(r"rayfl [a-z-]", code)]
+    inline = [
+        code for code in re.findall(r"`([^`\n]+)`", prose) if re.match(r"(rayfl|python -m benchmarks) [a-z-]", code)
+    ]
     inline += re.findall(r"`(rayfl [a-z-][^`]*?\n[^`]*?)`", prose)
     for line in [*lines, *inline]:
         given = re.sub(r"[\[\]](?=[A-Zk-])|(?<=[A-Z.])\]| ?\.\.\.", "", line) if line in inline else line
-        found = re.search(r"(?:^(?:\$ |\.venv/bin/)?|python -m )(rayfl|jobs\.run)(?: (.*))?$", given)
+        found = re.search(r"(?:^(?:\$ |\.venv/bin/)?|python -m )(rayfl|jobs\.run|benchmarks)(?: (.*))?$", given)
         if found and not line.startswith("rayfl: "):
             words = shlex.split(found[2] or "", comments=True)
-            yield ["run", *words] if found[1] == "jobs.run" else words
+            yield [*{"rayfl": (), "jobs.run": ["run"], "benchmarks": ["benchmarks"]}[found[1]], *words]
 
 
 def test_commands_are_found_in_blocks_and_in_sentences():
-    text = "Say `rayfl run FILE [key=value ...] [--rounds N]`.\n```bash\nray job -- python -m rayfl ls a  # b\n```\n"
-    assert list(commands(text)) == [["ls", "a"], ["run", "FILE", "key=value", "--rounds", "N"]]
+    text = (
+        "Say `rayfl run FILE [key=value ...] [--rounds N]`.\n```bash\nray job -- python -m rayfl ls a  # b\n"
+        "python -m benchmarks start\n```\n"
+    )
+    found = [["ls", "a"], ["benchmarks", "start"], ["run", "FILE", "key=value", "--rounds", "N"]]
+    assert list(commands(text)) == found
 
 
 @each_page
@@ -159,8 +166,8 @@ def test_every_command_shown_is_one(page: Path, folder: Path):
     for words in commands(text_of(page)):
         if words[:1] in ([], ["--help"]):
             continue
-        known = dict(pages.each_command(main))
-        named_by = 2 if " ".join(words[:2]) in known else 1
+        known = {**main.commands} | {f"benchmarks {name}": one for name, one in benchmarks.commands.items()}
+        named_by = 2 if words[0] == "benchmarks" else 1
         command = known.get(" ".join(words[:named_by]))
         assert command is not None, words
         context = click.Context(command, info_name=words[0])
@@ -192,11 +199,13 @@ def settings_exist(command: click.Command, context: click.Context, words: list[s
 
 def test_the_table_of_commands_is_whole():
     page = text_of(DOCS / "reference" / "commands.md")
-    shown = set(re.findall(r"^\| `rayfl ((?:bench )?\w+)", page, flags=re.MULTILINE))
-    shown |= {"models", "datasets", "partitions", "compressors", "topologies", "bench"}
-    assert shown == set(dict(pages.each_command(main)))
+    shown = set(re.findall(r"^\| `rayfl (\w+)", page, flags=re.MULTILINE))
+    shown |= {"models", "datasets", "partitions", "compressors", "topologies"}
+    assert shown == set(main.commands)
+    page = text_of(DOCS / "benchmarks.md")
+    assert set(re.findall(r"^\| `python -m benchmarks (\w+)", page, flags=re.MULTILINE)) == set(benchmarks.commands)
     made = pages.commands_section()
-    for name, command in pages.each_command(main):
+    for name, command in main.commands.items():
         assert f"## rayfl {name}\n" in made
         for parameter in command.params:
             if isinstance(parameter, click.Option):

@@ -1,4 +1,7 @@
-"""Imports run one way, jobs -> actors -> rayfl, and only `actors` imports ray: every file is read, rayfl imported."""
+"""Imports run one way, benchmarks -> jobs -> actors -> rayfl, and of the packages only `actors` imports ray.
+
+Every file is read, and rayfl is imported.
+"""
 
 import ast
 import subprocess
@@ -10,9 +13,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FORBIDDEN = {
-    "rayfl": {"ray", "actors", "jobs", "tests"},
-    "actors": {"jobs", "tests"},
-    "jobs": {"ray", "tests"},
+    "rayfl": {"ray", "actors", "jobs", "benchmarks", "tests"},
+    "actors": {"jobs", "benchmarks", "tests"},
+    "jobs": {"ray", "benchmarks", "tests"},
+    "benchmarks": {"tests"},
 }
 DOOR = {"rayfl/__init__.py", "rayfl/__main__.py"}
 """`rayfl.run` and its like are looked up in jobs, once they are asked for, and `python -m rayfl` calls the command."""

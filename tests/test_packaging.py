@@ -74,18 +74,18 @@ def test_constraints_cover_what_the_requirements_bring_along() -> None:
 def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set[str]:
     """The third-party modules that files in `folders` import and no requirement provides.
 
-    Programs for other simulators run in environments of their users' (`rayfl bench rounds --peers`).
+    Programs for other simulators run in environments of their own (`python -m benchmarks rounds --peers`).
     """
     names = {
         name
         for folder in folders
         for path in (ROOT / folder).rglob("*.py")
-        if path.parent != ROOT / "jobs" / "bench" / "peers"
+        if path.parent != ROOT / "benchmarks" / "peers"
         for name in imported(path.read_text(encoding="utf-8"))
     }
     provided = importlib.metadata.packages_distributions()
     declared = {canonicalize_name(requirement.name) for requirement in requirements}
-    own = {*PACKAGES, "docs", "tests", *sys.stdlib_module_names}
+    own = {*PACKAGES, "benchmarks", "docs", "tests", *sys.stdlib_module_names}
     return {name for name in names - own if not declared & {canonicalize_name(n) for n in provided.get(name, [name])}}
 
 
@@ -103,6 +103,10 @@ def test_every_import_of_the_tests_is_declared_in_the_test_extra() -> None:
 
 def test_every_import_of_the_documentation_is_declared() -> None:
     assert undeclared(("docs",), [*DEPENDENCIES, *EXTRAS["test"], *EXTRAS["docs"]]) == set()
+
+
+def test_every_import_of_the_benchmarks_is_declared() -> None:
+    assert undeclared(("benchmarks",), DEPENDENCIES) == set()
 
 
 def test_the_command_is_rayfls_own_whatever_else_is_called_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

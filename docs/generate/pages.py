@@ -5,7 +5,7 @@ method sends from messages.py.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ def _inner(kind: type[Settings]) -> str:
 def commands_section() -> str:
     """Every command with its arguments and options."""
     parts = []
-    for name, command in each_command(main):
+    for name, command in main.commands.items():
         context = click.Context(command, info_name=f"rayfl {name}")
         usage = command.get_usage(context).removeprefix("Usage: ")
         text = "\n\n".join(
@@ -199,14 +199,6 @@ def commands_section() -> str:
         rows = [[code(option[0]), escaped(option[1])] for option in options if option is not None]
         parts.append(f"## rayfl {name}\n\n```text\n{usage}\n```\n\n{text}\n\n{table(['option', 'what it does'], rows)}")
     return "\n".join(parts)
-
-
-def each_command(group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    """The commands of a group by the words that call them, those of its groups included."""
-    for name, command in group.commands.items():
-        yield name, command
-        if isinstance(command, click.Group):
-            yield from ((f"{name} {inner}", one) for inner, one in each_command(command))
 
 
 def metrics_section() -> str:

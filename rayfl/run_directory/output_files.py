@@ -1,4 +1,4 @@
-"""Files that a user names: a report, a picture, a plot. What rayfl did not write there is never replaced unasked.
+"""Files that a user names: a report, a picture. What rayfl did not write there is never replaced unasked.
 
 Each kind has a mark near its beginning, by which a file that rayfl wrote is known.
 """
@@ -36,7 +36,6 @@ PARTITION_PICTURE = OutputKind(
     "a picture of the data",
     (f"Software\0{WRITTEN_BY}".encode(), f"<dc:title>{WRITTEN_BY}</dc:title>".encode()),
 )
-COMPRESSORS_PLOT = OutputKind("a plot of compressors", (b'data-written-by="rayfl bench"',))
 
 
 def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -> None:

@@ -22,8 +22,9 @@ prepare_process()
 import json, logging, sys, time
 from pathlib import Path
 from ray.exceptions import ObjectLostError
-from actors import faults, pool, session
+from actors import pool, session
 from actors.errors import LostObjects
+from benchmarks.local_cluster import own_cluster
 from rayfl.experiment.prepare import prepare
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.play_run import play_run
@@ -32,7 +33,7 @@ import ray
 
 pool.GROWTH_S = 0.0
 seen, pending, said = {}, {1: "grow", 4: "shrink", 7: "grow"}, []
-with faults.own_cluster(1) as nodes:
+with own_cluster(1) as nodes:
     chosen = changing(runtime={"address": nodes.address, "actors": 3})
     setup = prepare(chosen)
     with session.session(chosen.runtime):
@@ -101,10 +102,11 @@ from rayfl.determinism.process import prepare_process
 prepare_process()
 import json, threading, time
 from collections import Counter
-from actors import faults, session
+from actors import session
 from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.pool import RayExecutor
+from benchmarks.local_cluster import own_cluster
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
@@ -147,7 +149,7 @@ def reached(wanted):
     return asked
 
 
-with faults.own_cluster(0) as nodes:
+with own_cluster(0) as nodes:
     setup = prepare(experiment())
     runtime = Runtime(address=nodes.address, actors=2, start_timeout_s=300.0, labels={"zone": "!west"})
     with session.session(runtime):

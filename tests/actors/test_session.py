@@ -147,7 +147,7 @@ import os
 from pathlib import Path
 import ray
 from actors import session
-from jobs.bench.victims import ACTOR, processes
+from benchmarks.victims import ACTOR, processes
 from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
 

@@ -161,15 +161,6 @@ def test_a_failing_run_ends_with_its_error_and_exit_code_1(file, monkeypatch, er
     assert result.exit_code == 1 and str(error) in result.stderr and "Traceback" not in result.stderr
 
 
-def test_the_bench_knows_its_workloads_and_replaces_only_its_plot(tmp_path):
-    refused(rayfl("bench", "rounds", "W9"), "W9")
-    refused(rayfl("bench", "exchange", "--peers", 10**9), "--peers 1000000000 --entries 11000000 takes 88.0 PB")
-    refused(rayfl("bench", "compressors", "--entries", 10**15), "--entries 1000000000000000 takes 12.0 PB of memory")
-    (tmp_path / "mine.svg").write_text("mine")
-    result = rayfl("bench", "compressors", "--entries", 100, "--plot", tmp_path / "mine.svg")
-    refused(result, "mine.svg is there already and is not a plot of compressors that rayfl wrote")
-
-
 def test_python_runs_an_experiment_too(tmp_path):
     table = {
         "rounds": 1,

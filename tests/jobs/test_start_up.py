@@ -27,7 +27,7 @@ DRAWS = {"altair", "vl_convert", "matplotlib", "pandas", "torchvision", "tensorb
     ("modules", "absent"),
     [
         ("jobs.cli", {"torch", "ray", "numpy", "pyarrow", "pydantic", *DRAWS}),
-        ("rayfl.settings, jobs.bench.commands", {"torch", "ray", "numpy", "pyarrow", *DRAWS}),
+        ("rayfl.settings", {"torch", "ray", "numpy", "pyarrow", *DRAWS}),
         ("rayfl.experiment.experiment_file, jobs.errors", {"torch", "ray", *DRAWS}),
         ("jobs.catalogue, rayfl.experiment.experiment", {"ray", *DRAWS}),
         ("jobs.single", DRAWS),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.memory import descendants
+from benchmarks.memory import descendants
 from jobs.single import run
 from rayfl.experiment.experiment import read
 from rayfl.run_directory.checkpoint import rounds_saved

@@ -40,7 +40,7 @@ def num_parameters(module: nn.Module) -> int:
         (Logistic(), (60,), 5, 305),
         # conv 6*25+6 = 156, conv 16*(6*25)+16 = 2416, on 16*4*4 = 256: 256*120+120 = 30840, 120*84+84 = 10164, 850
         (ConvNet2(), IMAGE, 10, 44_426),
-        # 16*25+16 = 416, 32*400+32 = 12832, 512*512+512 = 262656, 5130: the CNN of `rayfl bench`
+        # 16*25+16 = 416, 32*400+32 = 12832, 512*512+512 = 262656, 5130: the CNN of `python -m benchmarks`
         (ConvNet2(channels=(16, 32), hidden=(512,)), IMAGE, 10, 281_034),
         # 3*6*25+6 = 456, 2416, on 16*5*5 = 400: 400*120+120 = 48120, 10164, 84*100+100 = 8500
         (ConvNet2(), (3, 32, 32), 100, 69_656),
@@ -48,7 +48,7 @@ def num_parameters(module: nn.Module) -> int:
         (MLP(), IMAGE, 10, 159_010),
         (MLP(hidden=(4, 3)), (5,), 2, 24 + 15 + 8),
         (MLP(hidden=()), IMAGE, 10, 7_850),
-        # W3 of `rayfl bench`, about 11 million: 784*3000+3000, 3000*2800+2800, 2800*10+10
+        # W3 of `python -m benchmarks`, about 11 million: 784*3000+3000, 3000*2800+2800, 2800*10+10
         (MLP(hidden=(3000, 2800)), IMAGE, 10, 2_355_000 + 8_402_800 + 28_010),
         # Dis-PFL's sizes; 512 more weights and a bias for every class.
         (ResNet18(), COLOUR, 10, 11_173_962),

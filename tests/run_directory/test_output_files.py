@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.output_files import COMPRESSORS_PLOT, PARTITION_PICTURE, REPORT, OutputKind, write_output
+from rayfl.run_directory.output_files import PARTITION_PICTURE, REPORT, OutputKind, write_output
 
-MARKED = {kind.name: kind.marks[0] for kind in (REPORT, PARTITION_PICTURE, COMPRESSORS_PLOT)}
+MARKED = {kind.name: kind.marks[0] for kind in (REPORT, PARTITION_PICTURE)}
 
 
 def refused(path: Path, kind: OutputKind, overwrite: bool, words: str) -> None:
@@ -18,13 +18,13 @@ def refused(path: Path, kind: OutputKind, overwrite: bool, words: str) -> None:
     assert not list(path.parent.glob(".rayfl-*"))
 
 
-@pytest.mark.parametrize("kind", [REPORT, PARTITION_PICTURE, COMPRESSORS_PLOT])
+@pytest.mark.parametrize("kind", [REPORT, PARTITION_PICTURE])
 def test_only_its_own_kind_is_replaced_unasked(kind: OutputKind, tmp_path: Path):
     path = tmp_path / "file"
     write_output(path, b"<title>x" + MARKED[kind.name] + b"1", kind)
     write_output(path, b"<title>x" + MARKED[kind.name] + b"2", kind)
     assert path.read_bytes().endswith(b"2")
-    for other in {REPORT, PARTITION_PICTURE, COMPRESSORS_PLOT} - {kind}:
+    for other in {REPORT, PARTITION_PICTURE} - {kind}:
         refused(path, other, False, "is there already and is not .* that rayfl wrote: name another place, or give --ov")
     for content in (b"", b"mine", b" " * (1 << 17) + MARKED[kind.name]):
         path.write_bytes(content)

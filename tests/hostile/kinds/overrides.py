@@ -109,27 +109,6 @@ CASES = [
     options("run", "demo.toml", "runtime.executor=ray", "runtime.device=cuda", names=("runtime.num_gpus",)),
     options("methods", "fedavgg", names=("fedavgg",)),
     options("methods", "absent.py:Mine", names=("absent.py",)),
-    options("bench", "W1", names=("rayfl bench rounds W1",)),
-    options("bench", "rounds", "W9", names=("W9",)),
-    options("bench", "exchange", "--kills", 5, names=("--kills", "chaos")),
-    options("bench", "exchange", "nonsense", names=("nonsense",)),
-    options("bench", "--chaos", "--kills", 5, names=("rayfl bench chaos --kills 5",)),
-    options("bench", "chaos", "fedavgg", names=("fedavgg",)),
-    options("bench", "exchange", "--peers", 0, names=("--peers",)),
-    options("bench", "compressors", "--entries", -1, names=("--entries",)),
-    options("bench", "chaos", "--kills", -1, names=("--kills",)),
-    options("bench", "exchange", "--peers", 10**9, names=("--peers",)),
-    options("bench", "compressors", "--entries", 10**15, names=("--entries",)),
-    *[
-        Case(
-            "overrides",
-            f"{command[1]} over a stranger's file",
-            [*command, "mine.txt"],
-            ["mine.txt"],
-            {"mine.txt": "mine"},
-        )
-        for command in (["bench", "compressors", "--plot"], ["bench", "chaos", "--json"])
-    ],
     Case(
         "overrides",
         "--overwrite a run with a stranger's file",

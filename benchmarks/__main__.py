@@ -1,0 +1,188 @@
+"""The command line `python -m benchmarks NAME`: each benchmark prints a table and writes its figures as JSON."""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from benchmarks.figures import Results
+from jobs.command_line import EXISTING, sentences
+from rayfl.determinism.process import Precision
+from rayfl.errors import RayflError
+
+# Each command imports its own benchmark: some set up the process before they load torch.
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def main() -> None:
+    """Measure rayfl on this machine: each benchmark prints a table and writes its figures as JSON."""
+
+
+def _benchmark(function: Callable[..., int | None]) -> click.Command:
+    """Make a function a command of its name, with the options that all benchmarks have.
+
+    The function takes a `Results` and its own options, and returns the exit code.
+    """
+    name = function.__name__
+
+    # Any: the options of the command.
+    @functools.wraps(function)
+    def command(path: Path, overwrite: bool, **options: Any) -> None:
+        with sentences():
+            sys.exit(function(Results(name, path, overwrite), **options))
+
+    overwriting = click.option("--overwrite", is_flag=True, help="Also replace files of other origin.")
+    written = click.option(
+        "--json",
+        "path",
+        type=EXISTING,
+        default=f"bench-{name}.json",
+        show_default=True,
+        help="Where to write the figures as JSON.",
+    )
+    return main.command(name)(written(overwriting(command)))
+
+
+@_benchmark
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+@click.option("--rounds", "count", type=int, help="Number of measured rounds; by default the workload's own.")
+@click.option("--peers", is_flag=True, help="Also run Flower, pfl-research and BlazeFL on the same work.")
+@click.option(
+    "--peers-python", "pythons", multiple=True, metavar="PATH", help="The Python that has the peers; repeatable."
+)
+def rounds(results: Results, workloads: Sequence[str], count: int | None, peers: bool, pythons: Sequence[str]) -> None:
+    """Measure a round's time and memory beside a bare PyTorch loop.
+
+    WORKLOADs are W1, W2, W3 and W1x10; by default all run.
+    """
+    from benchmarks.rounds import bench_rounds
+
+    if pythons and not peers:
+        raise RayflError("--peers-python names the Python of --peers: add --peers")
+    bench_rounds(workloads, results, count, (pythons or [sys.executable]) if peers else None)
+
+
+@_benchmark
+@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers to compress.")
+@click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The plot of error and bits.")
+def compressors(results: Results, entries: int, plot: Path) -> None:
+    """Measure the time, the size and the error of every compressor's packets."""
+    from benchmarks.compressors import bench_compressors
+
+    bench_compressors(entries, plot, results)
+
+
+@_benchmark
+@click.option("--peers", type=int, default=100, show_default=True, help="Number of peers.")
+@click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers in a peer's model.")
+def exchange(results: Results, peers: int, entries: int) -> None:
+    """Measure the time, object store and memory of one exchange among peers, without training."""
+    from benchmarks.exchange import bench_exchange
+
+    bench_exchange(peers, entries, results)
+
+
+@_benchmark
+@click.argument("methods", nargs=-1, metavar="[METHOD]...")
+@click.option("--kills", type=int, default=100, show_default=True, help="Least number of kills.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the victims and of their moments.")
+def chaos(results: Results, methods: Sequence[str], kills: int, seed: int) -> int:
+    """Kill processes of running METHODs and compare the bits of the results with undisturbed runs.
+
+    By default the METHODs are fedpse, fedavg, dispfl and scaffold.
+    """
+    from benchmarks.chaos import bench_chaos
+
+    return bench_chaos(methods, kills, seed, results)
+
+
+@_benchmark
+@click.option("--nodes", type=int, help="Measure small calls on this number of simulated nodes instead.")
+@click.option("--actors", type=int, multiple=True, help="Actors on the nodes; repeatable.  [default: 8 16 32 64]")
+@click.option("--participants", type=int, help="Clients of each round on the nodes.  [default: 1000]")
+def scale(results: Results, nodes: int | None, actors: Sequence[int], participants: int | None) -> int | None:
+    """Measure runs of 100 to 10,000 clients, the cost of their states, and states that spill to disk.
+
+    With --nodes: measure rounds per second on simulated nodes, and the coordinator's work.
+    """
+    if nodes is None:
+        if actors or participants is not None:
+            raise RayflError("--actors and --participants belong to simulated nodes: add --nodes")
+        from benchmarks.scale import bench_scale
+
+        return bench_scale(results)
+    from benchmarks.nodes import ACTORS, PARTICIPANTS, bench_nodes
+
+    return bench_nodes(nodes, actors or ACTORS, PARTICIPANTS if participants is None else participants, results)
+
+
+@_benchmark
+@click.option("--clients", default=200, show_default=True, help="Clients: first all take part, then a quarter.")
+@click.option("--nodes", default=4, show_default=True, help="Simulated nodes of one core each.")
+@click.option("--rounds", default=10, show_default=True, help="Rounds of each run.")
+@click.option("--hidden", default=1000, show_default=True, help="Width of the model, with 75 parameters per unit.")
+def locality(results: Results, clients: int, nodes: int, rounds: int, hidden: int) -> None:
+    """Measure the bytes that a round moves between nodes, with calls sent to the states' node or to any free actor."""
+    from benchmarks.locality import bench_locality
+
+    bench_locality(clients, nodes, rounds, hidden, results)
+
+
+@_benchmark
+@click.option("--repeats", type=int, default=3, show_default=True, help="Repetitions of each measurement.")
+def start(results: Results, repeats: int) -> None:
+    """Measure the seconds to the first line, the first round and the prompt, and those of lists and refusals."""
+    from benchmarks.start import bench_start
+
+    bench_start(repeats, results)
+
+
+@_benchmark
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+@click.option(
+    "--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="The device."
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "tf32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Precision of a model's products and convolutions.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "loop", "vmap"]),
+    default="auto",
+    show_default=True,
+    help="Engine of the WORKLOADs: clients one by one or in stacks.",
+)
+@click.option("--rounds", type=int, help="Number of measured rounds; by default the workload's own.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the workloads' examples.")
+@click.option("--peers-python", metavar="PATH", help="Also run pfl-research with this Python.")
+def gpu(
+    results: Results,
+    workloads: Sequence[str],
+    device: str,
+    precision: Precision,
+    engine: Literal["auto", "loop", "vmap"],
+    rounds: int | None,
+    scale: float,
+    peers_python: str | None,
+) -> int:
+    """Measure rayfl without Ray beside a bare loop on a GPU.
+
+    WORKLOADs are W1, W2, W3, R18, models and compressors; by default all run. Each runs in one process, two and four,
+    and is measured in time, memory, utilisation, energy, and whether the bits are the same. For a quick look on a CPU:
+    --device cpu --scale 0.01 --rounds 1 --engine vmap.
+    """
+    from benchmarks.gpu import bench_gpu
+
+    given = {"device": device, "precision": precision, "engine": engine, "rounds": rounds, "scale": scale}
+    return bench_gpu(workloads, results, **given, python=peers_python)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

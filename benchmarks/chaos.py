@@ -1,0 +1,254 @@
+"""The benchmark `chaos`: kill processes of runs at random moments, resume the runs, and compare the bits.
+
+Each run is a real `rayfl run` with a Ray of its own, or on a cluster that is started for it. Nothing that belongs to
+another Ray is touched.
+"""
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from actors.errors import ClusterError
+from benchmarks.attack import Attack, Calm, Driver, Run, play
+from benchmarks.figures import Column, Figures, Results
+from benchmarks.local_cluster import Nodes, own_cluster
+from benchmarks.victims import DRIVER, processes
+from jobs.console import print_table
+from rayfl.choices.kinds import find
+from rayfl.errors import RayflError
+from rayfl.experiment.experiment import Experiment, to_toml
+from rayfl.methods.base import Method, PeerHalf
+from rayfl.run_directory import checkpoint
+from rayfl.run_directory.record import read_run
+
+METHODS = ("fedpse", "fedavg", "dispfl", "scaffold")
+ON_NODES, STOPPED = "node", "stopped"
+IN_TURN = ("gcs", "raylet", "full disk")
+ALWAYS: Mapping[str, tuple[str, ...]] = {
+    "actors and coordinator": ("actor",) * 10 + ("actors",) * 4 + ("coordinator",) * 4
+}
+BY_TURNS: tuple[Mapping[str, tuple[str, ...]], ...] = (
+    {"driver, Ray, full disk": ("actor", "driver", "actors", "in turn", "actor")},
+    {ON_NODES: ("node",) * 2, STOPPED: ("stopped actor", "stopped coordinator")},
+)
+"""The strikes of each kind on one method's run, where 25 kills a method are asked for. `ALWAYS`: every method. Of
+`BY_TURNS`, whose kinds cost new Rays or minutes, each method gets the one with one seed and the other with the next;
+and what stands "in turn" is the next of `IN_TURN` with every method and every seed."""
+AT_ONCE = 3
+"""Runs under attack at the same time. What is stopped, and what needs nodes, comes on top."""
+
+
+class Row(NamedTuple):
+    """A line of the table: one kind of strikes on one method."""
+
+    method: str
+    kind: str
+    kills: int
+    runs_lost: int
+    rounds_repeated: int
+    seconds_lost_a_kill: float
+    bits_different: int
+
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("kind", "kind"),
+    Column("kills", "kills"),
+    Column("runs_lost", "runs lost"),
+    Column("rounds_repeated", "rounds repeated"),
+    Column("seconds_lost_a_kill", "seconds lost a kill", "{:.2f}"),
+    Column("bits_different", "bits different"),
+)
+
+
+def bench_chaos(methods: Sequence[str], kills: int, seed: int, results: Results) -> int:
+    """Strikes of all kinds; prints a table, and the bits that differ as its last line; writes `results`.
+
+    Returns an exit code: 1 where a bit differs, a run was lost, or fewer than `kills` kills were done. ValueError,
+    before anything is struck, for what is no method, for too few kills, and where `results` cannot be written.
+    """
+    for name in methods:
+        find(Method, name)
+    if kills < 1:
+        raise RayflError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
+    results.require()
+    begun, methods = time.monotonic(), list(dict.fromkeys(methods or METHODS))
+    rows = play_all({method: experiment(method) for method in methods}, plan(methods, kills, seed))
+    rows.sort(key=lambda row: methods.index(row.method))
+    figures = Figures("rows", COLUMNS)
+    for row in rows:
+        figures.add(*row)
+    print_table(figures.table())
+    total = {name: sum(row._asdict()[name] for row in rows) for name in ("kills", "runs_lost", "bits_different")}
+    results.write(figures, seed=seed, seconds=round(time.monotonic() - begun, 1), **total)
+    if total["kills"] < kills:
+        print(f"only {total['kills']} of {kills} kills were done: the runs ended before")
+    print(f"kills: {total['kills']}, runs lost: {total['runs_lost']}, seconds: {time.monotonic() - begun:.0f}")
+    print(f"bits different: {total['bits_different']}")
+    return int(total["kills"] < kills or total["runs_lost"] > 0 or total["bits_different"] > 0)
+
+
+def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
+    """The attacks of a bench, in numbers that make at least `kills` kills. Those that take longest come first."""
+    share = kills / (25 * len(methods))
+    attacks: list[Attack] = []
+    for number, method in enumerate(methods):
+        chance = random.Random(f"{seed} {method}")
+        for kind, strikes in {**BY_TURNS[(number + seed) % len(BY_TURNS)], **ALWAYS}.items():
+            # Some calls are given up before a stopped actor goes on, and others wait for it.
+            settings = chance.choice([(), ("runtime.call_timeout_s=10",)]) if kind == STOPPED else ()
+            times = len(strikes) if kind == STOPPED else max(1, round(len(strikes) * share))
+            wanted = list(islice(cycle(strikes), times))
+            chance.shuffle(wanted)
+            in_turn = IN_TURN[(number + seed) % len(IN_TURN)]
+            named = tuple(in_turn if strike == "in turn" else strike for strike in wanted)
+            attacks.append(Attack(method, kind, named, f"{seed} {method} {kind}", settings))
+    return sorted(attacks, key=lambda attack: attack.name in ALWAYS)
+
+
+def play_all(experiments: Mapping[str, Experiment], attacks: Sequence[Attack]) -> list[Row]:
+    """Play every experiment undisturbed, and then all attacks on them, some at a time; their rows, in order."""
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos")))
+        # A method's name may be that of a file with it.
+        homes = {method: scratch / str(number) for number, method in enumerate(experiments)}
+        files = {method: home.with_suffix(".toml") for method, home in homes.items()}
+        for method, each in experiments.items():
+            files[method].write_text(to_toml(each), encoding="utf-8")
+        # First, since Ray starts no nodes where the machine is too busy.
+        on_nodes = [attack for attack in attacks if attack.name == ON_NODES]
+        nodes = stack.enter_context(own_cluster()) if on_nodes else None
+        pool, patient = (stack.enter_context(ThreadPoolExecutor(count)) for count in (AT_ONCE, 1))
+        stack.enter_context(_ended_early(pool, patient))
+        played = pool.map(lambda method: undisturbed(files[method], homes[method] / "undisturbed"), files)
+        calm = dict(zip(files, played, strict=True))
+
+        def attacked(attack: Attack, calm: Calm, nodes: Nodes | None = None) -> Row:
+            begun, home = time.monotonic(), homes[attack.method] / attack.name.replace(" ", "-")
+            row = judged(attack, play(attack, files[attack.method], home, calm, nodes))
+            took = f"{time.monotonic() - begun:.0f} s"
+            print(f"{attack.method}, {attack.name}: {row.kills} kills, {took}", file=sys.stderr, flush=True)
+            return row
+
+        rows: dict[Attack, Future[Row] | Row] = {}
+        for attack in (attack for attack in attacks if attack.name != ON_NODES):
+            lane = patient if attack.name == STOPPED else pool
+            rows[attack] = lane.submit(attacked, attack, calm[attack.method])
+        for attack in on_nodes:
+            assert nodes is not None
+            place = homes[attack.method] / "undisturbed on nodes"
+            there = undisturbed(files[attack.method], place, f"runtime.address={nodes.address}")
+            rows[attack] = attacked(attack, there, nodes)
+        found = (rows[attack] for attack in attacks)
+        return [row.result() if isinstance(row, Future) else row for row in found]
+
+
+@contextmanager
+def _ended_early(*pools: ThreadPoolExecutor) -> Iterator[None]:
+    """After an error inside, as after a user's interrupt, nothing goes on: no further attack, and no driver."""
+    try:
+        yield
+    except BaseException:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for victim in processes([os.getpid()]):
+            if victim.kind == DRIVER and victim.pid != os.getpid():
+                victim.strike(signal.SIGKILL)
+        raise
+
+
+def undisturbed(file: Path, directory: Path, *settings: str) -> Calm:
+    """Play an experiment without attacks. ClusterError if that fails."""
+    directory.parent.mkdir(exist_ok=True)
+    driver = Driver("run", str(file), *settings, "--output", str(directory))
+    driver.process.wait()
+    seconds = time.monotonic() - driver.began_s
+    driver.wait(0.0)
+    if driver.process.returncode:
+        raise ClusterError(f"an undisturbed run failed: {driver.errors or driver.output}")
+    run = read_run(directory)
+    return Calm(directory, seconds, float(run.rounds["wall_s"].to_numpy().sum()), len(run.rounds))
+
+
+def judged(attack: Attack, runs: Sequence[Run]) -> Row:
+    """The row of an attack. How a run was lost is said on stderr."""
+    for run in runs:
+        if run.story.lost:
+            print(f"{attack.method}, {attack.name}: {run.directory.name} is lost: {run.story.lost}", file=sys.stderr)
+    kills = sum(run.story.kills for run in runs)
+    return Row(
+        attack.method,
+        attack.name,
+        kills,
+        sum(bool(run.story.lost) for run in runs),
+        sum(run.story.repeated for run in runs),
+        sum(run.story.seconds - run.calm.seconds for run in runs) / max(1, kills),
+        sum(bits_different(run.calm.directory, run.directory) for run in runs if not run.story.lost),
+    )
+
+
+def experiment(method: str, rounds: int = 80) -> Experiment:
+    """Unequal clients on digits, some of whom vanish; a checkpoint every 4 rounds. FedAvg's uplink remembers errors."""
+    kind = find(Method, method)
+    of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}
+    if issubclass(kind, PeerHalf):
+        of_kind = {"clients": {"count": 10}, "topology": "ring"}
+    if method == "fedavg":
+        of_kind["uplink"] = {"name": "feedback", "inner": {"name": "topk", "keep_ratio": 0.1}}
+    settings: dict[str, Any] = {
+        "name": "chaos",
+        "rounds": rounds,
+        "data": "digits",
+        "partition": {"name": "dirichlet-client", "alpha": 0.5},
+        "model": {"name": "mlp", "hidden": [32]},
+        "method": {"name": method, "lr": 0.05, "epochs": 1, "batch_size": 32},
+        "evaluation": {"every": 4},
+        "runtime": {"actors": 2, "num_cpus": 0.5, "object_store_memory_mb": 100},
+        "checkpoint": {"every": 4},
+        "output": {"report": False},
+        **of_kind,
+    }
+    return Experiment(**settings)
+
+
+def bits_different(a: Path, b: Path) -> int:
+    """Bits in which two runs differ: their records, but for the wall clock, their models and their last states."""
+    runs = [read_run(directory) for directory in (a, b)]
+    total = 0
+    for name in ("rounds", "clients", "metrics"):
+        one, other = (getattr(run, name) for run in runs)
+        for column in (column for column in one.column_names if column != "wall_s"):
+            total += _difference(_bytes(one[column]), _bytes(other[column]))
+    folders = [(a / "models", b / "models")]
+    # A disk that was full for a moment may have cost one of them its last checkpoint.
+    saved = [max(checkpoint.rounds_saved(directory), default=-1) for directory in (a, b)]
+    if saved[0] == saved[1] == len(runs[0].rounds):
+        places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]
+        folders.append((places[0], places[1]))
+    for pair in folders:
+        for name in sorted({path.name for folder in pair for path in folder.glob("*.safetensors")}):
+            files = [folder / name for folder in pair]
+            total += _difference(*(path.read_bytes() if path.exists() else b"" for path in files))
+    return total + (0 if any((a / "models").glob("*")) and len(runs[0].rounds) else 1)
+
+
+def _bytes(column: pa.ChunkedArray) -> bytes:
+    return repr(column.to_pylist()).encode() if pa.types.is_dictionary(column.type) else column.to_numpy().tobytes()
+
+
+def _difference(a: bytes, b: bytes) -> int:
+    shorter = min(len(a), len(b))
+    mixed = np.frombuffer(a[:shorter], np.uint8) ^ np.frombuffer(b[:shorter], np.uint8)
+    return int(np.unpackbits(mixed).sum()) + 8 * abs(len(a) - len(b))

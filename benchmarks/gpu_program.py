@@ -1,0 +1,356 @@
+"""One process of `python -m benchmarks gpu`, which runs on one device without Ray: it prints its figures as JSON.
+
+`python -m benchmarks.gpu_program '{"program": "rayfl", "workload": "W1"}'` plays a workload on the CPU; `Task` has the
+other settings.
+"""
+
+import hashlib
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from benchmarks.workloads import WORKLOADS, Workload
+from rayfl.compress.base import Compressor
+from rayfl.compress.natural import Natural
+from rayfl.compress.quantize import QSGD, TernGrad
+from rayfl.compress.sign import OneBit, ScaledSign
+from rayfl.compress.sparse import TopK
+from rayfl.compress.ternary import Ternary
+from rayfl.data.datasets import cropped, draw_crops
+from rayfl.data.device import upload
+from rayfl.determinism.torch_flags import fixed
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.models.base import laid_out
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import RunState, simulate
+from rayfl.rounds.setup import Setup
+from rayfl.task import Classification
+
+R18 = Workload(
+    "R18",
+    "100 clients of 500 colour images of 32x32, 10 a round, batch 64, crop and flip, ResNet-18",
+    {"count": 100, "per_round": 10},
+    {"name": "resnet18"},
+    {"epochs": 1, "batch_size": 64},
+    rounds=5,
+    warmup=1,
+)
+GPU_WORKLOADS = {**{name: WORKLOADS[name] for name in ("W1", "W2", "W3")}, "R18": R18}
+"""The workloads of this bench, on synthetic images of the same sizes, which every machine has."""
+
+MODELS: dict[str, tuple[dict[str, object], list[int]]] = {
+    "logistic": ({}, [1, 28, 28]),
+    "mlp": ({}, [1, 28, 28]),
+    "convnet2": ({}, [1, 28, 28]),
+    "emnist-cnn": ({"dropout": [0.0, 0.0]}, [1, 28, 28]),
+    "resnet20": ({}, [3, 32, 32]),
+    "alexnet-mcepl": ({}, [3, 32, 32]),
+    "vgg11": ({}, [3, 32, 32]),
+    "resnet18": ({}, [3, 32, 32]),
+}
+"""Architectures whose clients can be stacked, their options and the images that they get."""
+
+CODECS: dict[str, Compressor] = {
+    "topk": TopK(keep_ratio=0.1),
+    "stc": Ternary(keep_ratio=0.1),
+    "sign": ScaledSign(),
+    "onebit": OneBit(),
+    "qsgd": QSGD(),
+    "terngrad": TernGrad(),
+    "natural": Natural(),
+}
+"""Compressors that encode a GPU's tensors there."""
+
+CLIENTS = 64
+"""Clients of an architecture's measurement, all of them in every round."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the process does. `program`: rayfl, bare or codec; `workload`: of `GPU_WORKLOADS`, an architecture, or of
+    `CODECS`.
+
+    `scale`: share of the workload's examples; `part`: so many processes share its participants; `workers`: into calls
+    for so many are the participants cut.
+    """
+
+    program: str
+    workload: str = ""
+    device: str = "cpu"
+    engine: str = "auto"
+    precision: str = "fp32"
+    rounds: int | None = None
+    scale: float = 1.0
+    part: int = 1
+    workers: int = 1
+    seed: int = 1
+    entries: int = 0
+
+
+@dataclass
+class Watched:
+    """What nvidia-smi says of the GPU while rounds are measured, a number each 0.2 seconds."""
+
+    busy_percent: list[float] = field(default_factory=list)
+    watts: list[float] = field(default_factory=list)
+
+    def read(self, output: str) -> None:
+        """Take in lines of a percentage and a power, as `nvidia-smi --format=csv,noheader,nounits` writes them."""
+        for line in output.splitlines():
+            for numbers, value in zip((self.busy_percent, self.watts), line.split(","), strict=False):
+                # A GPU that does not know its power says so in words.
+                if value.strip().replace(".", "", 1).isdigit():
+                    numbers.append(float(value))
+
+    def figures(self, seconds: float) -> dict[str, float | None]:
+        """Share of time with a kernel running, and energy; None without nvidia-smi, or where it does not tell."""
+        busy, watts = (statistics.fmean(each) if each else None for each in (self.busy_percent, self.watts))
+        return {"busy": None if busy is None else busy / 100, "joules": None if watts is None else watts * seconds}
+
+
+@contextmanager
+def watching(device: str) -> Iterator[Watched]:
+    """Ask nvidia-smi until the end."""
+    found = Watched()
+    program = shutil.which("nvidia-smi") if device == "cuda" else None
+    if program is None:
+        yield found
+        return
+    query = [program, "--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader,nounits", "--loop-ms=200"]
+    with subprocess.Popen([*query, "--id=0"], stdout=subprocess.PIPE, text=True) as asking:
+        try:
+            yield found
+        finally:
+            asking.terminate()
+            found.read(asking.communicate()[0])
+
+
+def experiment(task: Task) -> Experiment:
+    """The workload, or an architecture's measurement, on synthetic images."""
+    if task.workload in MODELS:
+        return of_model(task)
+    workload = GPU_WORKLOADS[task.workload]
+    rounds = task.rounds or workload.rounds
+    clients = dict(workload.clients)
+    clients["per_round"] = max(1, clients.get("per_round", clients["count"]) // task.part)
+    colour = task.workload == "R18"
+    samples = (50_000 if colour else 60_000) * task.scale / 0.9
+    data = {
+        "name": "synthetic",
+        "shape": [3, 32, 32] if colour else [1, 28, 28],
+        "augment": colour,
+        "num_groups": 30,
+        "samples_per_group": max(2, round(samples / 30), -(-2 * clients["count"] // 30)),
+    }
+    table = {
+        **workload.experiment().as_dict(),
+        "rounds": workload.warmup + rounds,
+        "seed": task.seed,
+        "data": data,
+        "partition": "iid",
+        "clients": clients,
+        "runtime": runtime(task),
+    }
+    return Experiment(**table)
+
+
+def of_model(task: Task) -> Experiment:
+    """Four batches of 32 images (times the scale) for each of `CLIENTS` clients, all in every round."""
+    options, shape = MODELS[task.workload]
+    samples = samples_of_client(task.scale)
+    # Any: tables, which Experiment makes into what they describe.
+    tables: dict[str, Any] = {
+        "name": task.workload,
+        "rounds": 1 + (task.rounds or 3),
+        "data": {"name": "synthetic", "shape": shape, "num_groups": CLIENTS, "samples_per_group": samples},
+        "partition": "natural",
+        "clients": {"count": CLIENTS},
+        "model": {"name": task.workload, **options},
+        "method": {"name": "fedavg", "lr": 0.01, "epochs": 1, "batch_size": 32},
+        "evaluation": {"every": 0, "pooled": False, "own": False},
+        "runtime": runtime(task),
+        "output": {"report": False, "save_models": False},
+    }
+    return Experiment(**tables)
+
+
+def samples_of_client(scale: float) -> int:
+    """Images of a client in an architecture's measurement, of which nine tenths are for training."""
+    return max(2, round(4 * 32 * scale / 0.9))
+
+
+def runtime(task: Task) -> dict[str, object]:
+    """The `[runtime]` table."""
+    return {"executor": "inline", "device": task.device, "engine": task.engine, "precision": task.precision}
+
+
+def play(task: Task) -> dict[str, Any]:
+    """rayfl's side: the rounds' times, the final model's digest, and how clients were trained."""
+    setup = prepare(experiment(task))
+    executor = InlineExecutor(setup)
+    executor.num_workers = task.workers
+    last: list[RunState] = []
+
+    def rounds(finished: Callable[[], None]) -> None:
+        def keep(record: RoundRecord, run_state: RunState) -> None:
+            last[:] = [run_state]
+            finished()
+
+        simulate(setup, executor, keep, None, setup.rounds)
+
+    figures = measured(task, rounds, warmup(task))
+    return {**figures, "digest": digest(last[0].server["params"]), "width": setup.work_width}
+
+
+def bare(task: Task) -> dict[str, Any]:
+    """The bare loop: one client after another on the same device, no simulator, data there from the start."""
+    setup = prepare(experiment(task))
+    loop = Bare(setup)
+
+    def rounds(finished: Callable[[], None]) -> None:
+        with fixed(1 if task.device == "cuda" else setup.threads, setup.device, setup.precision):
+            for round in range(setup.rounds):
+                loop.round(round)
+                finished()
+
+    return measured(task, rounds, warmup(task))
+
+
+def warmup(task: Task) -> int:
+    """Rounds that do not count."""
+    return 1 if task.workload in MODELS else GPU_WORKLOADS[task.workload].warmup
+
+
+class Bare:
+    """Parameters in place, torch's own SGD, batches gathered and augmented on the device."""
+
+    def __init__(self, setup: Setup) -> None:
+        hyper, task = setup.method.hyper, setup.method.task
+        assert isinstance(hyper, LocalTraining) and isinstance(task, Classification)
+        self.setup, self.hyper, self.task = setup, hyper, task
+        data = setup.on_device
+        self.augment = setup.dataset.augment
+        self.normalise = data.normalise
+        self.inputs, self.labels = data.train.inputs, data.train.labels
+        if not self.augment:
+            self.inputs = laid_out(data.normalise(self.inputs), task.memory_format)
+        self.net = task.build().to(setup.device)
+        self.parameters = list(self.net.parameters())
+        self.model = [parameter.detach().clone() for parameter in self.parameters]
+        self.draw = np.random.default_rng(0)
+
+    def round(self, round: int) -> None:
+        """One round of federated averaging."""
+        total, samples = [torch.zeros_like(each) for each in self.model], 0
+        for client in self.setup.population.sample_round(round).selected:
+            count = self.train(client)
+            samples += count
+            with torch.no_grad():
+                for each, own in zip(total, self.parameters, strict=True):
+                    each.add_(own, alpha=count)
+        self.model = [each / samples for each in total]
+
+    def train(self, client: int) -> int:
+        """Local training from the global model; returns the number of samples."""
+        rows = self.setup.partition.train[client]
+        with torch.no_grad():
+            for own, received in zip(self.parameters, self.model, strict=True):
+                own.copy_(received)
+        optimizer = optim.SGD(self.parameters, lr=self.hyper.lr)
+        size = self.hyper.batch_size or len(rows)
+        order = upload(rows[self.draw.permutation(len(rows))], self.setup.device)
+        crops = upload(draw_crops(len(rows), self.draw), self.setup.device) if self.augment else None
+        starts = range(0, len(rows), size)[: self.hyper.steps]
+        for start in starts:
+            chosen = order[start : start + size]
+            inputs = self.inputs[chosen]
+            if crops is not None:
+                inputs = self.normalise(cropped(inputs, crops[:, start : start + size]))
+                inputs = laid_out(inputs, self.task.memory_format)
+            optimizer.zero_grad()
+            self.loss(inputs, self.labels[chosen]).backward()
+            optimizer.step()
+        return len(rows)
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy, under autocast where rayfl has it."""
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.setup.precision == "bf16"):
+            logits = self.net(inputs)
+        return nn.functional.cross_entropy(logits.float(), labels)
+
+
+def codec(task: Task) -> dict[str, Any]:
+    """A compressor's encoding of a vector on the device, decoding in main memory, and whether the bytes are numpy's."""
+    here = {"w": torch.from_numpy(np.random.default_rng(0).standard_normal(task.entries).astype(np.float32))}
+    x = {"w": here["w"].to(task.device)}
+    compressor = CODECS[task.workload]
+    decoding: list[float] = []
+
+    def rounds(finished: Callable[[], None]) -> None:
+        for _ in range(1 + (task.rounds or 20)):
+            packet, _ = compressor.encode(x, {}, np.random.default_rng(0))
+            begun = time.perf_counter()
+            packet.decode()
+            decoding.append(time.perf_counter() - begun)
+            finished()
+
+    with fixed(1, torch.device(task.device)):
+        figures = measured(task, rounds, 1)
+        digests = {digest(compressor.encode(one, {}, np.random.default_rng(0))[0].parts) for one in (x, here)}
+    return {**figures, "decoding": decoding[1:], "same_bytes": len(digests) == 1}
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of all arrays in the order of their names."""
+    found = hashlib.sha256()
+    for _, array in sorted(arrays.items()):
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def measured(task: Task, rounds: Callable[[Callable[[], None]], None], warmup: int) -> dict[str, Any]:
+    """Time, memory, and where nvidia-smi tells, utilisation and energy of the rounds that follow the first `warmup`."""
+    begun: list[float] = []
+    on_gpu = task.device == "cuda"
+
+    def finished() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+        begun.append(time.perf_counter())
+
+    finished()
+    with watching(task.device) as watched:
+        rounds(finished)
+    seconds = np.diff(begun)[warmup:].tolist()
+    peak = torch.cuda.max_memory_reserved() if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {**asdict(task), "seconds": seconds, "peak_bytes": peak, **watched.figures(sum(seconds))}
+
+
+PROGRAMS: dict[str, Callable[[Task], dict[str, Any]]] = {"rayfl": play, "bare": bare, "codec": codec}
+
+
+def main(given: str) -> None:
+    """Do the task that a JSON object describes, and print its figures."""
+    task = Task(**json.loads(given))
+    if task.device == "cuda" and task.part > 1:
+        torch.cuda.set_per_process_memory_fraction(0.9 / task.part)
+    print(json.dumps(PROGRAMS[task.program](task)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,134 @@
+"""`python -m benchmarks locality`: what a round moves between nodes.
+
+Scaffold's clients remember a control variate as large as the model. Simulated nodes on one machine, with one core and a
+client actor each, hold them; the same rounds are played with calls sent to the nodes of their clients' states, and with
+calls sent in order to whoever is free. Either way a round has the same bits, which is checked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from actors import session
+from actors.pending import PendingCalls
+from actors.pool import RayExecutor
+from benchmarks.figures import Column, Figures, Results
+from benchmarks.local_cluster import own_cluster
+from jobs.standard_output import print_table
+from rayfl.determinism.process import prepare_process
+from rayfl.errors import RayflError
+from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.rounds import RunState, simulate
+from rayfl.rounds.setup import Setup
+
+
+class InOrder(RayExecutor):
+    """Sends calls in their order to whoever is free, wherever the clients' states lie."""
+
+    def _pending(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
+        return replace(super()._pending(kind, shared, jobs), nodes=())
+
+
+WAYS: dict[str, type[RayExecutor]] = {"whoever is free": InOrder, "the states' node": RayExecutor}
+
+
+@dataclass
+class Rounds:
+    """Of each round: bytes of states and messages that calls read from other nodes, bytes through the machine's
+    loopback device, and seconds; and the losses, which may not differ."""
+
+    moved: list[int]
+    network: list[int]
+    seconds: list[float]
+    losses: list[float]
+
+
+def experiment(clients: int, participants: int, rounds: int, hidden: int) -> Experiment:
+    """Scaffold on digits: an MLP, two short steps a client, no evaluation but the last."""
+    return Experiment(
+        name="locality",
+        rounds=rounds,
+        data="digits",
+        partition="iid",
+        clients={"count": clients, "per_round": participants},
+        model={"name": "mlp", "hidden": [hidden]},
+        method={"name": "scaffold", "lr": 0.05, "steps": 2, "batch_size": 4},
+        evaluation={"every": 0},
+    )
+
+
+def play(setup: Setup, runtime: Runtime, kind: type[RayExecutor]) -> Rounds:
+    """Play all rounds on the Ray of this session."""
+    found, before = Rounds([], [], [], []), [0, loopback_bytes()]
+
+    def on_round(record: RoundRecord, run_state: RunState) -> None:
+        now = [pool.moved_bytes, loopback_bytes()]
+        found.moved.append(now[0] - before[0])
+        found.network.append(now[1] - before[1])
+        found.seconds.append(record.row.wall_s)
+        found.losses.append(record.means["train/loss"])
+        before[:] = now
+
+    with session.executor(setup, runtime, kind) as pool:
+        simulate(setup, pool, on_round)
+    return found
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f}"
+
+
+def loopback_bytes() -> int:
+    """Bytes received on the loopback device since the machine started, of all its processes. 0 where Linux is not."""
+    devices = Path("/proc/net/dev")
+    lines = devices.read_text(encoding="utf-8").splitlines() if devices.exists() else []
+    return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
+
+
+COLUMNS = (
+    Column("participants", "participants"),
+    Column("way", "a call goes to"),
+    Column("state_bytes", "all their states, MB", _megabytes),
+    Column("moved_bytes", "from another node, MB", _megabytes),
+    Column("loopback_bytes", "loopback, MB", _megabytes),
+    Column("median_s", "seconds", "{:.2f}"),
+)
+
+
+def bench_locality(clients: int, nodes: int, rounds: int, hidden: int, results: Results) -> None:
+    """Print a table, all clients a round and a quarter of them, and write `results`.
+
+    ValueError, before anything is measured, for what cannot be done and where `results` cannot be written; ClusterError
+    where no cluster starts; AssertionError where a round's loss depends on who did the work.
+    """
+    from rayfl.experiment.prepare import prepare
+
+    least = {"--clients": (clients, 4), "--nodes": (nodes, 1), "--rounds": (rounds, 2), "--hidden": (hidden, 1)}
+    for option, (value, bound) in least.items():
+        if value < bound:
+            raise RayflError(f"{option} {value} is not allowed; it must be a whole number of at least {bound}")
+    results.require()
+    prepare_process()
+    title = f"A round of scaffold: {clients} clients on {nodes} simulated nodes"
+    figures = Figures(
+        "rounds",
+        COLUMNS,
+        title,
+        f"Medians of the second half of {rounds} rounds. Who takes part for the first time has no state yet.",
+    )
+    with own_cluster(nodes) as cluster:
+        runtime = Runtime(address=cluster.address, actors=nodes)
+        with session.session(runtime):
+            for participants in (clients, clients // 4):
+                setup = prepare(experiment(clients, participants, rounds, hidden))
+                played = {way: play(setup, runtime, kind) for way, kind in WAYS.items()}
+                assert len({tuple(each.losses) for each in played.values()}) == 1, "a loss depends on who did the work"
+                size = 4 * sum(array.size for array in setup.initial_arrays.values())
+                for way, each in played.items():
+                    medians = [median(values[rounds // 2 :]) for values in (each.moved, each.network, each.seconds)]
+                    figures.add(participants, way, participants * size, *medians)
+    print_table(figures.table())
+    results.write(figures, clients=clients, nodes=nodes, rounds=rounds, hidden=hidden)

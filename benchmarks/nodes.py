@@ -1,0 +1,213 @@
+"""The benchmark `scale --nodes`: many small calls on simulated nodes, and their cost for the coordinator.
+
+`python -m benchmarks.nodes NODES ACTORS PARTICIPANTS ROUNDS` starts a cluster of this machine's own and plays rounds as
+the coordinator does, in this process, whose processor time and memory are then the coordinator's. The model is so small
+that hardly anything but calls, sums and records is left.
+"""
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from actors import session
+from benchmarks.figures import Column, Figures, Results, gigabytes
+from benchmarks.local_cluster import own_cluster
+from benchmarks.memory import run_watched
+from benchmarks.start import processor_times
+from jobs.standard_output import print_table
+from rayfl import tree
+from rayfl.determinism.platform import describe
+from rayfl.errors import RayflError
+from rayfl.experiment.experiment import Experiment, Runtime, to_toml
+from rayfl.experiment.prepare import prepare
+from rayfl.gather import Handle
+from rayfl.limits import memory
+from rayfl.rounds.executor import Executor, Job, JobResult, Ref
+from rayfl.rounds.ledger import RoundRecord
+from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.record import create_run_directory, describe_run
+
+ACTORS = (8, 16, 32, 64)
+PARTICIPANTS, ROUNDS, WARMUP = 1_000, 10, 2
+ACTOR_BYTES = 200 * 10**6
+"""Memory of an actor that has loaded torch and holds next to nothing."""
+
+
+class Measuring:
+    """An executor that counts calls, the seconds until they are answered, and the bytes that this process fetches."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner, self.num_workers = inner, inner.num_workers
+        self.calls = self.fetched_bytes = 0
+        self.waited_s = self.counting_s = 0.0
+
+    # Any: whatever travels.
+    def put(self, value: Any) -> Ref:
+        """Into the object store."""
+        return self.inner.put(value)
+
+    def handle(self, ref: Ref) -> Handle:
+        """A packet's handle."""
+        return self.inner.handle(ref)
+
+    def get(self, ref: Ref) -> Any:
+        """A value from the object store, counted."""
+        value = self.inner.get(ref)
+        self._count(value)
+        return value
+
+    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        """Do all jobs, and count them and their results."""
+        begun = time.perf_counter()
+        done = self.inner.run(kind, shared, jobs)
+        self.waited_s += time.perf_counter() - begun
+        self.calls += len(jobs)
+        self._count([each.result for each in done])
+        return done
+
+    def _count(self, value: Any) -> None:
+        begun = time.process_time()
+        self.fetched_bytes += pickled_bytes(value)
+        self.counting_s += time.process_time() - begun
+
+
+# Any: whatever travels.
+def pickled_bytes(value: Any) -> int:
+    """The bytes of a value as Ray sends it: pickled, with the buffers of arrays beside it."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
+
+
+def experiment(actors: int, participants: int, rounds: int, **runtime: object) -> Experiment:
+    """Every one of `participants` clients takes one step of logistic regression on one of the digits it has."""
+    tables: dict[str, Any] = {
+        "name": "nodes",
+        "rounds": rounds,
+        "data": "digits",
+        "partition": "iid",
+        "clients": {"count": participants},
+        "model": "logistic",
+        "method": {"name": "fedavg", "lr": 0.05, "steps": 1, "batch_size": 1},
+        "evaluation": {"every": 0, "pooled": False, "own": False},
+        "runtime": {"actors": actors, "num_cpus": 1, "start_timeout_s": 900.0, **runtime},
+        "output": {"report": False, "save_models": False},
+    }
+    return Experiment(**tables)
+
+
+def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, Any]:
+    """Play all rounds and measure those after the first `WARMUP`; all figures are means of a round but the median."""
+    setup, measuring = prepare(chosen), Measuring(executor)
+    create_run_directory(directory)
+    describe_run(directory, chosen.as_dict(), describe(1), to_toml(chosen))
+    seconds: list[float] = []
+    marks: list[dict[str, float]] = []
+
+    def on_round(record: RoundRecord) -> None:
+        seconds.append(record.row.wall_s)
+        if len(seconds) in (WARMUP, chosen.rounds):
+            kinds: dict[str, float] = {}
+            for pid, (kind, cpu_s) in processor_times(os.getpid()).items():
+                if pid != os.getpid():
+                    kinds[kind] = kinds.get(kind, 0.0) + cpu_s
+            own = {
+                "coordinator_cpu_s": time.process_time() - measuring.counting_s,
+                "actors_cpu_s": kinds.pop("ClientActor", 0.0),
+                "ray_cpu_s": sum(kinds.values()),
+                "calls": measuring.calls,
+                "waited_s": measuring.waited_s,
+                "fetched_bytes": measuring.fetched_bytes,
+                "elapsed_s": time.perf_counter(),
+            }
+            marks.append(own)
+
+    play_run(setup, measuring, directory, on_round, save_models=False)
+    first, last = marks
+    counted = chosen.rounds - WARMUP
+    means = {name: (last[name] - first[name]) / counted for name in first}
+    return {"median_s": median(seconds[WARMUP:]), "parameters": tree.num_entries(setup.initial), **means}
+
+
+def figures(nodes: int, actors: int, participants: int, rounds: int) -> dict[str, Any]:
+    """Play on a cluster of `nodes` nodes, which have room for the actors."""
+    with own_cluster(nodes, num_cpus=-(-actors // nodes)) as cluster, tempfile.TemporaryDirectory() as scratch:
+        chosen = experiment(actors, participants, WARMUP + rounds, address=cluster.address)
+        with session.executor(prepare(chosen), Runtime(**chosen.runtime.model_dump())) as pool:
+            return play(chosen, pool, Path(scratch) / "run")
+
+
+COLUMNS = (
+    Column("actors", "actors"),
+    Column("median_s"),
+    Column("rounds_a_second", "rounds / s", "{:.2f}"),
+    Column("calls", "calls", "{:.0f}"),
+    Column("waited_s", "waiting, s", "{:.3f}"),
+    Column("coordinator_cpu_s", "coordinator, s", "{:.3f}"),
+    Column("coordinator_share", "of all", "{:.0%}"),
+    Column("actors_cpu_s", "actors, s", "{:.3f}"),
+    Column("ray_cpu_s", "Ray, s", "{:.3f}"),
+    Column("fetched_bytes", "fetched, kB", lambda size: f"{size / 1e3:,.0f}"),
+    Column("peak_bytes", "peak, GB", gigabytes),
+    Column("elapsed_s"),
+)
+
+
+def by_calls(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, float]:
+    """What a call adds to a figure of a round, and what the round has of it besides, where calls are of several
+    numbers: the line through the rows with the least squares."""
+    slope, rest = np.polyfit([row["calls"] for row in rows], [row[key] for row in rows], 1)
+    return float(slope), float(rest)
+
+
+def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: Results) -> None:
+    """Measure rounds with each number of `actors` on so many simulated nodes; print a row each and write `results`.
+
+    ValueError, before anything is measured, for too few of anything and where `results` cannot be written.
+    """
+    if nodes < 1 or participants < 1 or min(actors) < 1:
+        raise RayflError(
+            f"--nodes {nodes} --actors {min(actors)} --participants {participants}: each must be at least 1"
+        )
+    prepare(experiment(1, participants, WARMUP + ROUNDS))
+    memory.require(max(actors) * ACTOR_BYTES, f"--actors {max(actors)}", "give fewer")
+    results.require()
+    found, parameters = Figures("nodes", COLUMNS, f"{nodes} simulated nodes, {participants:,} participants a round"), 0
+    for count in actors:
+        print(f"{count} actors ...", file=sys.stderr, flush=True)
+        given = map(str, (nodes, count, participants, ROUNDS))
+        output, peak_bytes = run_watched("benchmarks.nodes", *given)
+        row = {"actors": count, "peak_bytes": peak_bytes, **json.loads(output)}
+        row["rounds_a_second"] = 1 / row["median_s"]
+        row["coordinator_share"] = row["coordinator_cpu_s"] / sum(
+            row[name] for name in ("coordinator_cpu_s", "actors_cpu_s", "ray_cpu_s")
+        )
+        parameters = row["parameters"]
+        found.add(*(row[column.key] for column in COLUMNS))
+    print_table(found.table(), 120)
+    facts: dict[str, float] = {}
+    if len({row["calls"] for row in found.rows}) > 1:
+        call_s, rest_s = by_calls(found.rows, "coordinator_cpu_s")
+        call_bytes, rest_bytes = by_calls(found.rows, "fetched_bytes")
+        facts = {"call_cpu_s": call_s, "rest_cpu_s": rest_s, "call_bytes": call_bytes, "rest_bytes": rest_bytes}
+        print(f"The coordinator's part of a round: {1e3 * call_s:.2f} ms of CPU and {call_bytes / 1e3:.1f} kB a call,")
+        print(f"and {1e3 * rest_s:.1f} ms and {rest_bytes / 1e3:.0f} kB for {participants:,} participants besides.")
+    print(f"FedAvg, logistic regression of {parameters} parameters, one step on one sample; {ROUNDS} rounds after")
+    print(f"{WARMUP}: median rounds a second, then means of a round: how long the coordinator waits for calls, the")
+    print("processor time of coordinator, actors and Ray, and what the coordinator fetches. All nodes share this")
+    print("machine's cores, so more actors are no faster here: what counts is the coordinator's own time.")
+    cores = os.cpu_count()
+    results.write(found, nodes=nodes, participants=participants, parameters=parameters, cores=cores, **facts)
+
+
+if __name__ == "__main__":
+    print(json.dumps(figures(*map(int, sys.argv[1:]))), flush=True)

@@ -1,0 +1,58 @@
+"""rayfl's side of the benchmark: `python -m benchmarks.ours W1 2 30` runs 30 rounds on two actors of one thread each.
+
+Prints the times of the rounds after those that warm up, and the version, as JSON. `W1x10` registers every client ten
+times, so that only their number changes.
+"""
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from actors import session
+from benchmarks.workloads import WORKLOADS
+from rayfl.data.partition import Partition, Shards
+from rayfl.determinism.platform import describe
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.population.sampling import Population
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.record import create_run_directory, describe_run
+from rayfl.version import __version__
+
+
+def main(name: str, actors: int, rounds: int) -> None:
+    """Run the workload and print its round times."""
+    workload = replace(WORKLOADS[name], rounds=rounds)
+    experiment = workload.experiment(actors=actors, num_cpus=1, object_store_memory_mb=1000)
+    setup = registered(experiment, prepare(experiment), workload.copies)
+    times: list[float] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = create_run_directory(Path(scratch) / name)
+        describe_run(directory, experiment.as_dict(), describe(1), "")
+        session.play_on_ray(experiment, setup, directory, lambda row, means: times.append(row.wall_s))
+    print(json.dumps({"seconds": times[workload.warmup :], "version": __version__}), flush=True)
+
+
+def registered(experiment: Experiment, setup: Setup, copies: int) -> Setup:
+    """The setup with every client registered `copies` times."""
+    if copies == 1:
+        return setup
+    clients = experiment.clients.model_copy(update={"count": experiment.clients.count * copies})
+    train, test = repeated(setup.partition.train, copies), repeated(setup.partition.test, copies)
+    none = Shards.empty(clients.count)
+    population = Population(clients, experiment.seed, train.sizes)
+    return replace(setup, partition=Partition(train, none, none, test), population=population)
+
+
+def repeated(shards: Shards, copies: int) -> Shards:
+    """The same holdings, one after another."""
+    sizes = np.tile(np.diff(shards.offsets), copies)
+    return Shards(np.tile(shards.indices, copies), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

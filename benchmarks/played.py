@@ -1,0 +1,92 @@
+"""One run on a Ray of its own, watched: `python -m benchmarks.played EXPERIMENT.json DIRECTORY ROUND...`.
+
+Plays the experiment into DIRECTORY and prints as JSON how long its rounds took, how much memory its processes had at
+each ROUND (counted from 1), and what the object store held and spilled.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from actors import session
+from benchmarks.memory import Resident, resident
+from benchmarks.store_use import store_use
+from rayfl.determinism.platform import describe
+from rayfl.experiment.experiment import Experiment, to_toml
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.record import create_run_directory, describe_run
+
+LOOKS = 5
+"""Memory at a round is the least of this many measurements, one after each round before it, since memory of work under
+way comes and goes. After the last round itself the actors are ending."""
+
+
+@dataclass
+class Played:
+    """A run's figures.
+
+    `seconds`: of each round's work. `between_s`: from the end of a round to that of the next, what is written included
+    (as the driver learns of it: single values are good to a tenth of a second, their sum is better).
+    `resident`: of Ray's and our own processes, by round. `stored`: bytes in the object store, by round.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    between_s: list[float] = field(default_factory=list)
+    resident: dict[int, Resident] = field(default_factory=dict)
+    stored: dict[int, int] = field(default_factory=dict)
+    spilled_bytes: int = 0
+    restored_bytes: int = 0
+
+
+def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[int] = ()) -> Played:
+    """Play and watch. Errors are those of `actors.session.play_on_ray`."""
+    played = Played()
+    marks: list[float] = []
+    setup = prepare(experiment)
+    create_run_directory(directory)
+    describe_run(directory, experiment.as_dict(), describe(1), to_toml(experiment))
+
+    def take_down(row: RoundRow, means: Mapping[str, float]) -> None:
+        marks.append(time.perf_counter())
+        played.seconds.append(row.wall_s)
+        done = row.round + 1
+        for mark in (mark for mark in watched if mark - LOOKS <= done < mark):
+            look(played, mark)
+
+    with session.session(experiment.runtime, setup):
+        session.play_on_ray(experiment, setup, directory, take_down)
+        use = store_use()
+    played.spilled_bytes, played.restored_bytes = use.spilled_bytes, use.restored_bytes
+    played.between_s = [after - before for before, after in pairwise(marks)]
+    return played
+
+
+def look(played: Played, mark: int) -> None:
+    """Record the memory in use now, if it is less than recorded for this mark before."""
+    now, stored = resident(), store_use().used_bytes
+    before = played.resident.get(mark, now)
+    played.resident[mark] = Resident(*(min(pair) for pair in zip(before, now, strict=True)))
+    played.stored[mark] = min(stored, played.stored.get(mark, stored))
+
+
+def from_json(text: str) -> Played:
+    """The figures that `main` printed."""
+    table = json.loads(text)
+    table["resident"] = {int(mark): Resident(*values) for mark, values in table["resident"].items()}
+    table["stored"] = {int(mark): value for mark, value in table["stored"].items()}
+    return Played(**table)
+
+
+def main(file: str, directory: str, *watched: str) -> None:
+    """Play the experiment in a file and print its figures."""
+    experiment = Experiment(**json.loads(Path(file).read_text(encoding="utf-8")))
+    print(json.dumps(asdict(play_and_watch(experiment, Path(directory), [int(mark) for mark in watched]))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,1 +1,0 @@
-"""`rayfl bench`: round times and memory beside a bare PyTorch loop, in the same call."""

@@ -1,0 +1,53 @@
+"""The bench of locality: its two ways differ in the actors that calls go to, and in nothing else."""
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from actors import pool
+from actors.locality import Inputs
+from actors.pool import RayExecutor
+from benchmarks import locality
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.calls import ClientJob
+from rayfl.rounds.executor import Job
+
+
+def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:
+    """An executor whose actors, one on each node, have nothing to do. No Ray is asked."""
+    executor = kind.__new__(kind)
+    # Any: what stands for an actor.
+    actors: list[Any] = [f"actor on {node}" for node in nodes]
+    executor._idle, executor._node_of = deque(actors), dict(zip(actors, nodes, strict=True))
+    return executor
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "moved"),
+    [
+        (RayExecutor, [(1, "a"), (0, "b"), (2, "c")], 20),
+        (locality.InOrder, [(0, "a"), (1, "b"), (2, "c")], 200),
+    ],
+)
+def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [Inputs(100, {"b": 90, "a": 10}), Inputs(110, {"a": 100, "d": 10}), Inputs()]
+    monkeypatch.setattr(pool, "inputs_of", lambda jobs: inputs)
+    executor = idle(kind, "abc")
+    pending = executor._pending("train", None, [Job(ClientJob((client,))) for client in range(3)])
+    pairs = [executor._next_pair(pending.waiting) for _ in range(3)]
+    found = [(index, executor._node_of[actor]) for index, actor in pairs]
+    assert found == expected and not pending.waiting and not executor._idle
+    assert sum(pending.inputs[index].elsewhere(node) for index, node in found) == moved
+
+
+def test_on_one_node_nobody_looks_where_inputs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "inputs_of", lambda jobs: pytest.fail("asked for nothing"))
+    executor = idle(RayExecutor, "a")
+    assert executor._pending("train", None, [Job(ClientJob((0,)))]).waiting.homeless
+
+
+def test_the_experiment_has_states_that_lie_on_nodes() -> None:
+    setup = prepare(locality.experiment(8, 4, 2, 1000))
+    assert setup.stateful and 4 * sum(array.size for array in setup.initial_arrays.values()) > 100 * 1024
+    assert locality.loopback_bytes() >= 0
