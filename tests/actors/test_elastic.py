@@ -107,6 +107,7 @@ from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.pool import RayExecutor
 from benchmarks.local_cluster import own_cluster
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
