@@ -75,14 +75,14 @@ class ClientActor(OwnPackages):
     def ping(self) -> None:
         """Answer, as proof of life."""
 
-    # Any: a job, its inputs and its outputs; rayfl.rounds.worker lists their types by kind.
-    def call(self, kind: str, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
+    # Any: a job, its inputs and its outputs; rayfl/rounds/calls.py lists their types.
+    def call(self, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
         """Do one job and return its result; a job with outputs returns a generator of the outputs, then the result.
 
         Ray stores each object of a generator before it asks for the next one. Outputs that come before an error exist
         all the same, so only the result shows that the call succeeded.
         """
-        result, outputs = self.worker.do(kind, shared, work, inputs)
+        result, outputs = self.worker.do(work, shared, inputs)
         return followed(outputs, result) if num_outputs else result
 
 

@@ -12,7 +12,7 @@ from actors.client import Actor
 from actors.locality import Inputs, WaitingJobs
 from actors.losses import Cause
 from actors.sentences import describe_call
-from rayfl.rounds.executor import Job, JobResult, Ref, Wave, num_clients
+from rayfl.rounds.executor import Job, JobResult, Ref, Wave
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class PendingCalls:
     `inputs`: where those of each job lie, () where nobody looked; `nodes`: where actors are that can be near them.
     """
 
-    kind: str
     shared: Ref
     jobs: Sequence[Job]
     inputs: Sequence[Inputs] = ()
@@ -65,7 +64,7 @@ class PendingCalls:
     @property
     def wave(self) -> Wave:
         """How far they have come."""
-        return Wave(self.kind, num_clients([self.jobs[index] for index in self.done]), num_clients(self.jobs))
+        return Wave.of(self.jobs, [self.jobs[index] for index in self.done])
 
     def late(self) -> list[ObjectRef]:
         """The calls under way that have taken too long."""
@@ -74,4 +73,4 @@ class PendingCalls:
 
     def about(self, call: Call) -> str:
         """Round, step and clients of a call."""
-        return describe_call(self.kind, self.shared, self.jobs[call.index])
+        return describe_call(self.shared, self.jobs[call.index])

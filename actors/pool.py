@@ -130,14 +130,14 @@ class RayExecutor:
         """The actors that are ready."""
         return max(1, len(self.pids))
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs. ClientError where a client's own code fails, or where a call loses its actor again and again.
 
         After an error no later job is sent, and of several errors the one of the first job is raised: a single worker
         would have met that one. LostObjects where a job's inputs or outputs were lost with a node.
         """
         self._grow()
-        pending = self._pending(kind, shared, jobs)
+        pending = self._pending(shared, jobs)
         self._on_wave(pending.wave)
         while pending.flying or pending.waiting:
             while pending.waiting and self._idle:
@@ -176,10 +176,10 @@ class RayExecutor:
     def _room(self) -> int:
         return sum(self.placement.room(nodes(), self._odd_nodes).values())
 
-    def _pending(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
+    def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
         """The jobs, which have homes where actors are on several nodes."""
         here = set(self._node_of.values())
-        return PendingCalls(kind, shared, jobs, inputs_of(jobs) if len(here) > 1 else (), here)
+        return PendingCalls(shared, jobs, inputs_of(jobs) if len(here) > 1 else (), here)
 
     def _next_pair(self, waiting: WaitingJobs) -> tuple[int, Actor]:
         """A job that waits and an idle actor, which is on the job's own node where any such pair is left."""
@@ -196,7 +196,7 @@ class RayExecutor:
         limit, job = self.placement.call_timeout_s, pending.jobs[index]
         self.moved_bytes += pending.inputs[index].elsewhere(self._node_of[actor])
         method = actor.call.options(num_returns=1 + job.num_outputs)
-        answer = method.remote(pending.kind, job.num_outputs, pending.shared, job.work, *job.inputs)
+        answer = method.remote(job.num_outputs, pending.shared, job.work, *job.inputs)
         *outputs, result = answer if job.num_outputs else [answer]
         pending.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
 
@@ -212,7 +212,7 @@ class RayExecutor:
                 where = "" if isinstance(cause, OutOfMemory) else f"{pending.about(call)}: out of memory: "
                 self._lose(pending, call, f"{where}{cause}", "memory")
                 return
-            pending.fail(call.index, readable(error, pending.kind, pending.shared, pending.jobs[call.index]))
+            pending.fail(call.index, readable(error, pending.shared, pending.jobs[call.index]))
         except ObjectLostError as error:
             pending.fail(call.index, LostObjects(f"{pending.about(call)}: {error}"))
         except OutOfMemoryError:

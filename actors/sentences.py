@@ -9,7 +9,7 @@ from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import Job, Ref
 
 
-def readable(error: RayTaskError, kind: str, shared: Ref, job: Job) -> BaseException:
+def readable(error: RayTaskError, shared: Ref, job: Job) -> BaseException:
     """An error raised in an actor, with its round: ClientError, or ClusterError if an input of the call was lost."""
     cause = unwrapped(error)
     if isinstance(cause, ClientError):
@@ -17,14 +17,14 @@ def readable(error: RayTaskError, kind: str, shared: Ref, job: Job) -> BaseExcep
     kind_of_error = ClientError
     if isinstance(cause, RayError):
         kind_of_error = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
-    wrapped = kind_of_error(f"{describe_call(kind, shared, job)}: {type(cause).__name__}: {cause}")
+    wrapped = kind_of_error(f"{describe_call(shared, job)}: {type(cause).__name__}: {cause}")
     wrapped.add_note(str(error))
     return wrapped
 
 
-def describe_call(kind: str, shared: Ref, job: Job) -> str:
+def describe_call(shared: Ref, job: Job) -> str:
     """Round, step and clients of a job, for an error."""
     about: RoundInputs = ray.get(shared)
     clients = getattr(job.work, "clients", None) or tuple(getattr(job.work, "rows", ()))
     of = f", clients {clients[0]} to {clients[-1]}" if clients else ""
-    return f"round {about.round}, {kind}{of}"
+    return f"round {about.round}, {job.work.kind}{of}"

@@ -32,6 +32,7 @@ from rayfl.population.fate import Fate
 from rayfl.rounds.calls import ClientResult, RoundInputs
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
+from rayfl.rounds.round import Round
 from rayfl.rounds.rounds import RunState, mix
 from rayfl.rounds.setup import Setup
 from rayfl.tree import State
@@ -63,8 +64,8 @@ class Counting:
     def handle(self, ref: Ref) -> Any:
         return self.inner.handle(ref)
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        done = self.inner.run(kind, shared, jobs)
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        done = self.inner.run(shared, jobs)
         self.calls += len(jobs)
         self.messages_read += sum(len(job.work.senders) for job in jobs)
         self.read_bytes += sum(self.sizes[ref] for job in jobs for ref in job.inputs)
@@ -81,11 +82,12 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
     with session.executor(setup, runtime) as pool:
         executor = Counting(pool)
         states, messages, ledger = filled(setup, executor)
-        shared = RoundInputs(round=0, plan=setup.plan(0))
+        inputs = RoundInputs(round=0, plan=setup.plan(0))
+        round = Round(setup, executor, RunState(states=states), inputs, ledger)
         begun, worked = time.perf_counter(), cpu_seconds(os.getpid())
-        run_state = mix(setup, executor, RunState(states=states), shared, messages, ledger)
+        mix(round, messages)
         seconds, worked = time.perf_counter() - begun, cpu_seconds(os.getpid()) - worked
-        written = sum(tree.num_bytes(executor.get(ref)) for ref in run_state.states.values())
+        written = sum(tree.num_bytes(executor.get(ref)) for ref in round.run_state.states.values())
     return {
         "seconds": seconds,
         "cpu_seconds": worked,

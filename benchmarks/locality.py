@@ -28,8 +28,8 @@ from rayfl.rounds.setup import Setup
 class InOrder(RayExecutor):
     """Sends calls in their order to whoever is free, wherever the clients' states lie."""
 
-    def _pending(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
-        return replace(super()._pending(kind, shared, jobs), nodes=())
+    def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
+        return replace(super()._pending(shared, jobs), nodes=())
 
 
 WAYS: dict[str, type[RayExecutor]] = {"whoever is free": InOrder, "the states' node": RayExecutor}

@@ -65,10 +65,10 @@ class Measuring:
         self._count(value)
         return value
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs, and count them and their results."""
         begun = time.perf_counter()
-        done = self.inner.run(kind, shared, jobs)
+        done = self.inner.run(shared, jobs)
         self.waited_s += time.perf_counter() - begun
         self.calls += len(jobs)
         self._count([each.result for each in done])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
@@ -31,6 +31,7 @@ class TrainJob:
     sent (`sums.Sent`); nothing of the latter where `Setup.keeps_messages`. `packets`: that may be packets.
     """
 
+    kind: ClassVar[str] = "train"
     nodes: tuple[Node, ...]
     fates: Mapping[int, Fate]
     packets: bool = False
@@ -48,9 +49,34 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class ClientJob:
-    """Clients for a reply (inputs and outputs: `Setup.memory_slots`) or an evaluation (inputs: `Setup.state_slots`)."""
+    """Clients, and nothing else: what is done with them is the job's class."""
 
+    kind: ClassVar[str]
     clients: tuple[int, ...]
+
+
+class ReplyJob(ClientJob):
+    """Clients that receive the server's reply. Inputs and outputs: `Setup.memory_slots`."""
+
+    kind: ClassVar[str] = "reply"
+
+
+class EvaluateJob(ClientJob):
+    """Clients whose own models are evaluated. Inputs: `Setup.state_slots`."""
+
+    kind: ClassVar[str] = "evaluate"
+
+
+class MaskJob(ClientJob):
+    """Clients whose masks are wanted. Inputs: `Setup.state_slots`."""
+
+    kind: ClassVar[str] = "masks"
+
+
+class MeanModelJob(ClientJob):
+    """Clients whose models are averaged. Inputs: `Setup.state_slots`. Output: the mean."""
+
+    kind: ClassVar[str] = "mean_model"
 
 
 @dataclass(frozen=True)
@@ -60,6 +86,7 @@ class MixJob:
     Outputs: the receivers' new states.
     """
 
+    kind: ClassVar[str] = "mix"
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
 
@@ -76,6 +103,7 @@ class AddJob:
     Inputs: (message, weight) by client. Outputs: the sums of each node (`sums.Added`).
     """
 
+    kind: ClassVar[str] = "add"
     nodes: tuple[Node, ...]
     clients: tuple[int, ...]
 
@@ -84,6 +112,7 @@ class AddJob:
 class MergeJob:
     """A node of the summation tree, and nodes that cover it. Inputs: what these have sent. Output: its sum."""
 
+    kind: ClassVar[str] = "merge"
     node: Node
     parts: tuple[Node, ...]
 
@@ -92,9 +121,14 @@ class MergeJob:
 class PooledJob:
     """A run of the pooled test set, or of all clients' training examples, on which the global model is evaluated."""
 
+    kind: ClassVar[str] = "evaluate_pooled"
     first: int
     last: int
     split: Literal["test", "train"] = "test"
+
+
+WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | PooledJob
+"""What a worker can be asked to do; the job's class decides which of its methods does it."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Executor: where jobs on clients run. `InlineExecutor` runs them here, without Ray; actors/pool.py on Ray actors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from rayfl.compress.base import Packet
 from rayfl.determinism.torch_flags import fixed
@@ -17,8 +17,9 @@ Ref = Any
 
 @dataclass(frozen=True)
 class Job:
-    """One call on a worker: what to do, the objects it reads, and how many objects it leaves behind."""
+    """One call on a worker: what to do, references to the objects it reads, and the number of objects it returns."""
 
+    # Any: a `calls.WorkerJob`; whoever made the job knows its class.
     work: Any
     inputs: tuple[Ref, ...] = ()
     num_outputs: int = 0
@@ -40,12 +41,17 @@ class Wave:
     done: int
     total: int
 
+    @classmethod
+    def of(cls, jobs: Sequence[Job], done: Iterable[Job] = ()) -> Self:
+        """The wave of these jobs, of which some are done. Jobs on the pooled test set have no clients."""
+        return cls(jobs[0].work.kind if jobs else "", num_clients(done), num_clients(jobs))
+
 
 OnWave = Callable[[Wave], None]
 
 
-def num_clients(jobs: Sequence[Job]) -> int:
-    """The clients that jobs are about; 0 for jobs on the pooled test set."""
+def num_clients(jobs: Iterable[Job]) -> int:
+    """The number of clients that jobs are about; 0 for jobs on the pooled test set."""
     return sum(len(getattr(job.work, "clients", ())) for job in jobs)
 
 
@@ -69,8 +75,8 @@ class Executor(Protocol):
         """A packet's reference as something that workers can open."""
         ...
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        """Do all jobs. ClientError where a client's own code fails."""
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        """Do all jobs, which are of one class. ClientError where a client's own code fails."""
         ...
 
 
@@ -107,13 +113,13 @@ class InlineExecutor:
         """The packet itself."""
         return InlinePacket(ref)
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs here."""
-        self._wave = Wave(kind, 0, num_clients(jobs))
+        self._wave = Wave.of(jobs)
         setup = self.worker.setup
         try:
             with fixed(setup.threads, setup.device, setup.precision):
-                return [self._do(kind, shared, job) for job in jobs]
+                return [self._do(shared, job) for job in jobs]
         except OutOfMemory as error:
             raise ClientError(f"{error}; {SMALLER}") from error
 
@@ -121,6 +127,6 @@ class InlineExecutor:
         self._wave = replace(self._wave, done=self._wave.done + 1)
         self._on_wave(self._wave)
 
-    def _do(self, kind: str, shared: Ref, job: Job) -> JobResult:
-        result, outputs = self.worker.do(kind, shared, job.work, job.inputs)
+    def _do(self, shared: Ref, job: Job) -> JobResult:
+        result, outputs = self.worker.do(job.work, shared, job.inputs)
         return JobResult(result, list(outputs))

@@ -1,5 +1,6 @@
 """The books of a round: what each client did and was billed, and the rows that go into the records."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -90,6 +91,11 @@ class Ledger:
             reply_bits=result.reply_bits + later.reply_bits,
             metrics={**result.metrics, **later.metrics},
         )
+
+    def add_all(self, later: Iterable[ClientResult]) -> None:
+        """Add a later wave's results of several clients."""
+        for result in later:
+            self.add(result)
 
 
 def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:

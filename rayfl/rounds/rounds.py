@@ -14,21 +14,28 @@ import numpy as np
 import torch
 
 from rayfl import tree
-from rayfl.determinism.addition_order import runs
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.answers import checked
-from rayfl.rounds.calls import ClientJob, ClientResult, PooledJob, RoundInputs
-from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.calls import (
+    ClientResult,
+    EvaluateJob,
+    MaskJob,
+    MeanModelJob,
+    PooledJob,
+    ReplyJob,
+    RoundInputs,
+)
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.exchange import bill, in_calls, mix_job
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
 from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.paper_comm import server_comm
-from rayfl.rounds.run_state import RunState, calls_per_wave
+from rayfl.rounds.round import Round
+from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
 from rayfl.topology.graphs import link_weights, mixing_weights
@@ -73,77 +80,65 @@ def naming_round(round: int) -> Iterator[None]:
 
 def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:
     """One round of a server method: download, local work, upload, server update, replies, evaluation."""
-    half, round, plan = setup.server_half, run_state.round, setup.plan(run_state.round)
-    participation = setup.population.sample_round(round)
-    ledger = Ledger(participation)
-    server, context = run_state.server, setup.context(round, plan, NOBODY, "server")
-    round_inputs = RoundInputs(
-        round=round,
+    half, number, plan = setup.server_half, run_state.round, setup.plan(run_state.round)
+    participation = setup.population.sample_round(number)
+    server, context = run_state.server, setup.context(number, plan, NOBODY, "server")
+    inputs = RoundInputs(
+        round=number,
         plan=plan,
         message=checked(half.broadcast)(server, context) if plan.down else {},
         server=tree.to_arrays(server) if half.overrides("personal_message") else None,
-        evaluated=setup.evaluated(round),
+        evaluated=setup.evaluated(number),
     )
-    fates = server_participants(setup, plan, participation)
-    run_state, sums, _ = train(setup, executor, run_state, round_inputs, fates, ledger)
+    round = Round(setup, executor, run_state, inputs, Ledger(participation))
+    received, _ = train(round, server_participants(setup, plan, participation))
+    ledger = round.ledger
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
-    server, metrics = checked(half.server_update)(server, sums, delivered, context)
+    server, metrics = checked(half.server_update)(server, received, delivered, context)
     ledger.metrics |= metrics
-    run_state = replace(run_state, server=server, round=round + 1)
+    round.run_state = replace(round.run_state, server=server, round=number + 1)
     if half.overrides("reply") and plan.down:
-        run_state = reply(setup, executor, run_state, round_inputs, delivered, ledger)
-    arrived = sum(ledger.results[client].num_values for client in delivered)
-    received = [result.num_received for result in ledger.results.values()]
-    ledger.metrics |= server_comm(arrived, received, setup.num_clients)
-    evaluate(setup, executor, run_state, round_inputs, ledger)
-    return run_state, record(setup, round, ledger)
+        reply(round, delivered)
+    num_sent = sum(ledger.results[client].num_values for client in delivered)
+    num_received = [result.num_received for result in ledger.results.values()]
+    ledger.metrics |= server_comm(num_sent, num_received, setup.num_clients)
+    evaluate(round)
+    return round.run_state, record(setup, number, ledger)
 
 
 def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:
-    """One round of a peer method: local work, every message an object, mixing by the receivers, evaluation."""
-    round, plan = run_state.round, setup.plan(run_state.round)
-    participation = setup.population.sample_round(round, everyone=True)
-    ledger = Ledger(participation)
-    round_inputs = RoundInputs(round=round, plan=plan, evaluated=setup.evaluated(round))
-    run_state, _, messages = train(setup, executor, run_state, round_inputs, participation.fates, ledger)
+    """One round of a peer method: local work, exchange of messages with the neighbours, evaluation."""
+    number, plan = run_state.round, setup.plan(run_state.round)
+    participation = setup.population.sample_round(number, everyone=True)
+    inputs = RoundInputs(round=number, plan=plan, evaluated=setup.evaluated(number))
+    round = Round(setup, executor, run_state, inputs, Ledger(participation))
+    _, messages = train(round, participation.fates)
     if setup.topology is not None and plan.up:
-        run_state = mix(setup, executor, run_state, round_inputs, messages, ledger)
-    run_state = replace(run_state, round=round + 1)
-    evaluate(setup, executor, run_state, round_inputs, ledger)
-    return run_state, record(setup, round, ledger)
+        mix(round, messages)
+    round.run_state = replace(round.run_state, round=number + 1)
+    evaluate(round)
+    return round.run_state, record(setup, number, round.ledger)
 
 
-def reply(
-    setup: Setup,
-    executor: Executor,
-    run_state: RunState,
-    round_inputs: RoundInputs,
-    delivered: Sequence[int],
-    ledger: Ledger,
-) -> RunState:
-    """The server's answers to those who delivered, taken in at once."""
-    round_inputs = replace(round_inputs, message={}, server=tree.to_arrays(run_state.server))
-    slots, outputs = setup.memory_slots, {}
-    works = [ClientJob(run) for run in runs(delivered, calls_per_wave(setup, executor))]
-    jobs = [Job(work, run_state.inputs(slots, work.clients), len(slots) * len(work.clients)) for work in works]
-    for work, answer in zip(works, executor.run("reply", executor.put(round_inputs), jobs), strict=True):
-        outputs |= ClientOutputs.unpack(slots, work.clients, answer.outputs)
-        for result in answer.result:
-            ledger.add(result)
-    return run_state.updated(slots, outputs)
+def reply(round: Round, delivered: Sequence[int]) -> None:
+    """Send the server's replies to the clients that delivered, which receive them in the same round."""
+    slots = round.setup.memory_slots
+    round.change_inputs(message={}, server=tree.to_arrays(round.run_state.server))
+    jobs = round.client_jobs(ReplyJob, delivered, slots, len(slots))
+    answers = round.run(jobs)
+    for answer in answers:
+        round.ledger.add_all(answer.result)
+    round.keep(slots, jobs, answers)
 
 
-def mix(
-    setup: Setup,
-    executor: Executor,
-    run_state: RunState,
-    round_inputs: RoundInputs,
-    messages: Mapping[int, Ref],
-    ledger: Ledger,
-) -> RunState:
-    """The exchange among peers: everyone present reads its neighbours' messages; links are billed on both ends."""
+def mix(round: Round, messages: Mapping[int, Ref]) -> None:
+    """The exchange among peers: every peer that is present reads its neighbours' messages and mixes them in.
+
+    Both ends of a link are billed for it.
+    """
+    setup, ledger = round.setup, round.ledger
     assert setup.topology is not None
-    graph = setup.topology.receives(setup.num_clients, setup.seed, round_inputs.round)
+    graph = setup.topology.receives(setup.num_clients, setup.seed, round.number)
     present = np.zeros(setup.num_clients, dtype=bool)
     present[list(messages)] = True
     graph = graph & present[:, None] & present[None, :]
@@ -155,84 +150,63 @@ def mix(
         np.fill_diagonal(weights, 0.0)
     bill(graph, messages, ledger)
     counted = [client for client, result in ledger.results.items() if result.fate.counts]
-    receivers = [client for client in counted if client in run_state.states or not setup.stateful]
-    model_bytes = 4 * tree.num_entries(setup.initial)
-    slots, outputs = setup.state_slots, {}
-    jobs = []
-    for run in in_calls(receivers, weights, executor.num_workers, model_bytes):
-        work = mix_job(run, weights, present)
-        inputs = (*run_state.inputs(slots, run), *(messages[sender] for sender in work.senders))
-        jobs.append(Job(work, inputs, len(slots) * len(run)))
-    for job, answer in zip(jobs, executor.run("mix", executor.put(round_inputs), jobs), strict=True):
-        outputs |= ClientOutputs.unpack(slots, tuple(job.work.rows), answer.outputs)
-    return run_state.updated(slots, outputs)
+    receivers = [client for client in counted if client in round.run_state.states or not setup.stateful]
+    slots, jobs = setup.state_slots, []
+    for part in in_calls(receivers, weights, round.executor.num_workers, 4 * tree.num_entries(setup.initial)):
+        work = mix_job(part, weights, present)
+        inputs = (*round.run_state.inputs(slots, part), *(messages[sender] for sender in work.senders))
+        jobs.append(Job(work, inputs, len(slots) * len(part)))
+    round.keep(slots, jobs, round.run(jobs))
 
 
-def evaluate(setup: Setup, executor: Executor, run_state: RunState, round_inputs: RoundInputs, ledger: Ledger) -> None:
+def evaluate(round: Round) -> None:
     """Evaluate the global model and every client's model, if this round evaluates."""
-    if not round_inputs.evaluated:
+    setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
+    if not round.inputs.evaluated:
         return
-    model = {} if setup.is_peer else checked(setup.server_half.model)(run_state.server)
-    round_inputs = replace(round_inputs, message={}, server=None, model=tree.to_arrays(model) if model else None)
-    settings = setup.evaluation
-    personal = setup.method.personalized or bool(setup.method.eval_stages(round_inputs.round))
+    model = {} if setup.is_peer else checked(setup.server_half.model)(round.run_state.server)
+    round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
+    personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
     if setup.is_peer and setup.peer_half.evaluated_from_mean:
-        round_inputs = replace(round_inputs, model=mean_model(setup, executor, run_state, round_inputs))
+        round.change_inputs(model=mean_model(round))
     if model and (settings.pooled or (settings.own and not personal)):
-        pooled = evaluate_pooled(setup, executor, round_inputs)
+        pooled = evaluate_pooled(round, "test")
         if settings.pooled:
             ledger.metrics |= {f"pooled/{name}": float(values.mean()) for name, values in pooled.items()}
         if settings.own and not personal:
-            for client, metrics in evaluation.own_splits(setup, pooled).items():
-                ledger.add(ClientResult(client, metrics=metrics))
+            own = evaluation.own_splits(setup, pooled)
+            ledger.add_all(ClientResult(client, metrics=metrics) for client, metrics in own.items())
     if model and settings.train:
-        trained_on = evaluate_pooled(setup, executor, round_inputs, "train")
+        trained_on = evaluate_pooled(round, "train")
         ledger.metrics |= {f"pooled_train/{name}": float(values.mean()) for name, values in trained_on.items()}
     if personal and (settings.own or settings.personal_on_pooled or settings.train):
-        evaluate_clients(setup, executor, run_state, round_inputs, ledger)
-    if settings.masks and round_inputs.round == setup.rounds - 1:
-        compare_masks(setup, executor, run_state, round_inputs, ledger)
+        for answer in round.run(round.client_jobs(EvaluateJob, range(setup.num_clients), setup.state_slots)):
+            ledger.add_all(answer.result)
+    if settings.masks and round.number == setup.rounds - 1:
+        compare_masks(round)
 
 
-def evaluate_pooled(
-    setup: Setup, executor: Executor, round_inputs: RoundInputs, split: Literal["test", "train"] = "test"
-) -> dict[str, np.ndarray]:
+def evaluate_pooled(round: Round, split: Literal["test", "train"]) -> dict[str, np.ndarray]:
     """Every metric of the global model for each example of the pooled test set, or of all clients' train splits."""
-    size = len(setup.dataset.test if split == "test" else setup.partition.train.indices)
+    size = len(round.setup.dataset.test if split == "test" else round.setup.partition.train.indices)
     batch = evaluation.BATCH
     jobs = [Job(PooledJob(first, min(first + batch, size), split)) for first in range(0, size, batch)]
-    results = [done.result for done in executor.run("evaluate_pooled", executor.put(round_inputs), jobs)]
+    results = [answer.result for answer in round.run(jobs)]
     return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
 
 
-def evaluate_clients(
-    setup: Setup, executor: Executor, run_state: RunState, round_inputs: RoundInputs, ledger: Ledger
-) -> None:
-    """Every client's own model."""
-    slots = setup.state_slots
-    everyone = runs(range(setup.num_clients), calls_per_wave(setup, executor))
-    jobs = [Job(ClientJob(run), run_state.inputs(slots, run)) for run in everyone]
-    for done in executor.run("evaluate", executor.put(round_inputs), jobs):
-        for result in done.result:
-            ledger.add(result)
+def compare_masks(round: Round) -> None:
+    """Compare the clients' masks pair by pair, beside their labels."""
+    setup, masks = round.setup, {}
+    for answer in round.run(round.client_jobs(MaskJob, range(setup.num_clients), setup.state_slots)):
+        masks |= answer.result
+    round.ledger.pairs, metrics = compared(setup, [masks[client] for client in range(setup.num_clients)])
+    round.ledger.metrics |= metrics
 
 
-def compare_masks(
-    setup: Setup, executor: Executor, run_state: RunState, round_inputs: RoundInputs, ledger: Ledger
-) -> None:
-    """The clients' masks pair by pair, beside their labels."""
-    slots, masks = setup.state_slots, {}
-    everyone = runs(range(setup.num_clients), calls_per_wave(setup, executor))
-    jobs = [Job(ClientJob(run), run_state.inputs(slots, run)) for run in everyone]
-    for done in executor.run("masks", executor.put(round_inputs), jobs):
-        masks |= done.result
-    ledger.pairs, metrics = compared(setup, [masks[client] for client in range(setup.num_clients)])
-    ledger.metrics |= metrics
-
-
-def mean_model(setup: Setup, executor: Executor, run_state: RunState, round_inputs: RoundInputs) -> Arrays:
+def mean_model(round: Round) -> Arrays:
     """The mean of all peers' models."""
-    everyone = tuple(range(setup.num_clients))
-    job = Job(ClientJob(everyone), run_state.inputs(setup.state_slots, everyone), num_outputs=1)
-    (done,) = executor.run("mean_model", executor.put(round_inputs), [job])
-    return executor.get(done.outputs[0])
+    everyone = tuple(range(round.setup.num_clients))
+    inputs = round.run_state.inputs(round.setup.state_slots, everyone)
+    (answer,) = round.run([Job(MeanModelJob(everyone), inputs, num_outputs=1)])
+    return round.executor.get(answer.outputs[0])

@@ -3,14 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rayfl import tree
 from rayfl.rounds.client_outputs import ClientOutputs, Slots
-from rayfl.rounds.executor import Executor, Ref
-from rayfl.rounds.setup import Setup
+from rayfl.rounds.executor import Ref
 from rayfl.tree import State
-
-LARGE_MODEL = 2_000_000
-"""Parameters beyond which a partial sum costs more than waiting for the slower of unequal calls."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +30,3 @@ class RunState:
         states = {client: one.state for client, one in outputs.items()} if slots.state else {}
         memories = {client: one.memory for client, one in outputs.items()} if slots.memory else {}
         return replace(self, states={**self.states, **states}, server_memories={**self.server_memories, **memories})
-
-
-def calls_per_wave(setup: Setup, executor: Executor) -> int:
-    """Calls a wave: two a worker, to even out unequal clients; one where what a call returns is large."""
-    return executor.num_workers * (1 if tree.num_entries(setup.initial) > LARGE_MODEL else 2)

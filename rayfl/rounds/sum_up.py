@@ -7,8 +7,8 @@ tree does not depend on who adds, so no bit does.
 from rayfl.determinism.addition_order import Node, halves, ready_nodes
 from rayfl.gather import Aggregate, Collect
 from rayfl.rounds.calls import MergeJob
-from rayfl.rounds.executor import Executor, Job, Ref
-from rayfl.rounds.setup import Setup
+from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.round import Round
 from rayfl.rounds.sums import Summing
 
 FEW_BYTES = 32_000_000
@@ -18,31 +18,31 @@ MOST_ALONE = 2
 """Workers, and sums, up to which the round loop adds by itself: calls could not add two pairs at once."""
 
 
-def sum_up(
-    setup: Setup, executor: Executor, round_inputs: Ref, sums: dict[Node, Ref], sum_bytes: int
-) -> dict[str, Aggregate]:
+def sum_up(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str, Aggregate]:
     """What arrived by message name, from the sums of nodes that cover the tree; `sums` is used up."""
+    setup, executor = round.setup, round.executor
     if not sums:
         return {name: rule.empty() for name, rule in setup.method.gather.items()}
     root = (0, max(last for _, last in sums))
-    if added_by_calls(setup, executor, len(sums), sum_bytes):
-        merge(executor, round_inputs, sums, root)
+    if added_by_calls(round, len(sums), sum_bytes):
+        merge(round, sums, root)
     return Summing(setup).summed(root, {node: executor.get(sums.pop(node)) for node in sorted(sums)})
 
 
-def added_by_calls(setup: Setup, executor: Executor, num_sums: int, sum_bytes: int) -> bool:
+def added_by_calls(round: Round, num_sums: int, sum_bytes: int) -> bool:
     """Whether calls add the sums: more than two workers, more than two sums, and more than few bytes.
 
     Messages that are collected and not added are all wanted in the end, and would travel again with every call.
     """
+    setup, num_workers = round.setup, round.executor.num_workers
     collects = any(isinstance(rule, Collect) for name, rule in setup.method.gather.items() if name not in setup.relayed)
-    return min(executor.num_workers, num_sums) > MOST_ALONE and sum_bytes > FEW_BYTES and not collects
+    return min(num_workers, num_sums) > MOST_ALONE and sum_bytes > FEW_BYTES and not collects
 
 
-def merge(executor: Executor, round_inputs: Ref, sums: dict[Node, Ref], root: Node) -> None:
+def merge(round: Round, sums: dict[Node, Ref], root: Node) -> None:
     """Add sums by calls until `root` alone is left; each wave adds the halves of every node that has both."""
     while root not in sums:
         works = [MergeJob(node, halves(node)) for node in ready_nodes(root, sums)]
         jobs = [Job(work, tuple(sums.pop(part) for part in work.parts), 1) for work in works]
-        done = executor.run("merge", round_inputs, jobs)
-        sums |= {work.node: answer.outputs[0] for work, answer in zip(works, done, strict=True)}
+        answers = round.run(jobs)
+        sums |= {work.node: answer.outputs[0] for work, answer in zip(works, answers, strict=True)}

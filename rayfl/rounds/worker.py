@@ -6,6 +6,7 @@ nothing between calls but the setup.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import singledispatchmethod
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,18 @@ from rayfl.rounds import carries, evaluation
 from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import (
     AddJob,
-    ClientJob,
     ClientResult,
+    EvaluateJob,
+    MaskJob,
+    MeanModelJob,
     MergeJob,
     MixJob,
     PooledJob,
+    ReplyJob,
     RoundInputs,
     Trained,
     TrainJob,
+    WorkerJob,
 )
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
@@ -48,15 +53,18 @@ class Worker:
         self.summing = Summing(setup)
         self._on_client = on_client
 
-    # Any: inputs and outputs are states, memories or messages; each kind of job says which.
-    def do(self, kind: str, round_inputs: RoundInputs, job: Any, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
-        """Do one job of the kind "train", "reply", "mix", "evaluate", ...: its result and its outputs.
+    # Any: inputs and outputs are states, memories or messages; each class of job says which.
+    @singledispatchmethod
+    def do(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+        """Do one job, by the method for its class; returns its result and its outputs.
 
-        Large outputs are made as they are asked for, so that the worker need not hold them all.
+        `outputs` may be an iterator, which makes each output when it is asked for: so the worker need not hold them
+        all.
         """
-        return getattr(self, kind)(round_inputs, job, inputs)
+        raise NotImplementedError(type(job))
 
-    def train(self, round_inputs: RoundInputs, job: TrainJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+    @do.register
+    def train(self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Download, local work, upload, for every client of the job."""
         kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
         trained = self._trained(round_inputs, job, kept)
@@ -120,18 +128,21 @@ class Worker:
         with naming_round_and_client(one.round, one.client):
             return one.finish(*next(trained))
 
-    def add(self, round_inputs: RoundInputs, job: AddJob, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+    @do.register
+    def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Add up messages as `train` does where nobody has to be waited for; nobody has a result."""
         senders = (FromClient(client, *one) for client, one in zip(job.clients, inputs, strict=True))
         sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
         return Trained(sum_bytes=sum(one.sum_bytes for one in sent)), [*sent]
 
-    def merge(self, round_inputs: RoundInputs, job: MergeJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+    @do.register
+    def merge(self, job: MergeJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up what nodes have sent."""
         return None, [on_wire(self.summing.summed(job.node, dict(zip(job.parts, inputs, strict=True))))]
 
+    @do.register
     def reply(
-        self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]
+        self, job: ReplyJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """The server's answers after its update, taken in by the clients."""
         slots, half = self.setup.memory_slots, self.setup.server_half
@@ -153,7 +164,8 @@ class Worker:
             outputs += ClientOutputs.of(slots, with_memory(state, uplink_memory), answer.server_memory).pack(slots)
         return tuple(results), outputs
 
-    def mix(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
+    @do.register
+    def mix(self, job: MixJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
         """Every receiver gathers its neighbours' messages; outputs: the receivers' new states."""
         return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
 
@@ -168,8 +180,9 @@ class Worker:
                 state = checked(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
 
+    @do.register
     def evaluate(
-        self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]
+        self, job: EvaluateJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Every client's model after the exchange."""
         model = None if round_inputs.model is None else tree.to_tensors(round_inputs.model)
@@ -182,7 +195,8 @@ class Worker:
             self._on_client()
         return tuple(results), []
 
-    def mean_model(self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+    @do.register
+    def mean_model(self, job: MeanModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """The mean of the clients' own models, added up in their order; output: that model."""
         total: Tree = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
@@ -190,8 +204,9 @@ class Worker:
             total = tree.add(total, own) if total else own
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 
+    @do.register
     def evaluate_pooled(
-        self, round_inputs: RoundInputs, job: PooledJob, inputs: Sequence[Any]
+        self, job: PooledJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[str, np.ndarray], list[Any]]:
         """The global model on a run of the pooled test set or of all train splits: every metric for each example."""
         assert round_inputs.model is not None
@@ -201,8 +216,9 @@ class Worker:
         rows = self.setup.partition.train.indices[job.first : job.last]
         return evaluation.per_example(self.setup, model, dataset.train, rows), []
 
+    @do.register
     def masks(
-        self, round_inputs: RoundInputs, job: ClientJob, inputs: Sequence[Any]
+        self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[int, MaskBits], list[Any]]:
         """Every client's mask, by client."""
         found: dict[int, MaskBits] = {}

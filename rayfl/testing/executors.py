@@ -32,14 +32,12 @@ class Shuffled(InlineExecutor):
     def handle(self, ref: Ref) -> Handle:
         return InlinePacket(opened(ref))
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         done: dict[int, JobResult] = {}
         for index in self.order.permutation(len(jobs)).tolist():
             job = thawed(frozen(jobs[index].work))
             inputs = tuple(None if ref is None else thawed(ref) for ref in jobs[index].inputs)
-            ((result, outputs),) = [
-                (d.result, d.outputs) for d in super().run(kind, thawed(shared), [Job(job, inputs)])
-            ]
+            ((result, outputs),) = [(d.result, d.outputs) for d in super().run(thawed(shared), [Job(job, inputs)])]
             assert len(outputs) == jobs[index].num_outputs
             done[index] = JobResult(thawed(frozen(result)), [frozen(output) for output in outputs])
         return [done[index] for index in range(len(jobs))]

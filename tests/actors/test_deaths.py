@@ -18,7 +18,7 @@ from actors.pending import Call
 from actors.placement import Placement
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.calls import ClientJob, RoundInputs
+from rayfl.rounds.calls import EvaluateJob, RoundInputs
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
 from tests.actors.toys import experiment, logged
@@ -123,7 +123,7 @@ def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.M
         before = set(executor.pids.values())
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        (done,) = executor.run("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
+        (done,) = executor.run(executor.put(RoundInputs(0, setup.plan(0))), [Job(EvaluateJob(()))])
         assert done.result == () and not before & set(executor.pids.values())
 
 
@@ -137,7 +137,7 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     with session.executor(setup, Runtime(actors=1)) as executor:
         monkeypatch.setattr(executor, "_start", lambda: None)
         call = Call(0, executor._idle.pop(), [], 0.0)
-        pending = executor._pending("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])
+        pending = executor._pending(executor.put(RoundInputs(0, setup.plan(0))), [Job(EvaluateJob(()))])
         for times in range(1, 5):
             for cause in CAUSES:
                 executor._lose(pending, call, "a reason", cause)
@@ -154,9 +154,9 @@ def test_a_cluster_with_room_for_some_actors_is_enough(caplog: pytest.LogCapture
         (first,) = executor.pids.values()
         assert logged(caplog)[0].startswith("1 of 2 client actors (num_cpus=3, num_gpus=0 each) were ready within ")
         shared = executor.put(RoundInputs(0, setup.plan(0)))
-        assert executor.run("evaluate", shared, [Job(ClientJob(()))] * 3)[0].result == ()
+        assert executor.run(shared, [Job(EvaluateJob(()))] * 3)[0].result == ()
         os.kill(first, signal.SIGKILL)
-        assert executor.run("evaluate", shared, [Job(ClientJob(()))] * 3)[2].result == ()
+        assert executor.run(shared, [Job(EvaluateJob(()))] * 3)[2].result == ()
         assert first not in executor.pids.values()
     finally:
         executor.close()

@@ -30,7 +30,7 @@ def test_merges_by_actors_that_die_give_the_bits_of_this_process(deaths: int, mo
 
         def send_and_kill(pending: PendingCalls) -> None:
             send(pending)
-            if pending.kind == "merge":
+            if pending.wave.kind == "merge":
                 merges.append(len(merges))
                 if len(merges) <= deaths:
                     os.kill(executor.pids[[*pending.flying.values()][-1].actor], signal.SIGKILL)

@@ -27,7 +27,7 @@ from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
 from rayfl.population.fate import Fate
-from rayfl.rounds.calls import ClientJob, PooledJob, RoundInputs, TrainJob
+from rayfl.rounds.calls import EvaluateJob, PooledJob, RoundInputs, TrainJob
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.rounds import RunState, simulate
@@ -76,7 +76,7 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     works = [uploads(0, *range(10)), *(uploads(i, i) for i in range(4))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
-        done = executor.run("train", executor.put(RoundInputs(0, plan, message)), [Job(work) for work in works])
+        done = executor.run(executor.put(RoundInputs(0, plan, message)), [Job(work) for work in works])
     finally:
         executor.close()
     assert sorted(executor.finished) == [0, 1, 2, 3, 4] and executor.finished[-1] == 0
@@ -233,9 +233,7 @@ def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> 
             played(setup, executor)
         # The pool is as good as before.
         assert len(executor.pids) == 3
-        assert (
-            executor.run("evaluate", executor.put(RoundInputs(0, setup.plan(0))), [Job(ClientJob(()))])[0].result == ()
-        )
+        assert executor.run(executor.put(RoundInputs(0, setup.plan(0))), [Job(EvaluateJob(()))])[0].result == ()
     first = min(client for client in setup.population.sample_round(2).selected if client >= 3)
     expected = (
         f"round 2, client {first}: Failing.begin (toys.py, line 64): ZeroDivisionError: client {first} divides by zero"
@@ -253,7 +251,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told(tmp_path: Path) -> None:
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0), first=tmp_path / "failed")
     try:
         with pytest.raises(ClientError, match="round 2, client 3: "):
-            executor.run("train", executor.put(RoundInputs(2, plan, message)), jobs)
+            executor.run(executor.put(RoundInputs(2, plan, message)), jobs)
     finally:
         executor.close()
     # Both were waited for, and the third job was never sent.
@@ -267,7 +265,7 @@ def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
         pytest.raises(ClientError, match="round 7, evaluate_pooled: AssertionError"),
     ):
         # No model was put into what the job shares.
-        executor.run("evaluate_pooled", executor.put(RoundInputs(7, setup.plan(7))), [Job(PooledJob(0, 1))])
+        executor.run(executor.put(RoundInputs(7, setup.plan(7))), [Job(PooledJob(0, 1))])
 
 
 @ray.remote(num_cpus=0)

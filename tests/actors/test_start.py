@@ -12,7 +12,7 @@ from actors.errors import ClusterError
 from actors.pool import PendingCalls
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
-from rayfl.rounds.calls import ClientJob, PooledJob
+from rayfl.rounds.calls import EvaluateJob, PooledJob
 from rayfl.rounds.executor import Job, JobResult, Wave
 from rayfl.rounds.ledger import RoundRow
 
@@ -84,12 +84,12 @@ def test_what_is_opened_first_is_said(tries: list[str], monkeypatch: pytest.Monk
 
 
 def test_the_clients_of_the_calls_that_have_come_back_are_done():
-    jobs = [Job(ClientJob((0, 1, 2))), Job(ClientJob((3,))), Job(ClientJob((4, 5)))]
-    pending = PendingCalls("train", None, jobs)
-    assert pending.wave == Wave("train", 0, 6)
+    jobs = [Job(EvaluateJob((0, 1, 2))), Job(EvaluateJob((3,))), Job(EvaluateJob((4, 5)))]
+    pending = PendingCalls(None, jobs)
+    assert pending.wave == Wave("evaluate", 0, 6)
     pending.done |= {2: JobResult(None, []), 0: JobResult(None, [])}
-    assert pending.wave == Wave("train", 5, 6)
-    assert PendingCalls("evaluate_pooled", None, [Job(PooledJob(0, 9))]).wave == Wave("evaluate_pooled", 0, 0)
+    assert pending.wave == Wave("evaluate", 5, 6)
+    assert PendingCalls(None, [Job(PooledJob(0, 9))]).wave == Wave("evaluate_pooled", 0, 0)
 
 
 def test_how_far_the_round_is_reaches_the_driver_with_the_rounds(monkeypatch: pytest.MonkeyPatch):

@@ -68,7 +68,7 @@ def test_a_state_is_made_when_it_is_asked_for() -> None:
     worker = Worker(setup)
     first = {"params": {name: tensor.numpy() for name, tensor in setup.initial.items()}}
     rows = {client: {} for client in range(3)}
-    _, states = worker.mix(RoundInputs(round=0, plan=setup.plan(0)), MixJob(rows, ()), [first] * 3)
+    _, states = worker.do(MixJob(rows, ()), RoundInputs(round=0, plan=setup.plan(0)), [first] * 3)
     stream = iter(states)
     for count in range(3):
         assert isinstance(worker.method, Selfish) and len(worker.method.mixed) == count

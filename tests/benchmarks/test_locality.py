@@ -10,7 +10,7 @@ from actors.locality import Inputs
 from actors.pool import RayExecutor
 from benchmarks import locality
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.calls import ClientJob
+from rayfl.rounds.calls import EvaluateJob
 from rayfl.rounds.executor import Job
 
 
@@ -34,7 +34,7 @@ def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pyte
     inputs = [Inputs(100, {"b": 90, "a": 10}), Inputs(110, {"a": 100, "d": 10}), Inputs()]
     monkeypatch.setattr(pool, "inputs_of", lambda jobs: inputs)
     executor = idle(kind, "abc")
-    pending = executor._pending("train", None, [Job(ClientJob((client,))) for client in range(3)])
+    pending = executor._pending(None, [Job(EvaluateJob((client,))) for client in range(3)])
     pairs = [executor._next_pair(pending.waiting) for _ in range(3)]
     found = [(index, executor._node_of[actor]) for index, actor in pairs]
     assert found == expected and not pending.waiting and not executor._idle
@@ -44,7 +44,7 @@ def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pyte
 def test_on_one_node_nobody_looks_where_inputs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "inputs_of", lambda jobs: pytest.fail("asked for nothing"))
     executor = idle(RayExecutor, "a")
-    assert executor._pending("train", None, [Job(ClientJob((0,)))]).waiting.homeless
+    assert executor._pending(None, [Job(EvaluateJob((0,)))]).waiting.homeless
 
 
 def test_the_experiment_has_states_that_lie_on_nodes() -> None:

@@ -28,7 +28,7 @@ def test_every_call_and_what_it_brings_is_counted():
     ref = measuring.put({"w": np.zeros(100, np.float32)})
     before = measuring.fetched_bytes
     assert list(measuring.get(ref)) == ["w"] and measuring.fetched_bytes - before > 400
-    assert measuring.run("train", ref, list[Job]()) == [] and measuring.calls == 0
+    assert measuring.run(ref, list[Job]()) == [] and measuring.calls == 0
 
 
 def test_a_round_is_measured_by_its_means(tmp_path: Path):

@@ -25,10 +25,10 @@ class Counting(Many):
         self.waves: list[list[MergeJob]] = []
         self.fetched: list[Any] = []
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        if kind == "merge":
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        if isinstance(jobs[0].work, MergeJob):
             self.waves.append([job.work for job in jobs])
-        return super().run(kind, shared, jobs)
+        return super().run(shared, jobs)
 
     def get(self, ref: Ref) -> Any:
         self.fetched.append(ref)

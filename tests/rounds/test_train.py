@@ -12,9 +12,12 @@ from rayfl.gather import Aggregate, WeightedMean
 from rayfl.population.fate import Fate
 from rayfl.rounds.calls import RoundInputs, TrainJob
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
+from rayfl.rounds.ledger import Ledger
+from rayfl.rounds.round import Round
+from rayfl.rounds.rounds import first_run_state
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.sums import Added
-from rayfl.rounds.train import calls
+from rayfl.rounds.train import cut_into_calls
 from rayfl.rounds.worker import Worker
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import play
@@ -29,9 +32,9 @@ class Many(InlineExecutor):
         self.num_workers = num_workers
         self.jobs: list[TrainJob] = []
 
-    def run(self, kind: str, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        self.jobs += [job.work for job in jobs if kind == "train"]
-        return super().run(kind, shared, jobs)
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        self.jobs += [job.work for job in jobs if isinstance(job.work, TrainJob)]
+        return super().run(shared, jobs)
 
 
 class Live(WeightedMean):
@@ -112,8 +115,10 @@ def test_two_workers_get_two_calls_where_these_are_equally_long(
 def test_who_does_not_train_lengthens_no_call():
     here = clients(8)
     idle = dict.fromkeys(range(4), Fate.DROPPED_AFTER_TRAINING) | dict.fromkeys(range(4, 8), Fate.DELIVERED)
-    assert calls(here, Many(here, 2), here.plan(0), idle) == [(0, 2), (2, 4), (4, 6), (6, 8)]
-    assert calls(here, Many(here, 2), here.plan(0), dict.fromkeys(range(8), Fate.DELIVERED)) == [(0, 4), (4, 8)]
+    inputs, ledger = RoundInputs(0, here.plan(0)), Ledger(here.population.sample_round(0))
+    round = Round(here, Many(here, 2), first_run_state(here), inputs, ledger)
+    assert cut_into_calls(round, idle) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert cut_into_calls(round, dict.fromkeys(range(8), Fate.DELIVERED)) == [(0, 4), (4, 8)]
 
 
 def test_stacks_come_whole():
@@ -132,7 +137,7 @@ def test_a_call_holds_few_sums(count: int):
     here.method.gather = {name: Live()}
     Live.alive = Live.most = 0
     job = TrainJob(((0, count),), dict.fromkeys(range(count), Fate.DELIVERED))
-    answer, outputs = Worker(here).train(RoundInputs(0, plan, message), job, ())
+    answer, outputs = Worker(here).do(job, RoundInputs(0, plan, message), ())
     (sent,) = outputs
     assert isinstance(sent, Added) and sent.sums[name].count == count
     assert answer.sum_bytes == sum(array.nbytes for array in sent.sums[name].sum.values())

@@ -1,0 +1,71 @@
+"""Round: one round while it runs, which the functions of a round read and write."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rayfl import tree
+from rayfl.determinism.addition_order import runs
+from rayfl.rounds.calls import ClientJob, RoundInputs
+from rayfl.rounds.client_outputs import ClientOutputs, Slots
+from rayfl.rounds.executor import Executor, Job, JobResult, Ref
+from rayfl.rounds.ledger import Ledger
+from rayfl.rounds.run_state import RunState
+from rayfl.rounds.setup import Setup
+
+LARGE_MODEL = 2_000_000
+"""Above this number of parameters, sending a partial sum costs more than waiting for the slowest call."""
+
+
+@dataclass
+class Round:
+    """One round while it runs.
+
+    `inputs`: what the workers read in the next wave of calls; `change_inputs` replaces them. `run_state`: replaced
+    whenever clients have new states; the run state before the round is never changed. `ledger`: what clients did.
+    """
+
+    setup: Setup
+    executor: Executor
+    run_state: RunState
+    inputs: RoundInputs
+    ledger: Ledger
+    _put: Ref = field(default=None, init=False)
+
+    @property
+    def number(self) -> int:
+        """The number of this round, from 0."""
+        return self.inputs.round
+
+    # Any: the fields of `RoundInputs`.
+    def change_inputs(self, **fields: Any) -> None:
+        """Replace fields of `inputs` for the calls that follow."""
+        self.inputs, self._put = replace(self.inputs, **fields), None
+
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """Run one wave of jobs. All waves with the same `inputs` share one object."""
+        if self._put is None:
+            self._put = self.executor.put(self.inputs)
+        return self.executor.run(self._put, jobs)
+
+    @property
+    def calls_per_wave(self) -> int:
+        """Calls that a wave is cut into: two per worker, which evens out unequal clients; one if models are large."""
+        return self.executor.num_workers * (1 if tree.num_entries(self.setup.initial) > LARGE_MODEL else 2)
+
+    def client_jobs(self, kind: type[ClientJob], clients: Sequence[int], slots: Slots, outputs: int = 0) -> list[Job]:
+        """Jobs of one kind that together cover `clients`, with what is kept of each client.
+
+        `outputs`: the number of objects that a call leaves behind per client.
+        """
+        return [
+            Job(kind(part), self.run_state.inputs(slots, part), outputs * len(part))
+            for part in runs(clients, self.calls_per_wave)
+        ]
+
+    def keep(self, slots: Slots, jobs: Iterable[Job], answers: Iterable[JobResult]) -> None:
+        """Take the new states and memories of clients, which are the outputs of these jobs, into the run state."""
+        outputs: dict[int, ClientOutputs] = {}
+        for job, answer in zip(jobs, answers, strict=True):
+            outputs |= ClientOutputs.unpack(slots, job.work.clients, answer.outputs)
+        self.run_state = self.run_state.updated(slots, outputs)
