@@ -44,11 +44,11 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             memory.require(sum(info.file_size for info in chosen.values()), str(path), "give less data")
             for name, info in chosen.items():
                 if info.file_size > _MOST_DENSE * (info.compress_size + 1):
-                    raise RayflError(f"its {info.filename} announces more bytes than it can hold")
+                    raise ValueError(f"its {info.filename} announces more bytes than it can hold")
                 with archive.open(info) as file:
                     found[name] = _array(file, info.file_size, f"{path}: {info.filename}")
     except _DAMAGES as error:
-        raise RayflError(f"it is a damaged archive: {str(error).rstrip('.') or type(error).__name__}") from None
+        raise ValueError(f"it is a damaged archive: {str(error).rstrip('.') or type(error).__name__}") from None
     return found
 
 
@@ -62,10 +62,10 @@ def _array(file: IO[bytes], size: int, place: str) -> np.ndarray:
     """The array that begins where `file`, of `size` bytes, stands."""
     shape, dtype = _header(file)
     if dtype.hasobject:
-        raise RayflError("it holds Python objects, and nothing pickled is read")
+        raise ValueError("it holds Python objects, and nothing pickled is read")
     announced, present = dtype.itemsize * math.prod(shape), size - file.tell()
     if announced > present:
-        raise RayflError(
+        raise ValueError(
             f"its header announces {memory.in_words(announced)} of shape {list(shape)}, and it has {present} bytes"
         )
     memory.require(announced, place, "give less data")
@@ -73,7 +73,7 @@ def _array(file: IO[bytes], size: int, place: str) -> np.ndarray:
     try:
         return np.lib.format.read_array(file, allow_pickle=False)
     except (ValueError, OverflowError, MemoryError, EOFError):
-        raise RayflError("its header does not fit what follows it") from None
+        raise ValueError("its header does not fit what follows it") from None
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
@@ -83,7 +83,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
         raise
     # A damaged header ends in SyntaxError, TokenError, TypeError, RecursionError and others.
     except Exception:  # noqa: BLE001
-        raise RayflError("it has no header of numpy's") from None
+        raise ValueError("it has no header of numpy's") from None
     if any(type(side) is not int or not 0 <= side < 2**63 for side in shape):
-        raise RayflError(f"its header has the shape {list(shape)!r:.80}")
+        raise ValueError(f"its header has the shape {list(shape)!r:.80}")
     return shape, dtype
