@@ -18,6 +18,7 @@ from rayfl.compress.sign import OneBit, ScaledSign
 from rayfl.compress.sparse import Sparsifier, TopK
 from rayfl.compress.threshold import Threshold
 from rayfl.tree import Tree
+from tests.refusals import refused
 
 OUTERS = [
     TopK(keep_ratio=0.2),
@@ -157,20 +158,20 @@ def test_a_bare_name_stands_for_a_table_with_that_name():
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "names"),
     [
-        ({"outer": {"name": "qsgd"}}, r"^outer: 'qsgd' is no sparsifier; give one of randk, threshold, topk$"),
-        ({"inner": {"name": "topk"}}, r"^inner: 'topk' is no quantizer; give one of dense, natural, onebit, qsgd, "),
-        ({"inner": {"name": "feedback"}}, r"^inner: 'feedback' is no quantizer"),
-        ({"inner": {"name": "compose"}}, r"^inner: 'compose' is no quantizer"),
-        ({"outer": "rankd"}, r"^unknown compressor 'rankd': did you mean 'randk'"),
-        ({"inner": 3}, r"^inner=3 is not allowed; it must be a name, or a table with a name"),
-        ({"outer": {"name": "topk", "keep_ratio": 2.0}}, r"^outer\.keep_ratio=2\.0 is outside \(0, 1\]"),
-        ({"outer": {"name": "topk", "values": "fp16"}}, r"^outer\.values='fp16' has no meaning in compose"),
-        ({"inner": {"name": "sign"}, "damped": True}, r"^damped needs an unbiased inner .*'sign' states no omega"),
-        ({"inner": {"name": "terngrad", "clip": 2.5}, "damped": True}, r"'terngrad' states no omega"),
+        ({"outer": {"name": "qsgd"}}, ["outer: 'qsgd'", "sparsifier", "randk, threshold, topk"]),
+        ({"inner": {"name": "topk"}}, ["inner: 'topk'", "quantizer", "dense, natural, onebit, qsgd"]),
+        ({"inner": {"name": "feedback"}}, ["inner: 'feedback'", "quantizer"]),
+        ({"inner": {"name": "compose"}}, ["inner: 'compose'", "quantizer"]),
+        ({"outer": "rankd"}, ["rankd", "randk"]),
+        ({"inner": 3}, ["inner=3", "a name", "table"]),
+        ({"outer": {"name": "topk", "keep_ratio": 2.0}}, ["outer.keep_ratio=2.0", "(0, 1]"]),
+        ({"outer": {"name": "topk", "values": "fp16"}}, ["outer.values='fp16'", "compose", "inner"]),
+        ({"inner": {"name": "sign"}, "damped": True}, ["damped", "inner", "sign", "unbiased"]),
+        ({"inner": {"name": "terngrad", "clip": 2.5}, "damped": True}, ["damped", "inner", "terngrad", "unbiased"]),
     ],
 )
-def test_mistakes_are_one_sentence(values: dict[str, Any], sentence: str):
-    with pytest.raises(ValueError, match=sentence):
+def test_mistakes_are_one_sentence(values: dict[str, Any], names: list[str]):
+    with refused(names=names):
         table(**values)

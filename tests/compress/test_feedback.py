@@ -11,6 +11,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.tree import Tree
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 
@@ -69,9 +70,9 @@ def test_memory_is_float32_even_for_float64():
 
 
 def test_feedback_around_feedback_is_refused():
-    with pytest.raises(ValueError, match="feedback around feedback"):
+    with refused(names=["feedback", "twice"]):
         ErrorFeedback(inner=ErrorFeedback())
-    with pytest.raises(ValueError, match="feedback around feedback"):
+    with refused(names=["feedback", "twice"]):
         from_table({"name": "feedback"})
 
 
@@ -82,7 +83,7 @@ def test_a_table_names_the_inner_compressor_and_is_written_back():
 
 
 def test_a_mistake_in_the_inner_table_is_one_sentence():
-    with pytest.raises(ValueError, match=r"^inner\.keep_ratio=2\.0 is outside"):
+    with refused(names=["inner.keep_ratio=2.0", "(0, 1]"]):
         from_table({"name": "topk", "keep_ratio": 2.0})
 
 
@@ -97,5 +98,5 @@ class Remembering(Compressor):
 
 
 def test_a_compressor_with_a_memory_is_refused():
-    with pytest.raises(ValueError, match="'remembering-of-this-test', which has a memory of its own"):
+    with refused(names=["remembering-of-this-test", "memory"]):
         ErrorFeedback(inner=Remembering()).init({"w": torch.ones(2)})

@@ -12,6 +12,7 @@ import torch
 from rayfl.compress.random import Bernoulli, RandK, UniformDraw, draw
 from rayfl.compress.sparse import Scope, TopK, kept_entries, kept_share
 from rayfl.tree import Tree
+from tests.refusals import refused
 
 POSITIONS: tuple[Literal["seed", "coded"], ...] = ("seed", "coded")
 
@@ -172,14 +173,14 @@ def test_a_little_omega_is_a_contraction_on_average():
 
 def test_what_scaling_pushes_beyond_float32_is_refused():
     x = {"w": torch.full((10,), 2e38)}
-    with pytest.raises(ValueError, match=r"'w' holds 2e\+38, which is beyond float32 times 10; clip"):
+    with refused(names=["'w'", "2e+38", "float32", "clip"]):
         RandK(keep_ratio=0.1).encode(x, {}, rng())
     assert RandK(keep_ratio=0.1, scale=False).encode(x, {}, rng())[0].decode()["w"].max() == np.float32(2e38)
 
 
 @pytest.mark.parametrize("compressor", [RandK, TopK])
 def test_ratio_out_of_range(compressor: type[RandK] | type[TopK]):
-    with pytest.raises(ValueError, match=r"^keep_ratio=0.0 is outside \(0, 1\]; use dense"):
+    with refused(names=["keep_ratio=0.0", "(0, 1]", "dense"]):
         compressor(keep_ratio=0.0)
 
 
@@ -210,5 +211,5 @@ def test_omega_of_bernoulli():
 
 
 def test_probability_out_of_range():
-    with pytest.raises(ValueError, match=r"probability=0.0 is not allowed; it must be a number in \(0, 1\]"):
+    with refused(names=["probability=0.0", "(0, 1]"]):
         Bernoulli(probability=0.0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rayfl.compress.scalar import count_packet, scalar_packet
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("count", [0, 1, 60_000, 2**53 - 1, -3])
@@ -26,7 +27,7 @@ def test_sums_of_counts_are_exact_beyond_float32():
 
 
 def test_a_count_too_large_is_refused():
-    with pytest.raises(ValueError, match="n=9007199254740993 is beyond 2\\^53"):
+    with refused(names=["n=9007199254740993", "2^53"]):
         count_packet("n", 2**53 + 1)
 
 
@@ -42,5 +43,5 @@ def test_a_scalar_is_a_float32():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e39])
 def test_a_scalar_that_is_no_float32_is_refused(value: float):
-    with pytest.raises(ValueError, match="'loss' holds NaN or infinity in float32"):
+    with refused(names=["loss", "NaN", "infinity", "float32", "lower"], error=ValueError):
         scalar_packet("loss", value)

@@ -6,6 +6,7 @@ import torch
 
 from rayfl.compress.sparse import TopK, kept_entries, sparse_packet, top_k_positions, top_k_support
 from rayfl.compress.values import ValueType
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 
@@ -109,7 +110,7 @@ def test_never_dearer_than_a_bitmap():
 def test_values_are_rounded_to_16_bits():
     packet, _ = TopK(keep_ratio=0.5, values="fp16").encode({"w": torch.tensor([1 + 2**-11, 0.5])}, {}, RNG)
     assert packet.decode()["w"].tolist() == [1.0, 0.0]
-    with pytest.raises(ValueError, match="'w' holds a number of magnitude 70000, too large for fp16; use bf16"):
+    with refused(names=["'w'", "70000", "fp16", "bf16"]):
         TopK(keep_ratio=0.5, values="fp16").encode({"w": torch.tensor([7e4, 0.5])}, {}, RNG)
 
 
@@ -132,8 +133,8 @@ def test_the_constant_of_one_tensor_is_not_that_of_the_whole():
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5, float("nan")])
 def test_ratio_out_of_range_is_one_sentence(ratio: float):
-    reason = "not allowed; it must be a number" if ratio != ratio else r"outside \(0, 1\]; use dense to send everything"
-    with pytest.raises(ValueError, match=rf"keep_ratio={ratio} is {reason}"):
+    allowed = ["must be a number"] if ratio != ratio else ["(0, 1]", "dense"]
+    with refused(names=[f"keep_ratio={ratio}", *allowed]):
         TopK(keep_ratio=ratio)
 
 
@@ -156,11 +157,11 @@ def test_full_and_empty_supports():
 
 def test_a_support_that_does_not_fit_is_refused():
     values = {"w": torch.ones(2)}
-    with pytest.raises(ValueError, match="support of 'w' is missing"):
+    with refused(names=["'w'", "missing", "bool", "(2,)"]):
         sparse_packet(values, {})
-    with pytest.raises(ValueError, match=r"support of 'w' is torch.float32 of shape \(2,\); it must be bool"):
+    with refused(names=["'w'", "torch.float32", "(2,)", "bool"]):
         sparse_packet(values, {"w": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"it must be bool of shape \(2,\)"):
+    with refused(names=["'w'", "torch.bool", "(3,)", "(2,)"]):
         sparse_packet(values, {"w": torch.ones(3, dtype=torch.bool)})
 
 

@@ -10,9 +10,9 @@ import torch
 from rayfl.compress.base import Packet
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.ternary import Ternary
-from rayfl.errors import RayflError
 from rayfl.tree import Tree
 from tests.compress.ternary_paper import LOW_BITS, num_bits, stc
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 
@@ -147,5 +147,5 @@ def test_feedback_sends_everything_in_the_end():
 
 @pytest.mark.parametrize("keep_ratio", [0.0, -0.1, 1.01])
 def test_ratios_outside_are_refused(keep_ratio: float):
-    with pytest.raises(RayflError, match=r"outside \(0, 1\]"):
+    with refused(names=[f"keep_ratio={keep_ratio}", "(0, 1]", "sign"]):
         Ternary(keep_ratio=keep_ratio)

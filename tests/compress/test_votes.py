@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rayfl.compress.votes import votes_packet
+from tests.refusals import refused
 
 MIXED = {"a": torch.tensor([[1.5, -2.0, 0.0], [-0.0, -1e-40, 3.0]]), "b": torch.tensor(-4.0), "c": torch.zeros(9)}
 
@@ -38,5 +39,5 @@ def test_votes_add_up(ties: bool):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_is_refused(bad: float):
-    with pytest.raises(ValueError, match="NaN or infinity"):
+    with refused(names=["'a'", "NaN", "infinity", "float32", "lower"], error=ValueError):
         votes_packet({"a": torch.tensor([1.0, bad])})

@@ -19,6 +19,7 @@ from tests.contracts.every_compressor import (
     ordinary,
 )
 from tests.pretended_gpu import PretendedGpu, on_gpu
+from tests.refusals import refused
 
 
 def test_the_room_is_found():
@@ -86,13 +87,13 @@ def test_nothing_to_send(compressor: Compressor):
 def test_refuses_what_is_not_finite_and_names_the_tensor(compressor: Compressor, bad: float):
     x = ordinary()
     x["fc.weight"][5, 7] = bad
-    with pytest.raises(ValueError, match=r"'fc\.weight'"):
+    with refused(names=["fc.weight", "NaN"]):
         encode(compressor, x)
 
 
 @every_compressor
 def test_refuses_integers(compressor: Compressor):
-    with pytest.raises(ValueError, match=r"'steps' is torch\.int64"):
+    with refused(names=["steps", "torch.int64"]):
         encode(compressor, {"steps": torch.tensor([3])})
 
 
@@ -236,5 +237,5 @@ def test_a_gpu_and_main_memory_draw_as_much(compressor: Compressor):
 def test_what_is_not_finite_is_refused_on_a_gpu(compressor: Compressor, bad: float):
     x = ordinary()
     x["fc.weight"][5, 7] = bad
-    with PretendedGpu(), pytest.raises(ValueError, match=r"'fc\.weight' holds NaN or infinity"):
+    with PretendedGpu(), refused(names=["fc.weight", "NaN", "infinity"]):
         encode(compressor, there(x))

@@ -17,6 +17,7 @@ from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of
 from tests.methods.test_lottery_dsgd import HYPER, RATIO, accuracy, trained
 from tests.methods.test_subfedavg import bits
+from tests.refusals import refused
 
 ROUNDS = 7
 
@@ -98,5 +99,5 @@ def test_settings():
     assert [hyper[key] for key in ("lr", "momentum", "batch_size", "prune_ratio")] == [0.01, 0.5, 10, 0.1]
     assert hyper["min_accuracy"] == 0.2
     assert (gate.name, gate.split, train.epochs, train.batch_size) == ("gate", "validation", 10, 10)
-    with pytest.raises(ValueError, match=r"LotteryFL needs validation examples; set splits.validation_ratio"):
+    with refused(names=["LotteryFL", "validation", "splits.validation_ratio", "0.2"]):
         setup_of("lotteryfl", {}).check()

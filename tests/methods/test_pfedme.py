@@ -14,6 +14,7 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, Factors, assert_follows, made, optima, untouched, wells
+from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "lam": 4.0, "personal_lr": 0.15, "inner_steps": 3, "steps": 4, "batch_size": 2, "beta": 1.5}
 METHODS = {"pfedme": {}, "pfedmac": {"lam": 0.6, "lr": 0.5, "weight_decay": 0.2}}
@@ -134,16 +135,16 @@ def test_the_defaults_are_the_papers():
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "sentence"),
+    ("kind", "settings", "names"),
     [
-        (PFedMe, {"lr": 0.1, "lam": 15.0}, r"^lr=0.1 times lam=15.0 makes steps of 1.5 \(w - theta\)"),
-        (PFedMe, {"lr": 0.04, "lr_schedule": "cosine-literal"}, "makes steps of 1.2"),
-        (PFedMe, {"personal_lr": 0.2}, r"^personal_lr=0.2 times 15, .* diverge"),
-        (PFedMac, {"lr": 0.5, "lam": 2.0}, "makes steps of 1 "),
-        (PFedMac, {"personal_lr": 1.0, "weight_decay": 2.0}, "personal_lr=1.0 times 2, "),
-        (PFedMe, {"momentum": 0.9}, "theta and w move by plain steps"),
+        (PFedMe, {"lr": 0.1, "lam": 15.0}, ["lr=0.1", "lam=15.0", "1.5", "below 1"]),
+        (PFedMe, {"lr": 0.04, "lr_schedule": "cosine-literal"}, ["lr=0.04", "lam=15.0", "1.2", "below 1"]),
+        (PFedMe, {"personal_lr": 0.2}, ["personal_lr=0.2", "15", "lower"]),
+        (PFedMac, {"lr": 0.5, "lam": 2.0}, ["lr=0.5", "lam=2.0", "below 1"]),
+        (PFedMac, {"personal_lr": 1.0, "weight_decay": 2.0}, ["personal_lr=1.0", "times 2", "lower"]),
+        (PFedMe, {"momentum": 0.9}, ["momentum=0.9", "clip_norm", "leave all three out"]),
     ],
 )
-def test_settings_that_diverge_are_refused(kind: type[PFedMe], settings: dict[str, Any], sentence: str):
-    with pytest.raises(ValueError, match=sentence):
+def test_settings_that_diverge_are_refused(kind: type[PFedMe], settings: dict[str, Any], names: list[str]):
+    with refused(names=names):
         kind.Hyper(**settings)

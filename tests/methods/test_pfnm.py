@@ -19,6 +19,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, server_round
 from rayfl.task import Classification
 from tests.methods.reference import SIZES, played, setup_of, vectors
+from tests.refusals import refused
 
 P = (6 * 8 + 8) + (8 * 5 + 5) + (5 * 3 + 3)
 """Parameters of the network with 8 and 5 hidden neurons."""
@@ -105,7 +106,7 @@ def test_independent_starts_differ_and_common_ones_do_not():
     ],
 )
 def test_other_networks_are_refused(build):
-    with pytest.raises(ValueError, match="pfnm matches the hidden neurons of fully connected ReLU networks; use model"):
+    with refused(names=["pfnm", "ReLU", "fully connected", "model"]):
         PFNM(Classification(build))
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rayfl.choices.kinds import resolve
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.models import Architecture
+from tests.refusals import refused
 
 MODELS = """
 from math import prod
@@ -68,18 +68,17 @@ def test_what_is_made_is_what_the_class_makes(file: str, name: str, options: dic
 
 
 @pytest.mark.parametrize(
-    ("table", "sentence"),
+    ("table", "names"),
     [
-        ({"name": "Net", "hiden": 5}, "unknown key 'hiden': did you mean 'hidden'?"),
-        ({"name": "Net", "num_classes": 5}, "unknown key 'num_classes': known are: deep, hidden"),
-        ({"name": "net"}, "width is missing"),
-        ({"name": "net", "width": 3, "input_shape": [1]}, "unknown key 'input_shape': known are: width"),
+        ({"name": "Net", "hiden": 5}, ["hiden", "hidden"]),
+        ({"name": "Net", "num_classes": 5}, ["num_classes", "deep, hidden"]),
+        ({"name": "net"}, ["width", "missing"]),
+        ({"name": "net", "width": 3, "input_shape": [1]}, ["input_shape", "width"]),
     ],
 )
-def test_options_are_those_of_its_signature(file: str, table: dict, sentence: str):
-    with pytest.raises(RayflError) as caught:
+def test_options_are_those_of_its_signature(file: str, table: dict, names: list[str]):
+    with refused(names=names):
         resolve(Architecture, {**table, "name": f"{file}:{table['name']}"})
-    assert str(caught.value) == sentence
 
 
 def experiment(model: object) -> Experiment:
@@ -89,9 +88,9 @@ def experiment(model: object) -> Experiment:
 
 
 def test_what_it_raises_or_returns_is_told_before_anything_starts(file: str):
-    with pytest.raises(ValueError, match=r"^model 'Net' cannot be made for inputs \[1, 8, 8\] and 10 classes: TypeErr"):
+    with refused(names=["Net", "[1, 8, 8]", "10 classes", "TypeError"]):
         prepare(experiment({"name": f"{file}:Net", "hidden": "many"}))
-    with pytest.raises(ValueError, match=r"^model 'number' makes a int; it must return a torch.nn.Module$"):
+    with refused(names=["number", "int", "torch.nn.Module"]):
         prepare(experiment({"name": f"{file}:number", "anything": 3}))
 
 
@@ -100,7 +99,7 @@ def test_a_misspelt_option_is_named_with_its_table(file: str, tmp_path: Path):
         'rounds = 1\ndata = "digits"\npartition = "iid"\nclients = {count = 2}\nmethod = "fedavg"\n'
         'model = {name = "my_models.py:Net", hiden = 3}\n'
     )
-    with pytest.raises(RayflError, match=r"^unknown key 'model.hiden': did you mean 'hidden'\?$"):
+    with refused(names=["model.hiden", "hidden"]):
         read(tmp_path / "one.toml")
 
 
@@ -179,25 +178,20 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "names"),
     [
-        ("few", "returns [2, 3]"),
-        ("many", "returns [2, 12]"),
-        ("unflattened", "returns [2, 1, 8, 10]"),
-        ("Pair", "returns a value of type tuple"),
-        ("Chosen", "returns values of type torch.int64"),
-        ("colours",
-         "raises RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected input[2, 1, 8, 8] to have"),
+        ("few", ["[2, 3]"]),
+        ("many", ["[2, 12]"]),
+        ("unflattened", ["[2, 1, 8, 10]"]),
+        ("Pair", ["tuple"]),
+        ("Chosen", ["torch.int64"]),
+        ("colours", ["RuntimeError: Given groups=1", "[4, 3, 3, 3]"]),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: Path, name: str, words: str):
+def test_what_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: Path, name: str, names: list[str]):
     (tmp_path / "forwards.py").write_text(FORWARDS)
-    with pytest.raises(RayflError) as caught:
+    with refused(names=[f"model {name!r}", "digits", "inputs [2, 1, 8, 8]", "logits [2, 10]", *names]):
         prepare(experiment(f"{tmp_path}/forwards.py:{name}"))
-    sentence = str(caught.value)
-    assert sentence.startswith(f"model {name!r} gets inputs [2, 1, 8, 8], 2 samples of dataset 'digits', and {words}")
-    assert "; it must return logits [2, 10]" in sentence
-    assert "\n" not in sentence
 
 
 def test_to_try_a_model_draws_nothing_and_leaves_it_training(tmp_path: Path):
@@ -215,7 +209,5 @@ def test_a_text_model_is_tried_on_tokens(tmp_path: Path):
     tables["data"] = {"name": "arrays", "path": str(tmp_path / "text.npz"), "kind": "text"}
     model = {"name": f"{tmp_path}/forwards.py:Words"}
     assert prepare(Experiment(**tables, model=model)).dataset.kind == "text"
-    with pytest.raises(
-        RayflError, match=r"^model 'Words' gets inputs \[2, 6\], .* returns \[2, 6, 4\]; it must .*\[2, 4\]"
-    ):
+    with refused(names=["Words", "[2, 6]", "[2, 6, 4]", "[2, 4]"]):
         prepare(Experiment(**tables, model={**model, "pooled": False}))

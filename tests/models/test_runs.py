@@ -9,7 +9,6 @@ import torch
 
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.imdb import IMDB
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import check_inputs, prepare
 from rayfl.models import CharLSTM, MeanEmbedding
@@ -19,6 +18,7 @@ from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
 from tests.data.files import role, write_leaf
+from tests.refusals import refused
 
 IMAGES = {"name": "synthetic", "shape": [1, 10, 10], "samples_per_group": 12, "num_groups": 3, "num_classes": 3}
 VERSE = "the cat sat on the mat and " * 5
@@ -113,37 +113,33 @@ def test_a_vocabulary_that_is_too_small_is_refused():
     checked(MeanEmbedding(vocabulary=8), texts(largest=7))
     checked(MeanEmbedding(vocabulary=20), texts(largest=7, vocabulary=20))
     for dataset, kinds in ((texts(largest=8), 9), (texts(largest=3, vocabulary=9), 9)):
-        with pytest.raises(RayflError) as error:
+        with refused(names=["mean-embedding", "8 tokens", "texts", f"model.vocabulary={kinds}"]):
             checked(MeanEmbedding(vocabulary=8), dataset)
-        assert str(error.value) == (
-            f"model 'mean-embedding' embeds 8 tokens, and dataset 'texts' has {kinds}; set model.vocabulary={kinds}"
-        )
-    with pytest.raises(RayflError, match=r"model 'char-lstm' embeds 2 tokens, .* set model\.vocabulary=5"):
+    with refused(names=["char-lstm", "2 tokens", "model.vocabulary=5"]):
         checked(CharLSTM(), texts(largest=4))
     checked(CharLSTM(vocabulary=5), texts(largest=4))
 
 
 def test_tokens_below_0_are_refused():
-    with pytest.raises(ValueError, match="dataset 'texts' has tokens below 0; number them from 0, which is padding"):
+    with refused(names=["texts", "tokens", "below 0"]):
         checked(MeanEmbedding(vocabulary=8), texts(largest=4, smallest=-1))
 
 
 @pytest.mark.parametrize(
-    ("model", "sentence"),
+    ("model", "names"),
     [
-        ("vgg11", "vgg11 needs images [channels, height, width] of at least 32x32, and the data's inputs are [1, 10"),
-        ("char-lstm", "char-lstm needs tokens [length], and the data's inputs are [1, 10, 10]; choose a model for im"),
+        ("vgg11", ["vgg11", "[channels, height, width]", "at least 32x32", "[1, 10, 10]"]),
+        ("char-lstm", ["tokens", "[length]", "[1, 10, 10]"]),
     ],
 )
-def test_models_that_do_not_fit_images(model: str, sentence: str):
-    with pytest.raises(ValueError) as error:
+def test_models_that_do_not_fit_images(model: str, names: list[str]):
+    with refused(names=names):
         prepare(experiment(data=IMAGES, model=model, method="fedavg"))
-    assert str(error.value).startswith(sentence)
 
 
 def test_text_models_do_not_take_vectors():
     data = {"name": "synthetic", "dim": 8}
-    with pytest.raises(RayflError, match="model 'char-lstm' takes tokens, and dataset 'synthetic' is not text"):
+    with refused(names=["char-lstm", "tokens", "synthetic"]):
         prepare(experiment(data=data, model="char-lstm", method="fedavg"))
-    with pytest.raises(ValueError, match="engine='vmap' cannot run a model with dropout or recurrent layers"):
+    with refused(names=["engine='vmap'", "dropout", "recurrent", "engine='loop'"]):
         prepare(experiment(data=IMAGES, model="emnist-cnn", method="fedavg", runtime={"engine": "vmap"}))

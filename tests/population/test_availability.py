@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.errors import RayflError
 from rayfl.methods.dpsgd import DPSGD
 from rayfl.population.availability import Diurnal, Trace, available, read_trace
 from rayfl.population.sampling import DROPOUTS, Clients, Population
@@ -18,6 +17,7 @@ from rayfl.topology.graphs import Ring
 from tests.contracts.seams.quadratic import Quadratic
 from tests.contracts.seams.quadratic import setup as quadratic
 from tests.methods.reference import played, setup_of
+from tests.refusals import refused
 
 chance = st.floats(0.0, 0.99)
 share = st.floats(0.01, 1.0)
@@ -157,16 +157,16 @@ def test_a_trace_says_the_same_as_its_lines(tmp_path_factory: Any, lines: list[t
 
 
 @pytest.mark.parametrize(
-    ("lines", "reason"),
+    ("lines", "names"),
     [
-        (["0,0"], "line 2 of the trace .* is not three whole numbers; write 4,0,9"),
-        (["0,0,1", "1,x,2"], "line 3 of the trace .* is not three whole numbers"),
-        (["3,0,1"], r"line 2 of the trace .* names client 3; clients are 0 to 2 \(clients.count\)"),
-        (["0,2,1"], "line 2 of the trace .* goes from round 2 to round 1; rounds count from 0"),
+        (["0,0"], ["line 2", "trace", "4,0,9"]),
+        (["0,0,1", "1,x,2"], ["line 3", "trace", "three whole numbers"]),
+        (["3,0,1"], ["line 2", "trace", "client 3", "0 to 2", "clients.count"]),
+        (["0,2,1"], ["line 2", "trace", "round 2", "round 1", "from 0"]),
     ],
 )
-def test_a_wrong_trace_is_refused(tmp_path: Path, lines: list[str], reason: str):
-    with pytest.raises(RayflError, match=reason):
+def test_a_wrong_trace_is_refused(tmp_path: Path, lines: list[str], names: list[str]):
+    with refused(names=names):
         read_trace(trace(tmp_path, *lines), 3)
 
 
@@ -175,12 +175,12 @@ def test_what_is_no_trace_is_refused_before_anything_starts(tmp_path: Path):
     other.write_text("who,when\n0,1\n", encoding="utf-8")
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
-    for path, reason in (
-        (tmp_path / "none.csv", r"cannot be read \(no such file or directory\); give the path of a CSV file"),
-        (other, "does not begin with the header client,first_round,last_round"),
-        (binary, "is no CSV file; write one with the header"),
+    for path, names in (
+        (tmp_path / "none.csv", ["none.csv", "no such file or directory", "CSV"]),
+        (other, [str(other), "client,first_round,last_round"]),
+        (binary, ["binary.csv", "CSV"]),
     ):
-        with pytest.raises(RayflError, match=reason):
+        with refused(names=names):
             setup_of("fedavg", {}, clients={"availability": {"trace": str(path)}})
 
 
@@ -191,36 +191,38 @@ def test_a_line_may_end_after_all_rounds(tmp_path: Path):
 
 
 def test_a_path_that_no_file_can_have_is_refused():
-    with pytest.raises(RayflError, match=r"^trace has a null character; leave it out$"):
+    with refused(names=["trace", "null character"]):
         Trace(trace="a\0b")
 
 
 @pytest.mark.parametrize(
-    ("table", "sentence"),
+    ("table", "names"),
     [
         (
             {"availability": {"probability": 1.5}},
-            r"availability.probability=1.5 is not allowed; it must be in \(0, 1\]",
+            ["availability.probability=1.5", "(0, 1]"],
         ),
-        ({"availability": {"period": 24.0, "low": 0.9, "high": 0.1}}, "availability.low=0.9 is above high=0.1"),
-        ({"availability": {"perod": 24.0}}, r"unknown key 'availability.perod': did you mean 'period'\?"),
-        ({"availability": {"period": 24.0, "spread": 2.0}}, r"availability.spread=2.0 is not .* a number in \[0, 1\]"),
-        ({"availability": {"trace": "a", "repeat": 0}}, "availability.repeat=0 is not allowed; it must be a whole"),
-        ({"availability": {"probability": {"low": 0.0, "high": 0.5}}}, "availability.probability.low=0.0 is not"),
-        ({"examples_per_s": {"median": 1.0, "sigma": 2000.0}}, r"examples_per_s.sigma=2000.0 .* a number in \(0, 10\]"),
-        ({"uplink_mbps": {"low": 1e300, "high": 1e308}}, r"uplink_mbps has low=1e\+300 .* both in \[1e-09, 1e\+12\]"),
-        ({"uplink_mbps": {"median": 1e300, "sigma": 1.0}}, r"uplink_mbps has median=1e\+300; it must be in"),
-        ({"availability": 0.5}, "availability=0.5 is not allowed; it must be a table with probability"),
-        ({"deadline_s": 0.0}, "deadline_s=0.0 is not allowed; it must be a number greater than 0"),
-        ({"upload_loss": 1.0}, r"upload_loss=1.0 is not allowed; it must be a number in \[0, 1\)"),
-        ({"per_round": 3, "take_first": 4}, "take_first=4 is more than the 3 clients that are selected; lower"),
-        ({"work": "half"}, "work='half' is not allowed; it must be 'full' or 'capacity'"),
+        ({"availability": {"period": 24.0, "low": 0.9, "high": 0.1}}, ["availability.low=0.9", "high=0.1"]),
+        ({"availability": {"perod": 24.0}}, ["availability.perod", "period"]),
+        ({"availability": {"period": 24.0, "spread": 2.0}}, ["availability.spread=2.0", "[0, 1]"]),
+        ({"availability": {"trace": "a", "repeat": 0}}, ["availability.repeat=0", "whole number"]),
+        (
+            {"availability": {"probability": {"low": 0.0, "high": 0.5}}},
+            ["availability.probability.low=0.0", "greater than 0"],
+        ),
+        ({"examples_per_s": {"median": 1.0, "sigma": 2000.0}}, ["examples_per_s.sigma=2000.0", "(0, 10]"]),
+        ({"uplink_mbps": {"low": 1e300, "high": 1e308}}, ["uplink_mbps", "low=1e+300", "[1e-09, 1e+12]"]),
+        ({"uplink_mbps": {"median": 1e300, "sigma": 1.0}}, ["uplink_mbps", "median=1e+300", "[1e-09, 1e+12]"]),
+        ({"availability": 0.5}, ["availability=0.5", "table", "probability"]),
+        ({"deadline_s": 0.0}, ["deadline_s=0.0", "greater than 0"]),
+        ({"upload_loss": 1.0}, ["upload_loss=1.0", "[0, 1)"]),
+        ({"per_round": 3, "take_first": 4}, ["take_first=4", "3 clients", "lower"]),
+        ({"work": "half"}, ["work='half'", "full", "capacity"]),
     ],
 )
-def test_mistakes_get_one_sentence(table: dict[str, Any], sentence: str):
-    with pytest.raises(RayflError, match=f"^{sentence}") as caught:
+def test_mistakes_get_one_sentence(table: dict[str, Any], names: list[str]):
+    with refused(names=names):
         Clients(count=9, **table)
-    assert "\n" not in str(caught.value)
 
 
 def test_nobody_there_is_a_round_without_anybody(tmp_path: Path):

@@ -8,6 +8,7 @@ import pytest
 from rayfl.choices.kinds import make
 from rayfl.topology.graph_file import read_adjacency
 from rayfl.topology.graphs import FixedGraph, Topology
+from tests.refusals import refused
 
 DIRECTED = [[0, 1, 0], [0, 0, 1], [1, 1, 0]]
 
@@ -40,43 +41,43 @@ def test_edges_go_both_ways_unless_directed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "names"),
     [
-        ("0,1\n1,0,0\n1,1,0\n", "has 3 lines of 2 or 3 values; give 3 lines of 3 values"),
-        ("0 1 0\n1 0 0\n", "has 2 lines of 3 values; give 3 lines"),
-        ("", "has 0 lines of no values"),
-        ("0,1,0\n1,0,2\n0,1,0\n", "holds 2; a matrix has 1 for a link"),
-        ("from,to\n0,1\n", "line 1 of the graph .* has 'from,to'; give numbers only"),
-        ("0,1\n1,3\n", "line 2 of the graph .* names peer 3; peers are 0 to 2"),
-        ("0,1\n1,0.5\n", "line 2 of the graph .* names peer 0.5"),
-        ("0,-1\n", "names peer -1"),
-        ("0,nan\n", "names peer nan"),
+        ("0,1\n1,0,0\n1,1,0\n", ["3 lines", "2 or 3 values", "3 values"]),
+        ("0 1 0\n1 0 0\n", ["2 lines of 3 values", "3 lines"]),
+        ("", ["0 lines", "values"]),
+        ("0,1,0\n1,0,2\n0,1,0\n", ["holds 2", "1 for a link"]),
+        ("from,to\n0,1\n", ["line 1", "graph", "from,to"]),
+        ("0,1\n1,3\n", ["line 2", "graph", "peer 3", "0 to 2"]),
+        ("0,1\n1,0.5\n", ["line 2", "graph", "peer 0.5"]),
+        ("0,-1\n", ["line 1", "peer -1"]),
+        ("0,nan\n", ["line 1", "peer nan"]),
     ],
 )
-def test_text_that_is_no_graph(tmp_path: Path, text: str, words: str):
-    with pytest.raises(ValueError, match=words) as error:
+def test_text_that_is_no_graph(tmp_path: Path, text: str, names: list[str]):
+    with refused(names=names) as error:
         read_adjacency(written(tmp_path, text), 3)
     assert "\n" not in str(error.value)
 
 
 def test_files_that_are_no_graph(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"nowhere.csv cannot be read \(no such file or directory\)"):
+    with refused(names=["nowhere.csv", "no such file or directory"]):
         read_adjacency(tmp_path / "nowhere.csv", 3)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with refused(names=["cannot be read"]):
         read_adjacency(tmp_path, 3)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is no UTF-8 text"):
+    with refused(names=["UTF-8"]):
         read_adjacency(tmp_path / "binary.csv", 3)
-    with pytest.raises(ValueError, match=r"is no \.npy file of numbers"):
+    with refused(names=[".npy", "numbers"]):
         read_adjacency(written(tmp_path, "0 1", "text.npy"), 3)
     np.save(tmp_path / "pickled.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"is no \.npy file of numbers"):
+    with refused(names=[".npy", "numbers"]):
         read_adjacency(tmp_path / "pickled.npy", 3)
     np.save(tmp_path / "words.npy", np.array(["a"]))
-    with pytest.raises(ValueError, match="holds no numbers"):
+    with refused(names=["no numbers"]):
         read_adjacency(tmp_path / "words.npy", 3)
     np.save(tmp_path / "long.npy", np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"is 2 x 3; clients\.count=3 needs a matrix 3 x 3"):
+    with refused(names=["2 x 3", "clients.count=3", "3 x 3"]):
         read_adjacency(tmp_path / "long.npy", 3)
 
 

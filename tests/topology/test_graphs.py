@@ -17,6 +17,7 @@ from rayfl.topology.graphs import (
     connected,
     mixing_weights,
 )
+from tests.refusals import refused
 
 ALL = [
     Ring(),
@@ -59,7 +60,7 @@ def test_erdos_renyi_has_the_edges_that_p_says():
 
 
 def test_erdos_renyi_gives_up_on_what_is_never_connected():
-    with pytest.raises(ValueError, match="larger p"):
+    with refused(names=["p=", "larger p"]):
         ErdosRenyi(p=1e-6).receives(5, 0, 0)
 
 
@@ -75,7 +76,7 @@ def test_random_neighbours_receive_from_exactly_so_many_and_change_every_round()
 
 
 def test_random_neighbours_need_enough_peers():
-    with pytest.raises(ValueError, match="degree=4 is too many neighbours for 4 peers; at most 3 fit"):
+    with refused(names=["degree=4", "4 peers", "at most 3"]):
         RandomNeighbours(degree=4).receives(4, 0, 0)
 
 
@@ -88,7 +89,7 @@ def test_nobody_is_its_own_neighbour(topology: Topology):
     "topology", [t for t in ALL if not t.name.startswith("random")], ids=lambda topology: topology.name
 )
 def test_one_peer_is_no_graph(topology: Topology):
-    with pytest.raises(ValueError, match="at least 2 clients"):
+    with refused(names=["at least 2", "clients"]):
         topology.receives(1, 0, 0)
 
 
@@ -113,9 +114,9 @@ def test_torus_wraps_around():
 
 @pytest.mark.parametrize("topology", [Grid(), Torus()], ids=lambda topology: topology.name)
 def test_a_grid_needs_rows_that_fit(topology: Topology):
-    with pytest.raises(ValueError, match=r"7 peers fill no grid of two or more rows.*rows=1"):
+    with refused(names=["7 peers", "rows=1"]):
         topology.receives(7, 0, 0)
-    with pytest.raises(ValueError, match="rows=5 does not divide 12 peers"):
+    with refused(names=["rows=5", "12 peers"]):
         topology.model_copy(update={"rows": 5}).receives(12, 0, 0)
 
 
@@ -159,9 +160,9 @@ def test_random_regular_draws_every_pair_as_often():
 
 
 def test_random_regular_needs_an_even_number_of_ends():
-    with pytest.raises(ValueError, match=r"degree=3 cannot be that of all 5 peers.*even"):
+    with refused(names=["degree=3", "5 peers", "even"]):
         RandomRegular(degree=3).receives(5, 0, 0)
-    with pytest.raises(ValueError, match="degree=5 is too many neighbours for 5 peers"):
+    with refused(names=["degree=5", "5 peers"]):
         RandomRegular(degree=5).receives(5, 0, 0)
 
 
@@ -206,5 +207,5 @@ def test_metropolis_keeps_the_mean_and_uniform_keeps_a_consensus(seed: int):
 
 
 def test_metropolis_needs_a_symmetric_graph():
-    with pytest.raises(ValueError, match="use uniform weights"):
+    with refused(names=["uniform", "weights"]):
         mixing_weights(np.array([[0, 1], [0, 0]], bool), "metropolis")

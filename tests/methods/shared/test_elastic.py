@@ -12,7 +12,6 @@ from torch import nn
 from rayfl.choices.kinds import named
 from rayfl.data.batches import Batch, schedule
 from rayfl.determinism import seeding
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.experiment_file import read_table
 from rayfl.experiment.prepare import prepare
@@ -24,6 +23,7 @@ from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
 from tests.methods.reference import Vectors, doubles, initial, played, setup_of, trained
+from tests.refusals import refused
 
 P = 21
 """Parameters of the logistic regression, 6 features and 3 classes."""
@@ -266,27 +266,27 @@ def test_the_experiment_file_says_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("elastic", "sentence"),
+    ("elastic", "names"),
     [
-        ({"taus": 0.3}, r"unknown key 'method.elastic.taus': did you mean 'tau'\?"),
-        ({"tau": -1.0}, r"method.elastic.tau=-1.0 is not allowed; it must be a number of at least 0"),
-        ("yes", r"method.elastic='yes' is not allowed; it must be true, false or a table"),
+        ({"taus": 0.3}, ["method.elastic.taus", "tau"]),
+        ({"tau": -1.0}, ["method.elastic.tau=-1.0", "at least 0"]),
+        ("yes", ["method.elastic='yes'", "true", "false", "table"]),
     ],
 )
-def test_a_mistake_gets_one_sentence(elastic: Any, sentence: str):
-    with pytest.raises(RayflError, match=sentence):
+def test_a_mistake_gets_one_sentence(elastic: Any, names: list[str]):
+    with refused(names=names):
         table({"name": "fedavg", "elastic": elastic})
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
-    [("local", "Elastic wraps methods with a server, and Local has none"), ("fedpse", "FedPSE has none; remove it")],
+    ("name", "names"),
+    [("local", ["Elastic", "server", "Local"]), ("fedpse", ["FedPSE", "remove"])],
 )
-def test_what_has_no_delta_is_refused(name: str, sentence: str):
-    with pytest.raises(ValueError, match=sentence):
+def test_what_has_no_delta_is_refused(name: str, names: list[str]):
+    with refused(names=names):
         prepare(table({"name": name, "elastic": True}))
 
 
 def test_heldout_samples_are_needed():
-    with pytest.raises(RayflError, match=r"Elastic needs heldout examples; set splits.heldout_ratio"):
+    with refused(names=["Elastic", "heldout", "splits.heldout_ratio", "0.1"]):
         prepare(table({"name": "fedavg", "elastic": True}, splits={"heldout_ratio": 0.0}))

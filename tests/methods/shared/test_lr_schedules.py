@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from rayfl.choices.kinds import named
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
@@ -16,6 +15,7 @@ from rayfl.methods.shared.distributed_gradient import GradientStep
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.rounds.rounds import RunState
 from tests.methods.reference import initial, played, setup_of, softmax_gradient
+from tests.refusals import refused
 
 # r = 0, 2, 4, 7 of R = 8: the cosine of 0, pi/4, pi/2 and 7 pi/8.
 QUARTER, LAST = math.sqrt(0.5), math.cos(7 * math.pi / 8)
@@ -43,38 +43,37 @@ def test_the_length_is_filled_in_where_it_counts():
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "names"),
     [
         (
             {"lr_schedule": "cosine", "lr_decay": 0.9},
-            "lr_decay=0.9 belongs to lr_schedule='exponential', not 'cosine'; leave one out",
+            ["lr_decay=0.9", "lr_schedule='exponential'", "cosine"],
         ),
         (
             {"lr_schedule": "constant", "lr_decay": 0.9},
-            "lr_decay=0.9 belongs to lr_schedule='exponential', not 'constant'; leave one out",
+            ["lr_decay=0.9", "lr_schedule='exponential'", "constant"],
         ),
         (
             {"lr_rounds": 5},
-            "lr_rounds=5 belongs to lr_schedule='cosine' or 'cosine-literal', not 'exponential'; leave one out",
+            ["lr_rounds=5", "lr_schedule='cosine'", "cosine-literal", "exponential"],
         ),
         (
             {"lr_schedule": "linear"},
-            "lr_schedule='linear' is not allowed; it must be 'constant', 'exponential', 'cosine' or 'cosine-literal'",
+            ["lr_schedule='linear'", "constant", "exponential", "cosine-literal"],
         ),
     ],
 )
-def test_contradictions_get_one_sentence(settings: dict[str, Any], sentence: str):
-    with pytest.raises(RayflError) as error:
+def test_contradictions_get_one_sentence(settings: dict[str, Any], names: list[str]):
+    with refused(names=names):
         LearningRate(**settings)
-    assert str(error.value) == sentence
 
 
 def test_a_cosine_that_does_not_last():
-    with pytest.raises(ValueError, match=r"lr_rounds=5 is below the 6 rounds of training.*leave lr_rounds out"):
+    with refused(names=["lr_rounds=5", "6 rounds"]):
         LearningRate(lr_schedule="cosine", lr_rounds=5).for_num_rounds(6)
-    with pytest.raises(ValueError, match="lr_rounds=5 ends before round 5; set lr_rounds to all rounds"):
+    with refused(names=["lr_rounds=5", "round 5"]):
         LearningRate(lr_schedule="cosine", lr_rounds=5).rate(5)
-    with pytest.raises(ValueError, match="lr_schedule='cosine' needs the number of rounds; set lr_rounds"):
+    with refused(names=["lr_schedule='cosine'", "lr_rounds"]):
         LearningRate(lr_schedule="cosine").rate(0)
 
 
@@ -101,7 +100,7 @@ def test_an_experiment_gives_its_rounds_and_writes_down_what_the_user_wrote():
 
 
 def test_an_experiment_refuses_a_cosine_that_is_too_short():
-    with pytest.raises(RayflError, match="lr_rounds=3 is below the 4 rounds of training"):
+    with refused(names=["lr_rounds=3", "4 rounds"]):
         experiment(lr_schedule="cosine", lr_rounds=3)
 
 
@@ -137,5 +136,5 @@ def test_every_method_with_a_decay_has_the_schedules():
 
 def test_a_decay_that_a_method_has_by_default_is_no_contradiction():
     assert DisPFLHyper(lr_schedule="constant").model_dump()["lr_decay"] == 0.998
-    with pytest.raises(RayflError, match=r"lr_decay=1\.0 belongs to lr_schedule='exponential'"):
+    with refused(names=["lr_decay=1.0", "lr_schedule='exponential'", "constant"]):
         DisPFLHyper(lr_schedule="constant", lr_decay=1.0)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rayfl import tree
-from rayfl.errors import RayflError
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer
+from tests.refusals import refused
 
 CASES = {
     "sgd": (SGD(), lambda params, lr: torch.optim.SGD(params, lr)),
@@ -103,7 +103,7 @@ def test_stacked_clients_step_as_single_ones(name: str):
 
 @pytest.mark.parametrize("wrong", [{"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0}])
 def test_values_out_of_range_are_refused(wrong: dict[str, float]):
-    with pytest.raises(RayflError, match=next(iter(wrong))):
+    with refused(names=[f"{key}={value}" for key, value in wrong.items()]):
         SGD(**wrong)
 
 
@@ -118,5 +118,5 @@ def test_a_clients_settings_name_each_optimizer(optimizer: Optimizer):
 
 
 def test_nesterov_without_a_momentum_is_refused():
-    with pytest.raises(RayflError, match=r"^momentum=0\.0 leaves optimizer='nesterov' nothing to do"):
+    with refused(names=["momentum=0.0", "optimizer='nesterov'", "0.9"]):
         LocalTraining(optimizer="nesterov")
