@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTEST = "-m pytest -n 3 --dist loadfile"
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 # A stand-in for Python: `-c` is the question whether it is good enough, `-m venv` copies itself into the new .venv,
@@ -45,44 +44,45 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def installed(call: str) -> str:
+    """The extras that a call of pip installs, as "[test]"."""
+    assert "pip install" in call and "-c constraints.txt" in call
+    return call.rpartition("-e .")[2]
+
+
 @needs_make
 def test_make_installs_with_the_constraints_once_and_again_when_they_change(checkout: Path) -> None:
-    install = "-m pip install --disable-pip-version-check -c constraints.txt -e .[test]"
     for said in (True, False):
         done = make(checkout, "test", "PYTHON=./absent ./old ./new", "ARGS=-k x")
-        assert done.returncode == 0 and ("downloads up to 1.8 GB" in done.stdout) == said
-    assert (checkout / "calls").read_text().splitlines() == [install, f"{PYTEST} -k x", f"{PYTEST} -k x"]
+        assert done.returncode == 0 and ("downloads" in done.stdout) == said
+    install, *tests = (checkout / "calls").read_text().splitlines()
+    assert installed(install) == "[test]" and len(tests) == 2
+    assert all("-m pytest" in call and call.endswith(" -k x") for call in tests)
 
     later = (checkout / ".venv" / ".has-test").stat().st_mtime + 10
     os.utime(checkout / "constraints.txt", (later, later))
     done = make(checkout, "test")
-    assert done.returncode == 0 and "up to rayfl[test]" in done.stdout and "ten minutes" in done.stdout
-    assert (checkout / "calls").read_text().splitlines()[3:] == [install, PYTEST]
+    assert done.returncode == 0 and "rayfl[test]" in done.stdout
+    install, test = (checkout / "calls").read_text().splitlines()[3:]
+    assert installed(install) == "[test]" and "-m pytest" in test
 
 
 @needs_make
 def test_the_linters_environment_serves_documentation_and_tests_too(checkout: Path) -> None:
     for target in ("lint", "docs", "test"):
         assert make(checkout, target, "PYTHON=./new").returncode == 0
-    assert (checkout / "calls").read_text().splitlines() == [
-        "-m pip install --disable-pip-version-check -c constraints.txt -e .[dev]",
-        "-m ruff check .",
-        "-m ruff format --check .",
-        "-m pyright",
-        "-m mkdocs build --strict",
-        PYTEST,
-    ]
+    install, *calls = (checkout / "calls").read_text().splitlines()
+    assert installed(install) == "[dev]"
+    assert [call.split()[1] for call in calls] == ["ruff", "ruff", "pyright", "mkdocs", "pytest"]
 
 
 @needs_make
-def test_a_missing_or_old_python_gives_one_sentence(checkout: Path) -> None:
+def test_a_missing_or_old_python_is_named(checkout: Path) -> None:
     done = make(checkout, "demo", "PYTHON=./absent ./old")
     assert done.returncode == 2
     sentence, make_adds = done.stderr.splitlines()
-    assert sentence == (
-        "rayfl needs Python 3.11 or newer with its venv module, and none of './absent ./old' is one: "
-        "install it (on Debian: apt-get install python3-venv) or name it, as in 'make test PYTHON=python3.12'."
-    )
+    for fact in ("3.11", "./absent ./old", "python3-venv", "make test PYTHON="):
+        assert fact in sentence
     assert make_adds.startswith("make: ***")
     assert not (checkout / ".venv").exists()
 
