@@ -29,8 +29,17 @@ _OF_RAY = re.compile(
 )
 """How lines of Ray's and gRPC's C++ code begin, and those of a stack that they print."""
 
+ERROR_FILE = "RAYFL_ERROR_FILE"
+"""The environment variable that names a file for the sentence of a command that fails."""
+
 _reports: int | None = None
 """In the child: where it reports to the parent."""
+
+
+def leave_sentence(sentence: str) -> None:
+    """Write the sentence of a command that fails to the file that its caller named, if it did."""
+    if path := os.environ.get(ERROR_FILE):
+        Path(path).write_text(sentence, encoding="utf-8")
 
 
 # Any: what JSON holds.
@@ -137,7 +146,9 @@ class _Supervisor:
         if os.isatty(1):
             # The child's live area has left its line open and the cursor hidden.
             os.write(1, b"\x1b[?25h\n")
-        os.write(2, f"rayfl: the run failed: {self._reason(number)}; {advice}\n".encode())
+        sentence = f"the run failed: {self._reason(number)}; {advice}"
+        leave_sentence(sentence)
+        os.write(2, f"rayfl: {sentence}\n".encode())
         return failed
 
     def _reason(self, number: int) -> str:

@@ -19,10 +19,11 @@ from pathlib import Path
 from actors.losses import TRIES
 from benchmarks.local_cluster import Nodes
 from benchmarks.victims import ACTOR, COORDINATOR, DRIVER, GCS, RAYLET, Victim, pick, processes
-from jobs.console import ROUND_LINE
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.record import read_run
 
+_ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
+"""How the line of a round begins."""
 LIMIT_S = 400.0
 """A driver that has not ended by then hangs."""
 LOOK_S = 0.1
@@ -111,7 +112,7 @@ class Driver:
     @property
     def rounds(self) -> list[int]:
         """The rounds that it reported, those that it played again included."""
-        return [int(line.split("/")[0]) for line in self.output.splitlines() if ROUND_LINE.match(line)]
+        return [int(line.split("/")[0]) for line in self.output.splitlines() if _ROUND_LINE.match(line)]
 
 
 @dataclass

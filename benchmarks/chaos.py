@@ -25,7 +25,7 @@ from benchmarks.attack import Attack, Calm, Driver, Run, play
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import Nodes, own_cluster
 from benchmarks.victims import DRIVER, processes
-from jobs.console import print_table
+from jobs.standard_output import print_table
 from rayfl.choices.kinds import find
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, to_toml

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from actors import fork_server, supervisor
-from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Supervised, WithSettings, sentences
+from jobs import shipped
+from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Commands, WithSettings
 from jobs.display import Display
 from jobs.exit_codes import INTERRUPTED
 from jobs.standard_output import outliving_its_reader, print_table
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rayfl.run_directory.record import Run
 
 
-@click.group(cls=Supervised, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__)
 def main() -> None:
     """rayfl runs federated-learning experiments on Ray: the same file on a laptop, a cluster or Kubernetes."""
@@ -56,7 +57,7 @@ def run(
     command begins the run in --output, goes on with it, or says that it is finished: schedulers may repeat it.
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
-    with sentences(), outliving_its_reader(), Display() as display:
+    with outliving_its_reader(), Display() as display:
         if resumed and overwrite:
             raise RayflError("--resume needs no --overwrite beside it")
 
@@ -66,11 +67,12 @@ def run(
 
         combinations = read_sweep(file, settings)
         if combinations is not None:
+            from jobs.console import Audience
             from jobs.sweep import sweep as run_all
 
             if isinstance(output, str):
                 raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
-            sys.exit(run_all(combinations, output, overwrite=overwrite, display=display))
+            sys.exit(run_all(combinations, output, 1, overwrite, Audience(display=display)))
 
         from rayfl.experiment.experiment import read
 
@@ -103,7 +105,7 @@ def resume(
     KEY=VALUE may change what does not change the numbers, such as runtime.address. With runtime.mixed=true the run
     goes on also where torch, numpy or the hardware differ.
     """
-    with sentences(), outliving_its_reader(), Display() as display:
+    with outliving_its_reader(), Display() as display:
         if isinstance(directory, Path):
             supervisor.report(run=str(directory))
         display.stage("loading")
@@ -162,7 +164,7 @@ def sweep(
 
     KEY=VALUE replaces single settings; that of a swept KEY takes it out of the sweep, sweep.KEY=[...] puts it in.
     """
-    with sentences(), outliving_its_reader(), Display() as display:
+    with outliving_its_reader(), Display() as display:
         display.stage("loading")
         settings = [*overrides, *_settings(rounds, actors, inline)]
         _begin(file, settings, inline)
@@ -173,9 +175,10 @@ def sweep(
         if combinations is None:
             raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
 
+        from jobs.console import Audience
         from jobs.sweep import sweep as run_all
 
-        sys.exit(run_all(combinations, directory, parallel, overwrite, display))
+        sys.exit(run_all(combinations, directory, parallel, overwrite, Audience(display=display)))
 
 
 def _report_options(
@@ -211,7 +214,7 @@ def report(
 
     A URL, as s3://bucket/runs/NAME, stands for the run there; the page is written to this machine.
     """
-    with sentences(), Display() as display:
+    with Display() as display:
         display.stage("reading the runs")
         from rayfl.report.summary import summary
 
@@ -291,7 +294,7 @@ def compare(
     metric: str | None,
 ) -> None:
     """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
-    with sentences(), Display() as display:
+    with Display() as display:
         display.stage("reading the runs")
         found = _runs(directories)
         options = _agreed(found, _report_options(target, best_over, last, metric))
@@ -303,7 +306,7 @@ def compare(
 @click.argument("folders", nargs=-1, type=FOLDER_PLACE)
 def ls(folders: Sequence[Path | str]) -> None:
     """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, accuracy, age."""
-    with sentences(), Display() as display:
+    with Display() as display:
         display.stage("reading the runs")
         from jobs.run_tables import list_table
         from rayfl.report import wording
@@ -335,7 +338,7 @@ def _listed(place: Path | str) -> Path:
 @click.argument("place", metavar="RUN", type=RUN_PLACE)
 def show(place: Path | str) -> None:
     """Show all about the run in the directory or at the URL RUN: its experiment, what computed it, and its results."""
-    with sentences(), Display() as display:
+    with Display() as display:
         display.stage("reading the run")
         from jobs.run_tables import description, result_table, standing
         from rayfl.report.summary import summary
@@ -356,7 +359,7 @@ def show(place: Path | str) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the picture's file also where it is no picture of rayfl's.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
     """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
-    with sentences(), Display() as display:
+    with Display() as display:
         display.stage("reading the data")
         from rayfl.data.check import checked
         from rayfl.experiment.experiment import read
@@ -382,22 +385,16 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
 @main.command()
 def examples() -> None:
     """List the experiments that come with rayfl: `rayfl run NAME` runs one from anywhere."""
-    with sentences():
-        from jobs.shipped import FOLDER, table
-
-        print_table(table(), 120)
-        print(f"rayfl run NAME runs one; their files lie in {FOLDER}")
+    print_table(shipped.table(), 120)
+    print(f"rayfl run NAME runs one; their files lie in {shipped.FOLDER}")
 
 
 @main.command()
 @click.argument("file", type=ABSOLUTE, default="experiment.toml")
 def init(file: Path) -> None:
     """Write a commented experiment file to begin with, by default experiment.toml; nothing is ever replaced."""
-    with sentences():
-        from jobs.shipped import write_template
-
-        write_template(file)
-        print(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
+    shipped.write_template(file)
+    print(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
 
 
 def _catalogue(command: str, table: str, extra: str = "") -> None:
@@ -406,7 +403,7 @@ def _catalogue(command: str, table: str, extra: str = "") -> None:
     @main.command(command, help=f"List the {command}{extra}, or show NAME (or FILE.py:CLASS): settings and an example.")
     @click.argument("name", required=False)
     def list_or_show(name: str | None) -> None:
-        with sentences(), Display() as display:
+        with Display() as display:
             display.stage("loading")
             from jobs import catalogue
 

@@ -1,96 +1,78 @@
-"""What all commands share: their arguments, one sentence for every mistake, and the process in which they run.
+"""What all commands share: the types of their arguments, one sentence for every error, and the child process.
 
 Nothing here loads torch or Ray before a command needs them.
 """
 
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from actors.supervisor import supervised
+from actors.supervisor import leave_sentence, supervised
 from jobs.exit_codes import FAILED
+from jobs.shipped import experiment_file
 from jobs.standard_output import discard_output, reader_has_left
+from rayfl.errors import RayflError
 
 
-class _Local(click.Path):
-    """A path on this machine: a URL is refused, of which a folder called "s3:" would be made."""
+class _Place(click.ParamType):
+    """An argument that `convert_place` makes of a word. RayflError for a word that it refuses."""
 
-    # Any: click's own signature.
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path as it was given."""
-        path = os.fsdecode(super().convert(value, param, ctx))
-        if ":/" in path:
-            with sentences():
-                from rayfl.run_directory.object_storage import require_path
+    name = "path"
 
-                require_path(path)
-        return Path(path)
-
-
-class _Absolute(_Local):
-    """A path that is printed, and written down, as an absolute one."""
-
-    # Any: click's own signature.
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path from the current directory."""
-        return super().convert(value, param, ctx).absolute()
-
-
-class _PlaceOrUrl(_Absolute):
-    """A directory, or the URL of one in object storage: of a run, or of any folder."""
-
-    # Any: click's own signature.
-    def __init__(self, of_run: bool, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._of_run = of_run
+    def __init__(self, convert_place: Callable[[str], Path | str]) -> None:
+        self._convert = convert_place
 
     # Any: click's own signature.
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
-        """The absolute path, or the URL as text."""
-        if isinstance(value, str) and ":/" in value:
-            with sentences():
-                from rayfl.run_directory.object_storage import is_url, parted, require_url
-
-                if is_url(value):
-                    if self._of_run:
-                        parted(value)
-                    require_url(value)
-                    return value
-        return super().convert(value, param, ctx)
+        return value if isinstance(value, Path) else self._convert(value)
 
 
-class _ExperimentFile(_Local):
-    """The path of an experiment's file, or the name of one that comes with rayfl."""
+def _local(word: str) -> Path:
+    """A path on this machine. A URL is refused, because a folder called "s3:" would be made of it."""
+    if ":/" in word:
+        from rayfl.run_directory.object_storage import require_path
 
-    # Any: click's own signature.
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path of the file."""
-        from jobs.shipped import experiment_file
-        from rayfl.errors import RayflError
-
-        try:
-            return experiment_file(super().convert(value, param, ctx))
-        except RayflError as error:
-            refuse(error)
+        require_path(word)
+    return Path(word)
 
 
-EXISTING = _Local(path_type=Path)
-ABSOLUTE = _Absolute(path_type=Path)
-RUN_PLACE = _PlaceOrUrl(of_run=True, path_type=Path)
-FOLDER_PLACE = _PlaceOrUrl(of_run=False, path_type=Path)
-EXPERIMENT = _ExperimentFile(path_type=Path)
+def _folder(word: str) -> Path | str:
+    """An absolute path, or the URL of a folder in object storage."""
+    if ":/" in word:
+        from rayfl.run_directory.object_storage import is_url, require_url
+
+        if is_url(word):
+            require_url(word)
+            return word
+    return _local(word).absolute()
+
+
+def _run(word: str) -> Path | str:
+    """The absolute path or the URL of a run."""
+    place = _folder(word)
+    if isinstance(place, str):
+        from rayfl.run_directory.object_storage import parted
+
+        parted(place)
+    return place
+
+
+EXISTING = _Place(_local)
+ABSOLUTE = _Place(lambda word: _local(word).absolute())
+RUN_PLACE = _Place(_run)
+FOLDER_PLACE = _Place(_folder)
+EXPERIMENT = _Place(lambda word: experiment_file(_local(word)))
 
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Every exception ends in one sentence: a user's mistake with exit code 2, a failure of anything else with 1.
+    """End every exception in one sentence: a user's mistake with exit code 2, everything else with 1.
 
-    Where nobody reads the output any more, as under `| head`, the command ends without a word.
+    If nobody reads the output any more, as under `| head`, the command ends without a word.
     """
     try:
         yield
@@ -105,6 +87,7 @@ def sentences() -> Iterator[None]:
         from jobs.errors import described
 
         sentence, code = described(error)
+        leave_sentence(sentence)
         print(f"rayfl: {sentence}", file=sys.stderr)
         sys.exit(code)
 
@@ -117,14 +100,13 @@ def refuse(error: Exception) -> NoReturn:
 
 
 class WithSettings(click.Command):
-    """A command that takes settings as KEY=VALUE, and names the setting where it is given one as an option."""
+    """A command that takes settings as KEY=VALUE. A setting written as an option gets a sentence that says so."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from rayfl.errors import RayflError
             from rayfl.experiment.experiment import Experiment
             from rayfl.experiment.unknown_keys import places
 
@@ -134,12 +116,17 @@ class WithSettings(click.Command):
                 raise
             at = next((place for place, word in enumerate(given) if word.partition("=")[0] == option), len(given))
             value = "".join(given[at : at + 1]).partition("=")[2] or "".join(given[at + 1 : at + 2]) or "VALUE"
-            refuse(RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={value}"))
+            raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={value}") from None
 
 
-class Supervised(click.Group):
-    """Commands which, called by a shell, run in a child process: actors/supervisor.py."""
+class Commands(click.Group):
+    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (supervisor.py)."""
 
     # Any: click's own signature.
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         supervised(lambda: self.main(*args, **kwargs), FAILED)
+
+    # Any: click's own signature.
+    def invoke(self, ctx: click.Context) -> Any:
+        with sentences():
+            return super().invoke(ctx)

@@ -1,93 +1,92 @@
-"""What moves on a terminal while a command works: what is being started, the round under way, the runs of a sweep.
+"""The live area of a command: the step under way, the rounds of a run, the runs of a sweep.
 
-All of it is one live area, below which nothing is printed; elsewhere than on a terminal nothing is shown. It loads
-neither torch nor Ray, so that it is there before they are.
+On a terminal rich draws one area, below which nothing is printed. A notebook gets a bar by tqdm for each line. A file
+or a pipe gets nothing. This module loads neither torch nor Ray, so the area appears before they are loaded.
 """
 
+import math
 import sys
-from collections.abc import Callable
+from logging import Handler, StreamHandler
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 STOPPING = "stopping after this round; Ctrl-C again stops now"
 
 
-class Line:
-    """A line of the live area, with a bar where it has a `total`, and the seconds left that `left` returns."""
+class Line(Protocol):
+    """A bar with a title and words beside it."""
 
-    def __init__(
-        self, progress: Progress, title: str, total: float | None, left: Callable[[], float | None] | None
-    ) -> None:
-        self._progress = progress
-        self._task: TaskID = progress.add_task(title, total=total, state="", left=left)
-        self.finished = False
-
-    def update(self, completed: float | None = None, state: str | None = None, title: str | None = None) -> None:
-        """Change what is given. The terminal follows a tenth of a second later: a signal's handler may call this."""
-        self._progress.update(self._task, completed=completed, description=title)
-        if state is not None:
-            self._progress.update(self._task, state=state)
+    def update(self, completed: float, words: str) -> None:
+        """Change the bar and its words. A signal's handler may call this."""
 
     def finish(self) -> None:
-        """Stop its clock; the line stays when the area is closed."""
-        self._progress.stop_task(self._task)
-        self.finished = True
-
-    def remove(self) -> None:
-        """Take the line away."""
-        self._progress.remove_task(self._task)
+        """Stop the clock of the bar. On a terminal the bar goes when the next one begins."""
 
 
 class Display:
-    """The live area of a command, from `stage` or the first line on until `close`."""
+    """The live area of a command. It begins with the first stage or line and ends with `close`.
 
-    def __init__(self, console: Console | None = None) -> None:
+    live: whether anything is shown; False for a file, a pipe, and a terminal that cannot rewrite its lines.
+    """
+
+    def __init__(self, console: Console | None = None, hidden: bool = False) -> None:
         self._console = console or Console()
-        # A notebook's kernel has a bar of its own, and some terminals cannot change what they have shown.
-        self.live = self._console.is_terminal and not self._console.is_dumb_terminal and not in_notebook()
-        self._progress: Progress | None = None
-        self._stage: Line | None = None
-        self._lines: list[Line] = []
+        self._in_notebook = in_notebook()
+        terminal = self._console.is_terminal and not self._console.is_dumb_terminal and not self._in_notebook
+        self._on_terminal = terminal and not hidden
+        self.live = self._on_terminal or (self._in_notebook and not hidden)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[words]}", markup=False),
+            TimeElapsedColumn(),
+            _TimeLeft(),
+            console=self._console,
+            # Rounds may take minutes; by default rich forgets a step after 30 s.
+            speed_estimate_period=math.inf,
+            disable=not self._on_terminal,
+        )
+        self._stage: TaskID | None = None
 
     def stage(self, words: str) -> None:
-        """Say what is being started or drawn, and count the seconds, until the next stage or line."""
-        if not self.live:
-            return
+        """Show the step under way and its seconds until the next stage or line. A notebook shows no stages."""
         self._end_stage()
-        self._stage = Line(self._running(), words, None, None)
+        self._stage = self._progress.add_task(words, total=None, words="")
+        self._progress.start()
 
-    def line(self, title: str, total: float, left: Callable[[], float | None] | None = None) -> Line:
-        """A new line with a bar."""
+    def line(self, title: str, total: float, in_notebook: bool = True) -> Line:
+        """Add a bar. in_notebook: whether a notebook shows it; without ipywidgets it shows one at a time."""
         self._end_stage()
-        self._lines.append(Line(self._running(), title, total, left))
-        return self._lines[-1]
+        if self._in_notebook and self.live and in_notebook:
+            return _NotebookLine(title, total)
+        # A sweep has many runs.
+        for task in self._progress.tasks:
+            if task.stop_time is not None:
+                self._progress.remove_task(task.id)
+        self._progress.start()
+        return _TerminalLine(self._progress, title, total)
 
-    def remove_finished(self) -> None:
-        """Take the lines away that are finished: a sweep has many runs."""
-        for line in [line for line in self._lines if line.finished]:
-            line.remove()
-            self._lines.remove(line)
-
-    def handler(self) -> RichHandler:
-        """Writes what is logged above the live area."""
+    def handler(self) -> Handler:
+        """The handler that writes log records above the live area, or to standard output where there is none."""
+        if not self._on_terminal:
+            return StreamHandler(sys.stdout)
         return RichHandler(
             console=self._console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
         )
 
     def close(self) -> None:
-        """End the live area: bars stay, what was being started goes."""
+        """End the live area. Bars remain visible, a stage does not."""
         self._end_stage()
-        if self._progress is not None:
+        if self._on_terminal:
             # An area without lines would leave an empty one.
             self._progress.live.transient = not self._progress.task_ids
             self._progress.stop()
-            self._progress = None
 
     def __enter__(self) -> Self:
         return self
@@ -97,46 +96,48 @@ class Display:
     ) -> None:
         self.close()
 
-    def _running(self) -> Progress:
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), _Bar(), TextColumn("{task.fields[state]}"), _Times())
-            self._progress = Progress(*columns, console=self._console)
-            self._progress.start()
-        return self._progress
-
     def _end_stage(self) -> None:
         if self._stage is not None:
-            self._stage.remove()
+            self._progress.remove_task(self._stage)
             self._stage = None
 
 
-class _Bar(ProgressColumn):
-    """A bar, or nothing for what has no length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar = BarColumn()
-
-    def render(self, task: Task) -> RenderableType:
-        """The column of a line."""
-        return Text() if task.total is None else self._bar.render(task)
-
-
-class _Times(ProgressColumn):
-    """How long a line has been there, and how long it will be."""
+class _TimeLeft(TimeRemainingColumn):
+    """The time left, as soon as it is known."""
 
     def render(self, task: Task) -> Text:
-        """The column of a line."""
-        words = clock(task.elapsed or 0.0)
-        left = task.fields["left"]() if task.fields["left"] is not None and not task.stop_time else None
-        return Text(words if left is None else f"{words}, about {clock(left)} left")
+        over = task.finished or task.stop_time is not None
+        return Text() if over or task.time_remaining is None else super().render(task).append(" left")
 
 
-def clock(seconds: float) -> str:
-    """Seconds as a clock shows them: 0:07, 12:30, 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+class _TerminalLine:
+    """See `Line`."""
+
+    def __init__(self, progress: Progress, title: str, total: float) -> None:
+        self._progress, self._task = progress, progress.add_task(title, total=total, words="")
+
+    def update(self, completed: float, words: str) -> None:
+        self._progress.update(self._task, completed=completed, words=words)
+
+    def finish(self) -> None:
+        self._progress.stop_task(self._task)
+
+
+class _NotebookLine:
+    """See `Line`."""
+
+    def __init__(self, title: str, total: float) -> None:
+        from tqdm.auto import tqdm
+
+        # Each change is a message to the browser.
+        self._bar = tqdm(total=total, desc=title, mininterval=1, miniters=0)
+
+    def update(self, completed: float, words: str) -> None:
+        self._bar.set_postfix_str(words, refresh=False)
+        self._bar.update(completed - self._bar.n)
+
+    def finish(self) -> None:
+        self._bar.close()
 
 
 def in_notebook() -> bool:

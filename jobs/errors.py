@@ -1,6 +1,6 @@
-"""What a command says of an exception: one sentence and an exit code, whatever it is.
+"""What a command says of an exception: one sentence and an exit code.
 
-A user's mistake raises `RayflError`. Any other ValueError is a bug, of rayfl's or of somebody's plug-in.
+A `RayflError` is a user's mistake. Any other ValueError is a bug, of rayfl or of somebody's plug-in.
 """
 
 import os
@@ -19,37 +19,31 @@ _LONGEST = 300
 
 
 def described(error: Exception) -> tuple[str, int]:
-    """A line for the user, and the command's exit code. The traceback is printed where `RAYFL_TRACEBACK` is set."""
+    """A line for the user, and the command's exit code. Prints the traceback if `RAYFL_TRACEBACK` is set."""
+    advice = f"; set {TRACEBACK}=1 to see where it comes from"
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    sentence, code = _sentence(error)
+        advice = ""
+    words = " ".join(str(error).split())[:_LONGEST]
+    if isinstance(error, MethodError | HookError):
+        sentence, code = f"the run failed: {error}{advice}", FAILED
+    elif isinstance(error, ClientError | ClusterError | DiskError):
+        sentence, code = f"the run failed: {error}", FAILED
+    elif isinstance(error, RayflError):
+        sentence, code = str(error), MISTAKE
+    elif isinstance(error, OSError) and (error.filename or error.errno):
+        place = error.filename or "a file"
+        sentence, code = f"{place} cannot be written: {reason(error)}; name another place", MISTAKE
+    elif out_of_memory(error):
+        lack = f" ({words})" if words else ""
+        sentence = f"this machine's memory ran out{lack}; make the model or the data smaller, or use a larger one"
+        code = FAILED
+    else:
+        name = type(error).__name__
+        sentence, code = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}", FAILED
     return one_line(sentence), code
 
 
 def one_line(text: str) -> str:
     """The text with what a terminal does not show written as Python writes it: a line break becomes \\n."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
-def _sentence(error: Exception) -> tuple[str, int]:
-    """See `described`."""
-    if isinstance(error, MethodError | HookError):
-        return f"the run failed: {error}{_advice()}", FAILED
-    if isinstance(error, ClientError | ClusterError | DiskError):
-        return f"the run failed: {error}", FAILED
-    if isinstance(error, RayflError):
-        return str(error), MISTAKE
-    if isinstance(error, OSError) and (error.filename or error.errno):
-        return f"{error.filename or 'a file'} cannot be written: {reason(error)}; name another place", MISTAKE
-    words = " ".join(str(error).split())[:_LONGEST]
-    if out_of_memory(error):
-        lack = f" ({words})" if words else ""
-        return f"this machine's memory ran out{lack}; make the model or the data smaller, or use a larger one", FAILED
-    return (f"an error that rayfl did not expect: {type(error).__name__}{f': {words}' if words else ''}{_advice()}"), (
-        MISTAKE if isinstance(error, ValueError) else FAILED
-    )
-
-
-def _advice() -> str:
-    """How to see the traceback, where it is not shown already."""
-    return "" if os.environ.get(TRACEBACK) else f"; set {TRACEBACK}=1 to see where it comes from"

@@ -13,6 +13,7 @@ second time at once; it can be resumed.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from logging import getLogger
@@ -91,11 +92,11 @@ def run(
     Errors: see the module; RayflError before anything is written.
     """
     chosen = _experiment(experiment, overrides, settings)
-    audience = _audience(chosen.rounds, "all" if progress else "nothing", on_round)
     place = _place(directory)
     lies, chosen = placed(place or local_folder(chosen) / chosen.name, chosen)
     single.warn_of_package(lies, chosen)
-    return RunResults(read_run(single.run(chosen, place, overwrite, audience)), chosen)
+    with _audience(chosen.rounds, "all" if progress else "nothing", on_round) as audience:
+        return RunResults(read_run(single.run(chosen, place, overwrite, audience)), chosen)
 
 
 # Any: settings.
@@ -114,7 +115,8 @@ def resume(
     found, changes = single.found_again(_place(directory) or Path(), overrides)
     before = read_run(found)
     chosen = single.resumable(before, changes, settings)
-    single.go_on(before, chosen, _audience(chosen.rounds, "all" if progress else "nothing", on_round))
+    with _audience(chosen.rounds, "all" if progress else "nothing", on_round) as audience:
+        single.go_on(before, chosen, audience)
     return RunResults(read_run(before.directory), chosen)
 
 
@@ -135,8 +137,8 @@ def sweep(
     runs at once, each a process of its own. SweepFailed, at the end, where a run failed; otherwise as `run`.
     """
     combinations = _combinations(experiment, overrides, settings)
-    with Display() as display:
-        audience = Audience("all", display=display) if progress else Audience("nothing")
+    with Display(hidden=not progress) as display:
+        audience = Audience("all" if progress else "nothing", display=display)
         swept = run_all(combinations, _path(directory), parallel, overwrite, audience)
     if failed := swept.with_status("failed"):
         errors = {outcome.combination.title: outcome.error for outcome in failed}
@@ -200,10 +202,9 @@ class Stream:
         self._begun = True
         rounds: SimpleQueue[Round | None] = SimpleQueue()
         left = threading.Event()
-        audience = _audience(self.experiment.rounds, self._show, rounds.put, left.is_set)
         # Not a daemon: a program that ends meanwhile waits for the round under way, which a checkpoint follows.
         # In this context, by which a notebook knows the cell that a bar belongs to.
-        thread = threading.Thread(target=copy_context().run, args=(self._run, audience, rounds), name="rayfl.stream")
+        thread = threading.Thread(target=copy_context().run, args=(self._run, rounds, left), name="rayfl.stream")
         thread.start()
         try:
             while (found := rounds.get()) is not None:
@@ -214,28 +215,31 @@ class Stream:
         if self._error is not None:
             raise self._error
 
-    def _run(self, audience: Audience, rounds: "SimpleQueue[Round | None]") -> None:
+    def _run(self, rounds: "SimpleQueue[Round | None]", left: threading.Event) -> None:
         try:
-            self._directory = self._play(audience)
+            with _audience(self.experiment.rounds, self._show, rounds.put, left.is_set) as audience:
+                self._directory = self._play(audience)
         except BaseException as error:  # noqa: BLE001 (it is raised in the loop's thread)
             self._error = error
-            if audience.stopping():
+            if left.is_set():
                 getLogger("rayfl").warning("the run that the loop left has failed: %s", error)
         finally:
             rounds.put(None)
 
 
+@contextmanager
 def _audience(
     planned: int,
     show: Show,
     on_round: Callable[[Round], object] | None,
     stopping: Callable[[], bool] = lambda: False,
-) -> Audience:
+) -> Iterator[Audience]:
     def report_round(row: RoundRow, means: Mapping[str, float]) -> None:
         if on_round is not None:
             on_round(Round(**row._asdict(), planned=planned, metrics=dict(means)))
 
-    return Audience(show, report_round, stopping)
+    with Display(hidden=show == "nothing") as display:
+        yield Audience(show, report_round, stopping, display)
 
 
 def _path(directory: str | Path | None) -> Path | None:

@@ -2,7 +2,15 @@
 
 from actors.supervisor import supervised
 from jobs.cli import run
+from jobs.command_line import sentences
 from jobs.exit_codes import FAILED
 
+
+def main() -> None:
+    """Run the command."""
+    with sentences():
+        run()
+
+
 if __name__ == "__main__":
-    supervised(run, FAILED)
+    supervised(main, FAILED)

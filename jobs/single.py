@@ -354,8 +354,8 @@ def _play(
     resumed: bool,
 ) -> None:
     """Play all rounds that are left."""
-    directory, title, every = page.directory, experiment.label or experiment.name, experiment.evaluation.every
-    following = console.following(experiment.rounds, title, audience.show, audience.display, every)
+    directory = page.directory
+    following = console.following(experiment.rounds, experiment.label or experiment.name, audience)
     with _naming_the_way_back(directory), following as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
@@ -420,16 +420,14 @@ def free_directory(experiment: Experiment) -> Path:
     return path
 
 
-def run_and_print(
-    experiment: Experiment, output: Place | None, overwrite: bool, display: Display | None = None
-) -> bool:
+def run_and_print(experiment: Experiment, output: Place | None, overwrite: bool, display: Display) -> bool:
     """Run an experiment and print its result. False if a signal ended the run before its last round."""
     directory, experiment = placed(output or local_folder(experiment) / experiment.name, experiment)
     warn_of_package(directory, experiment)
     return print_result(run(experiment, output, overwrite, Audience(display=display)), display, experiment)
 
 
-def run_or_resume(experiment: Experiment, output: Place | None, display: Display | None = None) -> bool:
+def run_or_resume(experiment: Experiment, output: Place | None, display: Display) -> bool:
     """Begin an experiment's run in `output`, go on with it, or say that it is finished, and print its result.
 
     `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`.
@@ -470,12 +468,11 @@ def _clear_what_began_nothing(directory: Path) -> None:
         remove_entries(directory)
 
 
-def print_result(directory: Path, display: Display | None = None, experiment: Experiment | None = None) -> bool:
+def print_result(directory: Path, display: Display, experiment: Experiment | None = None) -> bool:
     """Print the result of the run in `directory` below what the display has shown. False if a signal ended it before
     its last round. `experiment`: the one that was run; None: as the run directory has it."""
     page, records = directory / "report.html", read_run(directory)
-    if display is not None:
-        display.close()
+    display.close()
     console.result(summary(records), page if page.exists() else None)
     folder = experiment.output.directory if experiment else _folder_of(records)
     if is_url(folder):

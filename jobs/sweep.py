@@ -1,45 +1,38 @@
-"""Run all combinations of a sweep, one after another or several at once, and compare them on one page.
+"""Run all combinations of a sweep and compare them on one page.
 
-One after another: in this process, on one Ray session. Several at once: each in a process of its own, which is a job of
-its own on that session, so that a run that dies does not harm the others; they share Ray's resources.
+One after another, they run in this process on one Ray session; several at once, each runs in a process of its own on
+that session (sweep_processes.py).
 """
 
-import os
-import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
-from signal import SIGINT
-from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
 
 from actors import package_folder, session, supervisor
-from actors.errors import ClusterError
-from jobs import console
 from jobs.console import Audience
-from jobs.display import Display
 from jobs.errors import described, one_line
 from jobs.exit_codes import FAILED, INTERRUPTED
 from jobs.overall import Overall
 from jobs.places import copy_of
-from jobs.single import DRAWING, describe_again, earlier_run, free_directory, go_on, run, warn_of_package
+from jobs.single import DRAWING, earlier_run, free_directory, go_on, run, warn_of_package
+from jobs.standard_output import print_table
+from jobs.sweep_processes import Outcome, Processes, Status
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
 from rayfl.report.scores import accuracy_names
 from rayfl.report.series import groups
-from rayfl.report.summary import summary
-from rayfl.rounds.errors import ClientError
+from rayfl.report.summary import Summary, summary
+from rayfl.report.wording import counted
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.object_storage import Storage
@@ -50,22 +43,11 @@ log = getLogger("rayfl")
 
 PAGE = "comparison.html"
 """The page in a sweep's directory."""
-Status = Literal["finished", "skipped", "stopped", "failed"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one combination; `error` is the sentence of a failed one."""
-
-    combination: Combination
-    directory: Path
-    status: Status
-    error: str = ""
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What became of a sweep: its directory, its combinations in their order, the page that compares what finished."""
+    """The end of a sweep: its directory, its combinations in their order, the page that compares the finished ones."""
 
     directory: Path
     outcomes: Sequence[Outcome]
@@ -78,41 +60,58 @@ class Swept:
 
 def sweep(
     combinations: Sequence[Combination],
-    directory: Path | None = None,
-    parallel: int = 1,
-    overwrite: bool = False,
-    display: Display | None = None,
+    directory: Path | None,
+    parallel: int,
+    overwrite: bool,
+    audience: Audience,
 ) -> int:
     """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
 
     0: all finished; 1: some failed; 130: a signal ended the sweep. RayflError as of `run_all`.
     """
-    swept = run_all(combinations, directory, parallel, overwrite, Audience(display=display))
-    if display is not None:
-        display.close()
+    swept = run_all(combinations, directory, parallel, overwrite, audience)
+    audience.display.close()
     finished = swept.with_status("finished", "skipped")
     runs = [read_run(outcome.directory) for outcome in finished]
     numbers = {run.directory: summary(run) for run in runs}
-    rows = [(one.combination.title, one.status, numbers.get(one.directory)) for one in swept.outcomes]
     names = accuracy_names(groups(runs), combinations[0].experiment.report.metric) if runs else []
-    console.sweep_result(combinations[0].experiment.name, rows, swept.directory, swept.page, names)
+    print_table(_table(combinations[0].experiment.name, swept.outcomes, numbers, next(iter(names), None)), 140)
+    print(f"sweep directory: {swept.directory}")
+    if swept.page is not None:
+        print(f"comparison:      {swept.page}")
     if sentence := package_folder.warning(swept.directory):
         print(sentence)
     failed = swept.with_status("failed")
     for outcome in failed:
-        print(one_line(f"rayfl: {outcome.combination.title} failed: {outcome.error}"), file=sys.stderr)
+        print(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), file=sys.stderr)
     if len(finished) + len(failed) < len(combinations):
         print(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
         return INTERRUPTED
     return FAILED if failed else 0
 
 
+def _table(name: str, outcomes: Sequence[Outcome], numbers: Mapping[Path, Summary], accuracy: str | None) -> Table:
+    """Title and status of each run; for the finished ones also the final value of `accuracy` and the bytes."""
+    table = Table(title=f"{name}: {counted(len(outcomes), 'run')}", title_justify="left")
+    table.add_column("run", overflow="fold")
+    for head in ("", *([f"final {accuracy}"] if accuracy else []), "uplink", "downlink"):
+        table.add_column(head, justify="left" if not head else "right")
+    for outcome in outcomes:
+        cells = []
+        if found := numbers.get(outcome.directory):
+            value = found["final"].get(accuracy or "")
+            cells = [f"{100 * value:.2f} %" if value is not None else ""] if accuracy else []
+            cells += [f"{found[key]:.3f} MB" for key in ("uplink_megabytes", "downlink_megabytes")]
+        table.add_row(Text(outcome.combination.title), outcome.status, *cells)
+    return table
+
+
 def run_all(
     combinations: Sequence[Combination],
-    directory: Path | None = None,
-    parallel: int = 1,
-    overwrite: bool = False,
-    audience: Audience | None = None,
+    directory: Path | None,
+    parallel: int,
+    overwrite: bool,
+    audience: Audience,
 ) -> Swept:
     """Run all combinations into `directory` (None: the next free one), and compare what finished on a page.
 
@@ -121,7 +120,6 @@ def run_all(
     """
     if parallel < 1:
         raise RayflError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
-    audience = audience or Audience()
     directory = (directory or free_directory(combinations[0].experiment)).absolute()
     warn_of_package(directory, combinations[0].experiment)
     url = copy_of(directory, combinations[0].experiment.output.directory)
@@ -237,7 +235,8 @@ def _run_waiting(
     if parallel == 1:
         return list(_one_by_one(waiting, directory, overwrite, audience, overall))
     address = session.address() if on_ray else None
-    return _Processes(directory, address, overwrite, overall).run(waiting, parallel)
+    lines = audience.show == "all" and not audience.display.live
+    return Processes(directory, address, overwrite, overall, lines).run(waiting, parallel)
 
 
 def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
@@ -281,118 +280,9 @@ def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audie
             go_on(before, one.experiment, audience)
         else:
             run(one.experiment, directory, overwrite, audience)
-    except (ClientError, ClusterError, OSError) as error:
-        return Outcome(one, directory, "failed", str(error))
-    except Exception as error:  # noqa: BLE001 (a mistake of ours in one run must not cost the others)
+    except Exception as error:  # noqa: BLE001 (one run's error must not end the others)
         return Outcome(one, directory, "failed", described(error)[0])
     finally:
         # The sweep goes on by the command that began it.
         supervisor.report(run=None)
     return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")
-
-
-@dataclass
-class _Processes:
-    """Runs combinations in processes of their own, which join the Ray at `address`."""
-
-    directory: Path
-    address: str | None
-    overwrite: bool
-    overall: Overall
-    stopping: bool = False
-    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def run(self, waiting: Sequence[Combination], parallel: int) -> list[Outcome]:
-        """Run up to `parallel` at once. The first signal lets runs end their round, the second ends them at once."""
-        outcomes = []
-        with (
-            tempfile.TemporaryDirectory() as files,
-            ThreadPoolExecutor(parallel) as pool,
-            session.interruptible(self.stop),
-        ):
-            futures = [pool.submit(self._one, one, Path(files) / f"{n}.toml") for n, one in enumerate(waiting)]
-            try:
-                for future in as_completed(futures):
-                    if (outcome := future.result()) is not None:
-                        outcomes.append(outcome)
-                        self.overall.over(outcome.combination.title)
-                        print(f"[{len(outcomes)}/{len(waiting)}] {outcome.combination.title}: {outcome.status}")
-            except KeyboardInterrupt:
-                self._each(subprocess.Popen.kill)
-                raise
-        return outcomes
-
-    def stop(self) -> None:
-        """Begin no further run, and ask those under way to end."""
-        self.overall.stopping()
-        with self.lock:
-            self.stopping = True
-            self._each(lambda process: process.send_signal(SIGINT))
-
-    def _each(self, act: Callable[[subprocess.Popen[str]], None]) -> None:
-        for process in list(self.running.values()):
-            act(process)
-
-    def _one(self, one: Combination, file: Path) -> Outcome | None:
-        """One run, from its start to its end; None if it was not begun."""
-        directory = self.directory / one.directory
-        try:
-            command = self._command(directory, one.experiment, file)
-        except (ValueError, OSError) as error:
-            return Outcome(one, directory, "failed", str(error))
-        with tempfile.TemporaryFile("w+") as errors:
-            with self.lock:
-                if self.stopping:
-                    return None
-                # A session of its own, so that a terminal's Ctrl-C comes to it once, from `stop`.
-                process = subprocess.Popen(
-                    command,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    env=self._environment(),
-                    start_new_session=True,
-                )
-                self.running[one.directory] = process
-            with process:
-                assert process.stdout is not None
-                self.overall.begin(one.title)
-                for line in process.stdout:
-                    if not (found := console.ROUND_LINE.match(line)):
-                        continue
-                    if self.overall.live:
-                        self.overall.part(one.title, int(found[1]) / int(found[2]), line.strip())
-                    else:
-                        print(f"{one.title}  {line}", end="", flush=True)
-            del self.running[one.directory]
-            errors.seek(0)
-            status, error = _end(process.returncode, errors.read())
-            # A signal that finds a process still starting ends it at once, in an exit code of its own.
-            return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
-
-    def _command(self, directory: Path, experiment: Experiment, file: Path) -> list[str]:
-        """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
-        before = None if self.overwrite else earlier_run(directory, experiment)
-        if before is not None:
-            describe_again(before, experiment)
-            return [sys.executable, "-m", "rayfl", "resume", str(directory)]
-        file.write_text(toml.dumps(absolute(experiment.as_dict())), encoding="utf-8")
-        command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory)]
-        return command + ["--overwrite"] * self.overwrite
-
-    def _environment(self) -> dict[str, str]:
-        here = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-        return {**os.environ, "PYTHONPATH": path} | ({"RAY_ADDRESS": self.address} if self.address else {})
-
-
-def _end(code: int, errors: str) -> tuple[Status, str]:
-    """Status and error from an exit code and stderr: the last sentence of ours there, or else the last line."""
-    if code == 0:
-        return "finished", ""
-    if code == INTERRUPTED:
-        return "stopped", ""
-    lines = [line for line in errors.splitlines() if line.strip()]
-    ours = [line.removeprefix("rayfl: ").removeprefix("the run failed: ") for line in lines if "rayfl: " in line[:7]]
-    return "failed", (ours or lines or [f"its process ended with code {code}"])[-1]

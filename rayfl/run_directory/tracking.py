@@ -15,19 +15,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
-
-import pyarrow.compute as pc
+from typing import Self
 
 from rayfl.errors import RayflError
 from rayfl.limits import json_files
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.recorded import recorded_rounds
 from rayfl.run_directory.tables import read_table
 from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, Tracker, TrackerName, adapter
-
-if TYPE_CHECKING:
-    from rayfl.rounds.ledger import RoundRow
 
 log = logging.getLogger("rayfl")
 
@@ -77,24 +75,14 @@ class Tracking:
 
     @cached_property
     def _recorded(self) -> list[tuple[int, Mapping[str, float]]]:
-        """What was sent, or would have been, of the rounds on record."""
-        from rayfl.rounds.ledger import RoundRow
-
-        metrics = read_table(self._directory, "metrics").filter(pc.field("client").is_null())
-        values: dict[int, dict[str, float]] = {}
-        for round, name, value in zip(*(metrics[key].to_pylist() for key in ("round", "name", "value")), strict=True):
-            values.setdefault(round, {})[name] = value
+        """The rounds that were on record when this process began, with the values that trackers get."""
         found, bits = [], 0
-        for table_row in read_table(self._directory, "rounds").to_pylist():
-            row = RoundRow(**table_row)
-            # What came since is sent on its own.
-            if len(found) == self._num_recorded:
-                break
+        for row, means in islice(recorded_rounds(self._directory), self._num_recorded):
             bits += row.uplink_bits + row.downlink_bits
-            found.append((row.round, {**values.get(row.round, {}), **_communication(row, bits)}))
+            found.append((row.round, {**means, **_communication(row, bits)}))
         return found
 
-    def round(self, row: "RoundRow", means: Mapping[str, float]) -> None:
+    def round(self, row: RoundRow, means: Mapping[str, float]) -> None:
         """Send a round to every tracker."""
         self._begin()
         if not self._trackers:
@@ -170,7 +158,7 @@ class Tracking:
         self._trackers.clear()
 
 
-def _communication(row: "RoundRow", total_bits: int) -> dict[str, float]:
+def _communication(row: RoundRow, total_bits: int) -> dict[str, float]:
     return {
         "communication/uplink_bits": row.uplink_bits,
         "communication/downlink_bits": row.downlink_bits,

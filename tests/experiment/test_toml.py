@@ -29,24 +29,10 @@ def test_whatever_is_written_reads_back(table: dict[str, Any]):
     assert tomllib.loads(dumps(table)) == table
 
 
-def test_the_layout():
-    table = {
-        "rounds": 5,
-        "clients": {"count": 2, "speed": {"median": 1e-05, "sigma": 1.0}, "per_round": None, "traits": [0.5, 1.0]},
-        "only": {"inner": {"on": True}},
-        "empty": {},
-        "name": 'a "b"\\\n',
-        "tables": [{"a": 1, "b": None}, {"c d": ["x"]}],
-    }
-    assert dumps(table) == (
-        "rounds = 5\n"
-        'name = "a \\"b\\"\\\\\\n"\n'
-        'tables = [{a = 1}, {"c d" = ["x"]}]\n'
-        "\n[clients]\ncount = 2\ntraits = [0.5, 1.0]\n"
-        "\n[clients.speed]\nmedian = 1e-05\nsigma = 1.0\n"
-        "\n[only.inner]\non = true\n"
-        "\n[empty]\n"
-    )
+def test_what_is_left_out_is_not_written():
+    table = {"rounds": 5, "clients": {"count": 2, "per_round": None}, "tables": [{"a": 1, "b": None}], "empty": {}}
+    expected = {"rounds": 5, "clients": {"count": 2}, "tables": [{"a": 1}], "empty": {}}
+    assert tomllib.loads(dumps(table)) == expected
 
 
 def test_nan_and_infinity():

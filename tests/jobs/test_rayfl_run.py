@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,8 @@ import torch
 
 import rayfl
 from jobs import console, single
+from jobs.console import Audience
+from jobs.display import Display
 from jobs.from_python import SweepFailed
 from rayfl.errors import RayflError
 from rayfl.methods.fedavg import FedAvg
@@ -285,26 +286,14 @@ def test_a_mistake_is_an_exception_with_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch):
-    shown: list[str] = []
-
-    class Shown:
-        def update(self, html: str) -> None:
-            shown.append(html)
-
-    def display(html: str, display_id: bool) -> Shown:
-        shown.append(html)
-        return Shown()
-
-    fake = SimpleNamespace(display=display, HTML=str)
-    monkeypatch.setattr(console, "notebook_display", lambda: fake)
-    with console.following(2, "a <run>", "bar") as on_round:
+def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("jobs.display.in_notebook", lambda: True)
+    with Display() as display, console.following(2, "a run", Audience("bar", display=display)) as on_round:
         for number in range(2):
             on_round(RoundRow(number, 4, 4, 8_000_000, 0, 0.0, 0.1), {"own/accuracy": 0.5})
-    first, middle, _, last = shown
-    assert "a &lt;run&gt;" in first and '<progress value="0" max="2">' in first
-    assert '<progress value="1" max="2">' in middle and "own/accuracy 0.5000" in middle and "left" in middle
-    assert '<progress value="2" max="2">' in last and "2.000 MB" in last and "left" not in last
+    first, *_, last = capsys.readouterr().err.strip().split("\r")
+    assert "a run" in first and "0/2" in first
+    assert "100%" in last and "2/2" in last and "own/accuracy 0.5000  2.000 MB" in last
 
 
 def test_a_run_without_a_directory_takes_the_next_one_where_another_was_faster(tmp_path: Path, monkeypatch: Any):

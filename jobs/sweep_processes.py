@@ -1,0 +1,197 @@
+"""Several runs of a sweep at once, each in a process of its own, so that one that dies does not harm the others.
+
+Each process is the command `rayfl run` or `rayfl resume`, and a Ray job of its own on the sweep's Ray. Its progress is
+read from the run's records. If it fails, it writes its sentence to the file that RAYFL_ERROR_FILE names.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGINT
+from typing import Literal
+
+from actors import session
+from actors.supervisor import ERROR_FILE
+from jobs import console
+from jobs.exit_codes import INTERRUPTED
+from jobs.overall import Overall
+from jobs.single import describe_again, earlier_run
+from rayfl.errors import RayflError
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.input_files import absolute
+from rayfl.experiment.sweep import Combination
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.recorded import recorded_rounds
+from rayfl.run_directory.tables import table_path
+
+Status = Literal["finished", "skipped", "stopped", "failed"]
+_LOOK_S = 0.5
+"""Seconds between two looks at a run's records."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one combination; `error` is the sentence of a failed one."""
+
+    combination: Combination
+    directory: Path
+    status: Status
+    error: str = ""
+
+
+@dataclass
+class Processes:
+    """Runs combinations in processes that join the Ray at `address`; None: without Ray. lines: print a line a round."""
+
+    directory: Path
+    address: str | None
+    overwrite: bool
+    overall: Overall
+    lines: bool
+    stopping: bool = False
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, waiting: Sequence[Combination], parallel: int) -> list[Outcome]:
+        """Run up to `parallel` at once. The first signal lets each run end its round, the second ends it at once."""
+        outcomes = []
+        with (
+            tempfile.TemporaryDirectory() as files,
+            ThreadPoolExecutor(parallel) as pool,
+            session.interruptible(self.stop),
+        ):
+            futures = [pool.submit(self._one, one, Path(files) / str(n)) for n, one in enumerate(waiting)]
+            try:
+                for future in as_completed(futures):
+                    if (outcome := future.result()) is not None:
+                        outcomes.append(outcome)
+                        self.overall.over(outcome.combination.title)
+                        print(f"[{len(outcomes)}/{len(waiting)}] {outcome.combination.title}: {outcome.status}")
+            except KeyboardInterrupt:
+                self._each(subprocess.Popen.kill)
+                raise
+        return outcomes
+
+    def stop(self) -> None:
+        """Begin no further run, and ask the current ones to end."""
+        self.overall.stopping()
+        with self.lock:
+            self.stopping = True
+            self._each(lambda process: process.send_signal(SIGINT))
+
+    def _each(self, act: Callable[[subprocess.Popen[bytes]], None]) -> None:
+        for process in list(self.running.values()):
+            act(process)
+
+    def _one(self, one: Combination, files: Path) -> Outcome | None:
+        """One run from start to end, with `files` as a folder for it; None if it was not begun."""
+        directory = self.directory / one.directory
+        records, files_of_run = _Records(directory), _Files(files)
+        files.mkdir()
+        try:
+            command = self._command(one.experiment, records, files_of_run.experiment)
+        except (ValueError, OSError) as error:
+            return Outcome(one, directory, "failed", str(error))
+        with files_of_run.log.open("wb") as log, self.lock:
+            if self.stopping:
+                return None
+            # A session of its own, so that a terminal's Ctrl-C comes to it once, from `stop`.
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=self._environment(files_of_run.error),
+                start_new_session=True,
+            )
+            self.running[one.directory] = process
+        self.overall.begin(one.title)
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_S)
+            self._show(one, records)
+        del self.running[one.directory]
+        status, error = files_of_run.end(process.returncode)
+        # A signal that finds a process still starting ends it at once, in an exit code of its own.
+        return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
+
+    def _show(self, one: Combination, records: "_Records") -> None:
+        """Show the rounds that a run has recorded since the last look."""
+        for row, means in records.new():
+            words = console.line(row, means, one.experiment.rounds)
+            self.overall.part(one.title, (row.round + 1) / one.experiment.rounds, words)
+            if self.lines:
+                print(f"{one.title}  {words}", flush=True)
+
+    def _command(self, experiment: Experiment, records: "_Records", file: Path) -> list[str]:
+        """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
+        directory = records.directory
+        before = None if self.overwrite else earlier_run(directory, experiment)
+        if before is not None:
+            describe_again(before, experiment)
+            records.last = len(before.rounds) - 1
+            return [sys.executable, "-m", "rayfl", "resume", str(directory)]
+        file.write_text(toml.dumps(absolute(experiment.as_dict())), encoding="utf-8")
+        command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory)]
+        return command + ["--overwrite"] * self.overwrite
+
+    def _environment(self, error: Path) -> dict[str, str]:
+        here = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+        address = {"RAY_ADDRESS": self.address} if self.address else {}
+        return {**os.environ, "PYTHONPATH": path, ERROR_FILE: str(error)} | address
+
+
+class _Records:
+    """The rounds of a run that another process records."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.last = -1
+        # The run that --overwrite replaces may still lie there.
+        self._seen = self._changed()
+
+    def new(self) -> Sequence[tuple[RoundRow, Mapping[str, float]]]:
+        """The rounds that were recorded since the last call."""
+        if (changed := self._changed()) == self._seen:
+            return []
+        self._seen = changed
+        try:
+            found = list(recorded_rounds(self.directory, self.last))
+        except RayflError:
+            # The run itself says why its records cannot be read.
+            return []
+        self.last = found[-1][0].round if found else self.last
+        return found
+
+    def _changed(self) -> list[int]:
+        times = []
+        for suffix in ("arrows", "parquet"):
+            with suppress(OSError):
+                times.append(table_path(self.directory, "rounds", suffix).stat().st_mtime_ns)
+        return times
+
+
+class _Files:
+    """The files between a sweep and the process of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.experiment, self.error, self.log = folder / "experiment.toml", folder / "error", folder / "log"
+
+    def end(self, code: int) -> tuple[Status, str]:
+        """Status and error from an exit code: the sentence of the process, or else its last line."""
+        if code == 0:
+            return "finished", ""
+        if code == INTERRUPTED:
+            return "stopped", ""
+        if self.error.is_file():
+            return "failed", self.error.read_text(encoding="utf-8")
+        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        return "failed", (lines or [f"its process ended with code {code}"])[-1]
