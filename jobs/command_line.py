@@ -92,13 +92,6 @@ def sentences() -> Iterator[None]:
         sys.exit(code)
 
 
-def refuse(error: Exception) -> NoReturn:
-    """End the command with an exception's sentence."""
-    with sentences():
-        raise error from None
-    raise AssertionError("the sentence has ended the command")
-
-
 class WithSettings(click.Command):
     """A command that takes settings as KEY=VALUE. A setting written as an option gets a sentence that says so."""
 
