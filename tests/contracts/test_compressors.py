@@ -87,7 +87,7 @@ def test_nothing_to_send(compressor: Compressor):
 def test_refuses_what_is_not_finite_and_names_the_tensor(compressor: Compressor, bad: float):
     x = ordinary()
     x["fc.weight"][5, 7] = bad
-    with refused(names=["fc.weight", "NaN"]):
+    with refused(names=["fc.weight", "NaN"], error=ValueError):
         encode(compressor, x)
 
 
@@ -237,5 +237,5 @@ def test_a_gpu_and_main_memory_draw_as_much(compressor: Compressor):
 def test_what_is_not_finite_is_refused_on_a_gpu(compressor: Compressor, bad: float):
     x = ordinary()
     x["fc.weight"][5, 7] = bad
-    with PretendedGpu(), refused(names=["fc.weight", "NaN", "infinity"]):
+    with PretendedGpu(), refused(names=["fc.weight", "NaN", "infinity"], error=ValueError):
         encode(compressor, there(x))

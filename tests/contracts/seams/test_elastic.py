@@ -105,7 +105,7 @@ def test_elastic_wraps_other_methods_too(way: Way):
 
 
 def test_elastic_refuses_what_has_no_delta_or_no_server():
-    with refused(names=["elastic", "FedFomo", "remove"]):
+    with refused(names=["elastic", "delta", "FedFomo", "remove"]):
         Elastic(FedFomo(Quadratic()))
-    with refused(names=["elastic", "DisPFL", "remove"]):
+    with refused(names=["Elastic", "server", "DisPFL"]):
         Elastic(DisPFL(Quadratic()))
