@@ -124,8 +124,8 @@ class Coordinator(OwnPackages):
             from actors.metrics import RunMetrics
             from actors.pool import RayExecutor
             from actors.setups import read_setup
+            from rayfl.run_directory.description import read_platform
             from rayfl.run_directory.play_run import Stopped
-            from rayfl.run_directory.record import read_platform
 
             kinds = Kinds(read_platform(spec.directory), spec.placement.mixed, spec.resume)
             times = count()
@@ -240,9 +240,8 @@ def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
     Later the recorder holds the directory's lock.
     """
     from rayfl.determinism.platform import ON_CPU, differences, of_driver, with_driver, with_kind
-    from rayfl.experiment.description import write_description
     from rayfl.run_directory.atomic_files import writing
-    from rayfl.run_directory.record import write_platform
+    from rayfl.run_directory.description import write_platform
 
     found = platform
     if spec.driver:
@@ -252,6 +251,6 @@ def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
         found = with_driver(found, spec.driver)
     with writing(spec.directory, f"go on with: {spec.resume}"):
         if first and spec.description is not None:
-            write_description(spec.directory, spec.description, found)
+            spec.description.describe(spec.directory, found)
         else:
             write_platform(spec.directory, found)

@@ -33,8 +33,9 @@ from rayfl.gather import Handle
 from rayfl.limits import memory
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRecord
+from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.play_run import play_run
-from rayfl.run_directory.record import create_run_directory, describe_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 ACTORS = (8, 16, 32, 64)
 PARTICIPANTS, ROUNDS, WARMUP = 1_000, 10, 2

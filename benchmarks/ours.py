@@ -20,7 +20,8 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.population.sampling import Population
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.record import create_run_directory, describe_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.run_folder import create_run_directory
 from rayfl.version import __version__
 
 

@@ -19,7 +19,8 @@ from rayfl.determinism.platform import describe
 from rayfl.experiment.experiment import Experiment, to_toml
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.ledger import RoundRow
-from rayfl.run_directory.record import create_run_directory, describe_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 LOOKS = 5
 """Memory at a round is the least of this many measurements, one after each round before it, since memory of work under

@@ -78,7 +78,7 @@ def run(
 
         # What is refused needs nothing of Ray.
         experiment = read(file, settings)
-        from jobs.single import run_and_print, run_or_resume
+        from jobs.run_and_print import run_and_print, run_or_resume
 
         done = (
             run_or_resume(experiment, output, display)
@@ -112,7 +112,7 @@ def resume(
         if not inline:
             fork_server.begin()
         from jobs.console import Audience
-        from jobs.single import print_result
+        from jobs.run_and_print import print_result
         from jobs.single import resume as go_on
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
@@ -257,9 +257,9 @@ def _to_read(place: Path | str) -> Path:
     """The directory in which the run at a place can be read."""
     if isinstance(place, Path):
         return place
-    from jobs.places import to_read
+    from rayfl.run_directory.fetching import copy_for_reading
 
-    return to_read(place)
+    return copy_for_reading(place, ("checkpoints/", "models/global", "tensorboard/", "mlflow/", "wandb/"))
 
 
 def _agreed(runs: "Sequence[Run]", given: dict[str, object]) -> "ReportOptions":
@@ -329,9 +329,9 @@ def _listed(place: Path | str) -> Path:
     """The folder whose runs are listed, which of a URL is made for that."""
     if isinstance(place, Path):
         return place
-    from jobs.places import to_list
+    from rayfl.run_directory.fetching import copies_for_listing
 
-    return to_list(place)
+    return copies_for_listing(place)
 
 
 @main.command()

@@ -21,10 +21,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from jobs import single
+from jobs import earlier_run, single
 from jobs.console import Audience, Show
 from jobs.display import Display
-from jobs.places import Place, local_folder, placed
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
 from rayfl.choices.plugins import is_in_memory
@@ -93,8 +92,8 @@ def run(
     """
     chosen = _experiment(experiment, overrides, settings)
     place = _place(directory)
-    lies, chosen = placed(place or local_folder(chosen) / chosen.name, chosen)
-    single.warn_of_package(lies, chosen)
+    folder, chosen = single.folder_of(chosen, place)
+    single.warn_of_package(folder)
     with _audience(chosen.rounds, "all" if progress else "nothing", on_round) as audience:
         return RunResults(read_run(single.run(chosen, place, overwrite, audience)), chosen)
 
@@ -112,9 +111,9 @@ def resume(
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
     RayflError for anything else, and where this machine computes other bits, unless `runtime.mixed` is set.
     """
-    found, changes = single.found_again(_place(directory) or Path(), overrides)
+    found, changes = earlier_run.found_again(_place(directory) or Path(), overrides)
     before = read_run(found)
-    chosen = single.resumable(before, changes, settings)
+    chosen = earlier_run.resumable(before, changes, settings)
     with _audience(chosen.rounds, "all" if progress else "nothing", on_round) as audience:
         single.go_on(before, chosen, audience)
     return RunResults(read_run(before.directory), chosen)
@@ -249,7 +248,7 @@ def _path(directory: str | Path | None) -> Path | None:
     return None if directory is None else Path(directory)
 
 
-def _place(directory: str | Path | None) -> Place | None:
+def _place(directory: str | Path | None) -> Path | str | None:
     """A directory, or the URL of a run, which is a text."""
     return directory if isinstance(directory, str) and is_url(directory) else _path(directory)
 

@@ -16,11 +16,12 @@ from rich.text import Text
 
 from actors import package_folder, session, supervisor
 from jobs.console import Audience
+from jobs.earlier_run import earlier_run
 from jobs.errors import described, one_line
 from jobs.exit_codes import FAILED, INTERRUPTED
 from jobs.overall import Overall
-from jobs.places import copy_of
-from jobs.single import DRAWING, earlier_run, free_directory, go_on, run, warn_of_package
+from jobs.run_page import DRAWING
+from jobs.single import go_on, run, warn_of_package
 from jobs.standard_output import print_table
 from jobs.sweep_processes import Outcome, Processes, Status
 from rayfl.errors import RayflError
@@ -37,7 +38,8 @@ from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.output_files import REPORT, require_replaceable
-from rayfl.run_directory.record import Run, read_run, require_free
+from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.run_folder import RunFolder, require_free
 
 log = getLogger("rayfl")
 
@@ -120,9 +122,11 @@ def run_all(
     """
     if parallel < 1:
         raise RayflError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
-    directory = (directory or free_directory(combinations[0].experiment)).absolute()
-    warn_of_package(directory, combinations[0].experiment)
-    url = copy_of(directory, combinations[0].experiment.output.directory)
+    first = combinations[0].experiment
+    home = first.output.directory
+    folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
+    warn_of_package(folder)
+    directory, url = folder.directory, folder.url
     combinations = [_of_sweep(one, directory.name, url) for one in combinations]
     audience.stage(f"checking {len(combinations)} experiments")
     waiting, outcomes, most_calls = _validated(combinations, directory, parallel, overwrite)

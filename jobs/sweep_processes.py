@@ -22,7 +22,7 @@ from actors.supervisor import ERROR_FILE
 from jobs import console
 from jobs.exit_codes import INTERRUPTED
 from jobs.overall import Overall
-from jobs.single import describe_again, earlier_run
+from jobs.earlier_run import describe_again, earlier_run
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from rayfl.report.series import Group, groups
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.record import Recorder, Run, create_run_directory, describe_run, read_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.record import Recorder, Run, read_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 ACCURACY = "pooled/accuracy"
 

@@ -1,9 +1,8 @@
-"""Files that an experiment names and a run cannot do without: a trace, a graph, weights, somebody's own code.
+"""Files that an experiment names and a run needs: a trace, a graph, weights, a plugin's code.
 
-They are read once, as a run is prepared, and copied into `files/` of its directory, for the reader and for a resume:
-what becomes of the originals changes nothing. A copy is called by what is in it (files/trace-0f3a5c1b2d4e.csv):
-experiments with the same settings have the same files. In an experiment's TOML file a path is relative to that file,
-elsewhere to the current directory.
+They are read once, when a run is prepared, and copied into `files/` of its directory; a resumed run reads the copies. A
+copy's name follows from its content (files/trace-0f3a5c1b2d4e.csv), so experiments with the same settings have the same
+files. In an experiment's TOML file a path is relative to that file, elsewhere to the current directory.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,46 +12,46 @@ from typing import Any
 
 from rayfl.choices import plugins
 from rayfl.errors import RayflError, reason
+from rayfl.experiment import toml
 from rayfl.limits.regular_files import expanded, read_bytes
-from rayfl.run_directory.atomic_files import write_whole
+from rayfl.run_directory.description import describe_run, input_name
 
 KINDS = {
     ("clients", "availability", "trace"): "trace",
     ("topology", "path"): "graph",
     ("model", "start"): "weights",
 }
-"""The settings that name a file, and what such a file is."""
+"""The settings that name a file, and the word with which the copy's name begins."""
 STAYING = {("data", "path"), ("data", "test_path")}
-"""The settings that name files of samples, which are found as those of `KINDS` are and too large to be copied."""
-FOLDER = "files"
+"""The settings that name files of samples. They are too large to be copied."""
 _OPEN = ("data", "partition", "model", "method", "uplink", "downlink", "topology")
-"""The tables in which a name may lead to a plugin file: my_methods.py:FedNova."""
+"""The tables in which a name may refer to a plugin file: my_methods.py:FedNova."""
 
 
 def names_file(key: str, value: object) -> bool:
-    """Whether the value of a dotted key is the path of a file, or leads to one."""
+    """Whether the value of a dotted key is the path of a file, or refers to a plugin file."""
     return tuple(key.split(".")) in KINDS or (key.split(".")[0] in _OPEN and plugins.file_of(value) is not None)
 
 
 @dataclass(frozen=True)
 class KeptFiles:
-    """An experiment's table in which files are called as their copies are, and what is in them by that name."""
+    """An experiment as its run directory describes it.
 
+    `table`: its settings, in which files are called as their copies are; `contents`: the content of each copy by name.
+    """
+
+    # Any: settings of any type.
     table: Mapping[str, Any]
     contents: Mapping[str, bytes]
 
-    def write(self, directory: Path) -> None:
-        """Put the copies into a run directory. OSError where the disk refuses."""
-        for name, content in self.contents.items():
-            place = directory / name
-            place.parent.mkdir(exist_ok=True)
-            if not place.is_file() or place.read_bytes() != content:
-                write_whole(place, lambda partial, content=content: partial.write_bytes(content))
+    def describe(self, directory: Path, platform: Mapping[str, object] | None) -> None:
+        """Write the experiment into a run directory, with the machines that compute; errors as `describe_run`."""
+        describe_run(directory, self.table, platform, toml.dumps(self.table), self.contents)
 
 
 # Any: an experiment's table.
 def kept_files(table: Mapping[str, Any]) -> KeptFiles:
-    """Read the files that an experiment names. RayflError where one cannot be read."""
+    """Read the files that an experiment names. RayflError if one cannot be read."""
     contents: dict[str, bytes] = {}
 
     def kept(key: tuple[str, ...], path: str) -> str:
@@ -66,8 +65,8 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
             ) from None
         if key not in KINDS and not plugins.is_loaded(content):
             raise RayflError(f"{path} has changed since the experiment was read; begin again")
-        # What a graph's file is, its ending says.
-        name = f"{FOLDER}/{KINDS.get(key, 'plugin')}-{plugins.digest(content)}{Path(path).suffix}"
+        # The ending says in which format a graph is.
+        name = input_name(KINDS.get(key, "plugin"), plugins.digest(content), Path(path).suffix)
         contents[name] = content
         return name
 
@@ -76,21 +75,21 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
 
 # Any: a table of a TOML file, with a [sweep] or without.
 def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The table of a TOML file that lies in `folder`, with its paths to files taken from there."""
+    """The table of a TOML file in `folder`, whose relative paths start there."""
     return mapped(table, lambda key, path: str(folder / expanded(path)))
 
 
 # Any: a table.
 def absolute(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with paths to files that hold from anywhere."""
+    """The table with absolute paths to files."""
     return mapped(table, lambda key, path: str(Path(path).absolute()))
 
 
 # Any: a table, and what is in it.
 def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], str]) -> dict[str, Any]:
-    """The table with `change(key, path)` in place of every path to a file, also of those in a [sweep].
+    """The table with `change(key, path)` in place of every path to a file, also in a [sweep].
 
-    Of a name that leads to a class in a plugin file the path is changed, and the class stays.
+    In a name that refers to a class in a plugin file only the path is changed.
     """
 
     def walk(value: Any, path: tuple[str, ...]) -> Any:
@@ -99,8 +98,8 @@ def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], st
         if isinstance(value, list | tuple):
             return [walk(item, path) for item in value]
         key = path[1:] if path[:1] == ("sweep",) else path
-        if key[:1] and key[0] in _OPEN and (leads := plugins.file_of(value)) is not None:
-            return f"{change(key, leads[0])}:{leads[1]}"
+        if key[:1] and key[0] in _OPEN and (named := plugins.file_of(value)) is not None:
+            return f"{change(key, named[0])}:{named[1]}"
         return change(key, value) if key in (*KINDS, *STAYING) and isinstance(value, str) and value else value
 
     return walk(table, ())

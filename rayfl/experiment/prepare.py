@@ -15,7 +15,7 @@ from rayfl.determinism import seeding, torch_flags
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import digest
-from rayfl.experiment.input_files import kept_files
+from rayfl.experiment.input_files import KeptFiles, kept_files
 from rayfl.limits import memory
 from rayfl.methods.base import Method
 from rayfl.models import given_weights
@@ -30,9 +30,11 @@ from rayfl.task import Classification, Task
 from rayfl.tree import Tree
 
 
-def prepare(experiment: Experiment) -> Setup:
-    """Everything that stays the same through all rounds. RayflError or ValueError, in one sentence, where parts
-    do not fit, before anything starts."""
+def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
+    """Everything that stays the same through all rounds. `files`: what the experiment names; None: read it.
+
+    RayflError or ValueError, in one sentence, if parts do not fit, before anything starts.
+    """
     require_installed(experiment.output.track)
     torch_flags.choose(experiment.runtime.instruction_set)
     dataset = checked(experiment.data.load())
@@ -61,7 +63,7 @@ def prepare(experiment: Experiment) -> Setup:
         device_name=runtime.device_name,
         threads=runtime.threads,
         precision=runtime.precision,
-        identity=identity(experiment),
+        identity=identity(experiment, files or kept_files(experiment.as_dict())),
     )
     check(setup, experiment)
     return setup
@@ -79,11 +81,11 @@ def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
     return initial
 
 
-def identity(experiment: Experiment) -> str:
-    """A digest of all that decides the numbers of the rounds; RayflError where a file of the experiment is gone."""
+def identity(experiment: Experiment, files: KeptFiles) -> str:
+    """A digest of all that decides the numbers of the rounds."""
     chosen, rounds = experiment.method, experiment.rounds
     length = rounds if chosen.kind.depends_on_num_rounds else None
-    return digest(kept_files(experiment.as_dict()).table, length, chosen.hyper.for_num_rounds(rounds))
+    return digest(files.table, length, chosen.hyper.for_num_rounds(rounds))
 
 
 def make_task(experiment: Experiment, dataset: Dataset) -> Classification:

@@ -14,7 +14,8 @@ from rayfl.report.panels import Figure, Section
 from rayfl.report.series import Group, curve, metric_names, series, spread
 from rayfl.report.wording import title
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
-from rayfl.run_directory.record import Run, model_files
+from rayfl.run_directory.record import Run
+from rayfl.run_directory.saved_models import model_files
 
 _GROUP = re.compile(r"(.+/accuracy)_at_retention_([\d.e+-]+)")
 _MOST_CLIENTS = 40

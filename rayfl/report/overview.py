@@ -10,7 +10,7 @@ from typing import Literal
 from rayfl.errors import RayflError
 from rayfl.report.scores import accuracy_names
 from rayfl.report.series import groups, series
-from rayfl.run_directory.atomic_files import is_locked
+from rayfl.run_directory.lock import is_locked
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.tables import SCHEMAS, table_path
 
@@ -65,7 +65,7 @@ def overview(directory: Path) -> Overview:
 
 def state_of(run: Run) -> State:
     """Whether a run is over, goes on in a process of this machine, or was cut."""
-    if is_locked(run.directory / "lock"):
+    if is_locked(run.directory):
         return "running"
     return "finished" if run.finished else "stopped"
 

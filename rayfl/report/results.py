@@ -19,9 +19,10 @@ from rayfl.experiment.identity import determining_settings
 from rayfl.report import wording
 from rayfl.report.series import Curve, cost, curve, groups, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.mirror import copy_for_reading
-from rayfl.run_directory.object_storage import StorageError, is_url, require_path
-from rayfl.run_directory.record import Run, load_model, model_keys, read_run, run_directories
+from rayfl.run_directory.fetching import copy_for_reading
+from rayfl.run_directory.object_storage import is_url, require_path
+from rayfl.run_directory.record import Run, read_run, run_directories
+from rayfl.run_directory.saved_models import load_model, model_keys
 from rayfl.settings import shown
 
 if TYPE_CHECKING:
@@ -50,20 +51,13 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     another directory, and for records that are damaged.
     """
     if isinstance(directory, str) and is_url(directory):
-        return RunResults(read_run(_fetched(directory)))
+        return RunResults(read_run(copy_for_reading(directory)))
     require_path(str(directory))
     place = Path(directory).absolute()
     found = run_directories(place)
     if found == [place]:
         return RunResults(read_run(place))
     return SweepResults(place, [RunResults(read_run(one)) for one in found])
-
-
-def _fetched(url: str) -> Path:
-    try:
-        return copy_for_reading(url, ("checkpoints/",))
-    except StorageError as error:
-        raise RayflError(f"{url} cannot be read ({error}): look at the address and the account") from None
 
 
 class RunResults:

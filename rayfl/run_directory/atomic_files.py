@@ -4,22 +4,16 @@ Where the disk refuses them, a DiskError says how to go on.
 """
 
 import errno
-import fcntl
 import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from safetensors import SafetensorError
 
 from rayfl.errors import reason
-
-
-class Taken(Exception):
-    """Another process holds the lock."""
 
 
 class DiskError(OSError):
@@ -57,37 +51,6 @@ def safetensors_errors() -> Iterator[None]:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-
-
-def lock(path: Path) -> IO[bytes]:
-    """Lock a file against other processes until it is closed, or until the process ends.
-
-    Its directory is made. Taken where another process holds the lock; file systems without locks lock nothing.
-    OSError where it cannot be opened; a link is not followed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    file = os.fdopen(os.open(path, flags, 0o666), "ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise Taken from None
-    except OSError:
-        pass
-    return file
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file, which is not touched; False where that cannot be known."""
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

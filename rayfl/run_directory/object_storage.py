@@ -4,13 +4,13 @@ Options stand in the URL's query, as pyarrow takes them (s3://bucket/runs?endpoi
 of accounts only in the environment: a URL is written into the run directory.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from rayfl.errors import RayflError, reason
@@ -108,7 +108,7 @@ class Storage:
         self.url = url
         self._scheme = urlsplit(url).scheme
         with self._refusals():
-            self._files, path = _opened(url, self._scheme)
+            self._files, path = _file_system(url, self._scheme)
         self._path = path.rstrip("/")
 
     def files(self) -> dict[str, float]:
@@ -146,50 +146,45 @@ class Storage:
                     return
                 target.write(piece)
 
-    def put(self, name: str, path: Path) -> tuple[int, int]:
-        """Copy a file to the storage, where it is seen whole or not at all; returns its size and the time of its last
-        change, in ns, as it was opened. OSError where the disk refuses.
+    def put(self, name: str, path: Path) -> None:
+        """Copy a file to the storage, where it appears whole or not at all. OSError if the disk refuses.
 
-        Only a storage that shows a file while it is written gets it under another name first.
+        A storage that shows a file while it is written gets it under another name first.
         """
-        at_once = self._scheme in _WHOLE
-        place = self._at(name if at_once else f"{name}.partial")
-        with open(path, "rb") as source:
-            status = os.fstat(source.fileno())
-            try:
-                with self._refusals():
-                    if not at_once:
-                        self._files.create_dir(place.rpartition("/")[0], recursive=True)
-                    with self._files.open_output_stream(place) as target:
-                        shutil.copyfileobj(source, target, _PIECE_BYTES)
-                    if not at_once:
-                        self._files.move(place, self._at(name))
-            except StorageError:
-                # Under its own name a file is as it was before, and stays.
-                if not at_once:
-                    with suppress(StorageError):
-                        self.remove(f"{name}.partial")
-                raise
-        return status.st_size, status.st_mtime_ns
+        with open(path, "rb") as source, self._refusals():
+            if self._scheme in _WHOLE:
+                self._write(self._at(name), source)
+                return
+            partial = self._at(f"{name}.partial")
+            self._files.create_dir(partial.rpartition("/")[0], recursive=True)
+            self._write(partial, source)
+            self._files.move(partial, self._at(name))
+
+    def _write(self, place: str, source: IO[bytes]) -> None:
+        with self._files.open_output_stream(place) as target:
+            shutil.copyfileobj(source, target, _PIECE_BYTES)
 
     def remove(self, name: str) -> None:
         """Remove a file, which need not be there any more."""
         with self._refusals(), suppress(FileNotFoundError):
             self._files.delete_file(self._at(name))
 
-    def remove_folder(self, name: str) -> None:
-        """Remove a folder and all in it."""
-        with self._refusals(), suppress(FileNotFoundError):
-            self._files.delete_dir(self._at(name))
-
     def require_writable(self) -> None:
-        """StorageError unless a small file can be written."""
+        """Raise RayflError unless a run can be copied to the folder."""
+        try:
+            self._try_writing()
+        except StorageError as error:
+            raise RayflError(
+                f"{self.url} cannot be written to ({error}): make the bucket, give an account that may write there, "
+                "or name another place in output.directory"
+            ) from None
+
+    def _try_writing(self) -> None:
         name = ".rayfl-write-test.partial"
         with self._refusals():
             if self._scheme not in _WHOLE:
                 self._files.create_dir(self._path, recursive=True)
-            with self._files.open_output_stream(self._at(name)) as file:
-                file.write(b"rayfl")
+            self._write(self._at(name), BytesIO(b"rayfl"))
         # One may be allowed to write and not to delete.
         with suppress(StorageError):
             self.remove(name)
@@ -209,7 +204,18 @@ class Storage:
             raise StorageError(_words(error)) from error
 
 
-def _opened(url: str, scheme: str) -> "tuple[FileSystem, str]":
+@contextmanager
+def opened(url: str) -> Iterator[Storage]:
+    """The storage at a URL. If it refuses in the block, that is a RayflError: the user can put it right."""
+    try:
+        yield Storage(url)
+    except StorageError as error:
+        raise RayflError(
+            f"{url} cannot be read ({error}): look at the address and the account, or name another place"
+        ) from None
+
+
+def _file_system(url: str, scheme: str) -> "tuple[FileSystem, str]":
     """The file system of a URL and the path in it."""
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from rayfl.limits.json_files import read_table
 from rayfl.run_directory.atomic_files import write_json
+from rayfl.run_directory.run_files import RunFiles
 
+FILES = RunFiles(
+    (r"origin\.json",),
+    {
+        "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "
+        "nothing depends on it"
+    },
+)
 NAMES = ("command", "started", "host", "commit")
 _GIT_TIMEOUT_S = 5
 

@@ -13,7 +13,7 @@ from typing import IO
 
 from rayfl.errors import RayflError, reason
 from rayfl.run_directory.atomic_files import sync_directory
-from rayfl.run_directory.run_entries import real_parent, run_around
+from rayfl.run_directory.run_files import RunFiles
 
 _MARKED_BYTES = 1 << 16
 """The beginning of a file in which its mark is looked for."""
@@ -38,14 +38,19 @@ PARTITION_PICTURE = OutputKind(
 )
 
 
+FILES = RunFiles((r"report\.html", r"\.rayfl-[0-9]+-[0-9]+\.partial"), {"`report.html`": "the page"})
+
+
 def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -> None:
     """RayflError unless a file of this kind may be written to `path`.
 
     It may where nothing is, over a file of the same kind, and with `overwrite` over any file; never through a link, and
     never over a file of a run.
     """
-    run = run_around(path)
-    if run is not None and (kind.in_run is None or run / kind.in_run != real_parent(path) / path.name):
+    # Path.resolve raises if links lead in a circle.
+    home = Path(os.path.realpath(path.absolute().parent))
+    run = next((folder for folder in (home, *home.parents) if _is_run(folder)), None)
+    if run is not None and (kind.in_run is None or run / kind.in_run != home / path.name):
         other = f", or {run / kind.in_run}" if kind.in_run else ""
         raise RayflError(
             f"{path} lies in a run directory, which holds the run's own files only: name another place{other}"
@@ -63,6 +68,13 @@ def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -
         raise RayflError(
             f"{path} is there already and is not {kind.name} that rayfl wrote: name another place, or give --overwrite"
         )
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether a directory is that of a run, even of one that has lost a file."""
+    names = ("experiment.json", "platform.json", "experiment.toml", "records")
+    first, second, *others = ((directory / name).exists() for name in names)
+    return (first and second) or ((first or second) and any(others))
 
 
 def _is_of(path: Path, kind: OutputKind) -> bool:

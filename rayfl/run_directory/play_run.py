@@ -13,7 +13,9 @@ from rayfl.rounds.rounds import RunState, first_run_state, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.record import Recorder, rows_recorded, save_model
+from rayfl.run_directory.record import Recorder
+from rayfl.run_directory.saved_models import save_model
+from rayfl.run_directory.tables import rows_recorded
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
 from rayfl.tree import Tree

@@ -1,6 +1,6 @@
-"""States as safetensors files, and back. Opening one runs no code, so that a stranger's run directory is safe to open.
+"""States as safetensors files, and back. To open one runs no code, so a stranger's run directory is safe to open.
 
-A file holds several states by name. Its tensors are the arrays of all of them; its metadata says in JSON how these are
+A file holds several states by name. Its tensors are the arrays of all of them; its metadata says in JSON how they are
 nested: {"array": key}, {"bits": key, "shape": [...]}, {"packet": codec, "parts": {name: key}} or
 {"tree": {name: ...}}; a codec is {"codec": its class below rayfl.compress, "settings": its fields}.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -26,15 +26,12 @@ from rayfl.limits import json_files
 from rayfl.limits.regular_files import require_regular
 from rayfl.methods.base import Method
 from rayfl.run_directory.atomic_files import safetensors_errors
+from rayfl.run_directory.manifest import DamagedFile
 from rayfl.tree import Arrays, PackedBits
 
 _LAYOUT = "layout"
 _CODECS = "rayfl.compress."
 """The package of the classes that a file may name."""
-
-
-class DamagedFile(ValueError):
-    """A file that is not a whole state file."""
 
 
 # Any: a state's leaf, or the value of a JSON object.
@@ -63,17 +60,19 @@ class _Writer:
 
 
 def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
-    """Write states by name; handles of packets are opened. OSError where the disk refuses."""
+    """Write states by name, with the packets behind their handles. OSError if the disk refuses."""
     writer = _Writer()
     layout = {name: writer.describe(state, name) for name, state in states.items()}
     with safetensors_errors():
         save_file(writer.arrays, path, {_LAYOUT: json.dumps(layout)})
 
 
-def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
-    """The states in a file, one after another, each read when it is asked for; packets are `Packet`s.
+# Any: an executor's handle of a packet.
+def load_states(path: Path, handle: Callable[[Packet], Any] = lambda packet: packet) -> Iterator[tuple[str, Arrays]]:
+    """Read the states in a file one after another; yields the name and the state, with `handle(packet)` in place of
+    every packet.
 
-    DamagedFile where the file is not what `save_states` writes.
+    DamagedFile if `save_states` did not write the file.
     """
     with _damaged(path):
         require_regular(path)
@@ -87,12 +86,20 @@ def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
                 state = _read(file, description)
                 if "tree" not in description:
                     raise RayflError(f"{name!r} is no tree")
-            yield name, state
+            # Outside of `_damaged`: an error of the executor is not the file's.
+            yield name, _with_handles(state, handle)
+
+
+# Any: a state's leaf, and what stands for a packet.
+def _with_handles(leaf: Any, handle: Callable[[Packet], Any]) -> Any:
+    if isinstance(leaf, Mapping):
+        return {name: _with_handles(inner, handle) for name, inner in leaf.items()}
+    return handle(leaf) if isinstance(leaf, Packet) else leaf
 
 
 @contextmanager
 def _damaged(path: Path) -> Iterator[None]:
-    """Whatever goes wrong as a file is read is the file's fault: a DamagedFile."""
+    """Turn any error that is raised while a file is read into a DamagedFile."""
     try:
         yield
     except Exception as error:
@@ -119,14 +126,14 @@ def _read(file: Any, description: Mapping[str, Any]) -> Any:
 # Any: safetensors' reader, and a key of JSON.
 def _array(file: Any, key: Any) -> np.ndarray:
     array = file.get_tensor(key)
-    # What torch cannot hold was no tensor's.
+    # Raises an error for a type that no tensor has.
     torch.from_numpy(array[:0] if array.ndim else array)
     return array
 
 
 # Any: JSON.
 def _packed(bits: np.ndarray, shape: Any) -> PackedBits:
-    """A boolean tensor. ValueError where the bits are not as many as its shape has entries."""
+    """A boolean tensor. RayflError unless there are as many bits as its shape has entries."""
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not whole or bits.dtype != np.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
         raise RayflError(f"{bits.dtype} {list(bits.shape)} holds no booleans of shape {shape}")
@@ -146,8 +153,8 @@ def _described(value: Any) -> Any:
 
 # Any: the inverse of `_described`, from JSON.
 def _restored(value: Any) -> Any:
-    """A codec, or a part of one: of ours by its name below rayfl.compress, of a plugin by its module, where the
-    experiment has imported a compressor or a method from that package. Nothing else is ever made."""
+    """A codec, or a part of one. One of ours is found by its name below rayfl.compress, another by its module, if the
+    experiment has imported a compressor or a method from that package. No other class is instantiated."""
     if isinstance(value, list):
         return tuple(_restored(item) for item in value)
     if not isinstance(value, Mapping):
@@ -165,7 +172,7 @@ def _restored(value: Any) -> Any:
 
 
 def _plugin_packages() -> set[str]:
-    """The top packages outside rayfl from which this process has a compressor or a method."""
+    """The top-level packages except rayfl from which this process has a compressor or a method."""
     found: set[str] = set()
     pending: list[type] = [Compressor, Method]
     while pending:
@@ -173,15 +180,3 @@ def _plugin_packages() -> set[str]:
         pending += subclasses
         found |= {subclass.__module__.partition(".")[0] for subclass in subclasses}
     return found - {"rayfl"}
-
-
-def open_handles(arrays: Mapping[str, Any], wrap: Any) -> Arrays:
-    """The same state with every packet replaced by `wrap(packet)`."""
-    return {
-        name: open_handles(leaf, wrap)
-        if isinstance(leaf, Mapping)
-        else wrap(leaf)
-        if isinstance(leaf, Packet)
-        else leaf
-        for name, leaf in arrays.items()
-    }

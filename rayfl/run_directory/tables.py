@@ -6,7 +6,7 @@ file is complete and counts.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import Unopened, require_regular
+from rayfl.run_directory.run_files import RunFiles
 
 MOST = 2.0**62
 """No total of a column reaches it."""
@@ -49,6 +50,15 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     "metrics": pa.schema({"round": pa.int32(), "client": pa.int32(), "name": _WORD, "value": pa.float64()}),
 }
 """The columns of each table; `client` of a metric is null for a value of the round, the server or a mean."""
+
+FILES = RunFiles(
+    (rf"records/({'|'.join(SCHEMAS)})\.(arrows|parquet)",),
+    {
+        "`records/rounds.parquet`": "a row a round: who was selected, bits up and down, simulated and real seconds",
+        "`records/clients.parquet`": "a row a client and round: status, bits, samples, steps",
+        "`records/metrics.parquet`": "every metric, of the round or of one client",
+    },
+)
 
 
 class Stream:
@@ -155,6 +165,20 @@ def read_table(directory: Path, name: str) -> pa.Table:
     return SCHEMAS[name].empty_table()
 
 
+def read_tables(directory: Path, leave_out: Collection[str] = ()) -> dict[str, pa.Table]:
+    """All tables of a run by name, as `read_table` reads them; those of `leave_out` are empty."""
+    return {
+        name: schema.empty_table() if name in leave_out else read_table(directory, name)
+        for name, schema in SCHEMAS.items()
+    }
+
+
+def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
+    """Read the tables of a run; return a function from a number of first rounds to the rows that each table has."""
+    tables = read_tables(directory)
+    return lambda rounds: {name: len(up_to(table, rounds - 1)) for name, table in tables.items()}
+
+
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a Parquet file whose damage shows when it is read. OSError where the disk refuses."""
     pq.write_table(table, path, write_page_checksum=True)
@@ -223,8 +247,8 @@ def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def up_to(table: pa.Table, last_round: int) -> pa.Table:
-    """The rows of rounds up to and including `last_round`."""
-    return table.filter(pc.field("round") <= last_round)
+    """The tidy rows of rounds up to and including `last_round`."""
+    return tidy(table.filter(pc.field("round") <= last_round))
 
 
 def tidy(table: pa.Table) -> pa.Table:

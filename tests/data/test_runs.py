@@ -21,7 +21,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.play_run import play_run
-from rayfl.run_directory.record import load_model
+from rayfl.run_directory.saved_models import load_model
 from tests.data.files import role, write_cifar, write_leaf
 
 TEXT = "\n".join(f"{number}. Two households, both alike in dignity!" for number in range(4))

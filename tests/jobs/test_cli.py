@@ -18,7 +18,8 @@ from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.sweep import read_sweep
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import check_retention
-from rayfl.run_directory.record import load_model, read_run
+from rayfl.run_directory.record import read_run
+from rayfl.run_directory.saved_models import load_model
 from tests.contracts.seams.quadratic import Quadratic
 from tests.jobs.commands import rayfl, refused
 

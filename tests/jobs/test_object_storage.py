@@ -17,8 +17,9 @@ from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.report.results import RunResults
 from rayfl.run_directory import checkpoint
-from rayfl.run_directory.mirror import own_files, standing
+from rayfl.run_directory.mirror import reached
 from rayfl.run_directory.object_storage import Storage, below
+from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.tables import Stream
 from tests.actors.toys import assert_same_run, experiment, logged
@@ -118,7 +119,7 @@ def test_one_command_goes_on_on_any_machine(
 
     def killed(self: Recorder, row, clients, metrics):
         if row.round == 2:
-            while (found := standing(Storage(url).files())) is None or found.saved < 1:
+            while (found := reached(Storage(url).files())) is None or found.saved < 1:
                 pass
             raise Killed
         record(self, row, clients, metrics)

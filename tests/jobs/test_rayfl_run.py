@@ -17,7 +17,7 @@ from jobs.from_python import SweepFailed
 from rayfl.errors import RayflError
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.ledger import RoundRow
-from rayfl.run_directory.record import load_model
+from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl as command
 

@@ -15,9 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobs.cli import main
-from jobs.single import resumable, run
+from jobs.earlier_run import resumable
+from jobs.single import run
 from rayfl.errors import RayflError
-from rayfl.run_directory.record import locked, read_run
+from rayfl.run_directory.lock import locked
+from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run, experiment, logged
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rayfl.experiment import toml
-from rayfl.run_directory import record
+from rayfl.run_directory import description
 from rayfl.run_directory.record import Recorder, read_run
 from tests.actors.toys import assert_same_run, experiment
 from tests.jobs.commands import rayfl, refused
@@ -79,7 +79,7 @@ def test_a_kill_before_the_experiment_was_written_does_not_stop_the_next_try(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(record, "write_json", killed)
+        patched.setattr(description, "write_json", killed)
         with pytest.raises(Killed):
             rayfl("run", file, "--output", directory)
     assert (directory / "experiment.toml").exists() and not (directory / "experiment.json").exists()

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from rayfl.experiment.experiment import read
 from rayfl.experiment.prepare import prepare
 from rayfl.models import given_weights
-from rayfl.run_directory.record import load_model
+from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
 from tests.refusals import refused

@@ -16,8 +16,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.play_run import play_run
-from rayfl.run_directory.record import create_run_directory, describe_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_MS = 240_000

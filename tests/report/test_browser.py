@@ -10,7 +10,9 @@ from playwright.sync_api import expect
 
 from rayfl.report.page import report
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
-from rayfl.run_directory.record import Recorder, create_run_directory, describe_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.record import Recorder
+from rayfl.run_directory.run_folder import create_run_directory
 from tests.report.browser import chromium, drawn, executable, open_page, played
 from tests.report.test_page import record
 

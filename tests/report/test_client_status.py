@@ -7,7 +7,9 @@ from rayfl.report.client_status import counts, fate_chart, fates
 from rayfl.report.page import report
 from rayfl.report.series import Group
 from rayfl.rounds.ledger import ClientRow, RoundRow
-from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 EVERY = ("delivered", "silent", "not_selected", "dropped_before_download", "dropped_after_download",
          "dropped_after_training", "upload_lost", "late", "surplus")  # fmt: skip

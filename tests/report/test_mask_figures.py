@@ -9,8 +9,10 @@ from rayfl.experiment.prepare import prepare
 from rayfl.report.mask_figures import _picture, by_retention, mask_section
 from rayfl.report.series import groups
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.play_run import play_run
-from rayfl.run_directory.record import create_run_directory, describe_run, read_run
+from rayfl.run_directory.record import read_run
+from rayfl.run_directory.run_folder import create_run_directory
 from tests.contracts.every_method import experiment
 
 

@@ -15,7 +15,9 @@ from rayfl.report.charts import AXES
 from rayfl.report.page import report
 from rayfl.report.summary import summary
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
-from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 
 class Page(HTMLParser):

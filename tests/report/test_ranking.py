@@ -13,7 +13,9 @@ from rayfl.report.panels import Figure
 from rayfl.report.ranking import differences, ranking
 from rayfl.report.series import Group, groups
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.record import Recorder, create_run_directory, describe_run, read_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 
 def recorded(directory: Path, uplink: dict, bits: int, *, seed: int = 1, accuracy: float = 0.5, **more: object) -> Path:

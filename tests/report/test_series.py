@@ -8,7 +8,9 @@ from rayfl.choices.kinds import named
 from rayfl.methods.base import Method
 from rayfl.report.series import PERSONAL, Reached, cost, curve, groups, metric_names, reached, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.record import Recorder, Run, create_run_directory, describe_run, read_run
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.record import Recorder, Run, read_run
+from rayfl.run_directory.run_folder import create_run_directory
 
 
 def recorded(path: Path, metrics: dict[int, list[MetricRow]], experiment: dict | None = None) -> Run:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rayfl.report.results import RunResults
-from rayfl.run_directory import record
-from rayfl.run_directory.record import load_model, model_files, model_keys, save_model
-from rayfl.run_directory.run_entries import is_own_file
+from rayfl.run_directory import saved_models
+from rayfl.run_directory.own_entries import is_own_file
+from rayfl.run_directory.record import read_run
+from rayfl.run_directory.saved_models import load_model, model_files, model_keys, save_model
 
 PROGRAM = """
 import resource, sys
@@ -20,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from rayfl.run_directory import checkpoint, record
+from rayfl.run_directory import checkpoint, saved_models
 from rayfl.run_directory.play_run import final_models
 from rayfl.rounds.rounds import RunState
 
@@ -38,24 +39,25 @@ class Elsewhere:
         return int(state["params"]["w"][-1])
 
 
-checkpoint.FILE_BYTES = record.MODEL_BYTES = 8 << 20
+checkpoint.FILE_BYTES = saved_models.MODEL_BYTES = 8 << 20
 directory = Path(sys.argv[1])
 setup = SimpleNamespace(
     is_peer=True, method=SimpleNamespace(personalized=True, final_model=lambda state: state["params"])
 )
 state = RunState(round=1, server={"w": torch.zeros(1)}, states={i: i for i in range(CLIENTS)}, server_memories={})
 # What is loaded with the first use of each.
-record.save_model(directory, "first", [{"w": torch.zeros(1)}])
+saved_models.save_model(directory, "first", [{"w": torch.zeros(1)}])
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
 checkpoint.save(directory, state, Elsewhere())
 saved = peak() - before
-[paths] = [record.save_model(directory, name, parts) for name, parts in final_models(setup, Elsewhere(), state).items()]
+found = final_models(setup, Elsewhere(), state)
+[paths] = [saved_models.save_model(directory, name, parts) for name, parts in found.items()]
 models = peak() - before
 found = checkpoint.load(directory, Elsewhere())
 assert found.states == state.states and len(paths) > 10
-assert (record.load_model(directory, "personal", "57/")["57/w"] == 57).all()
-assert len(record.model_keys(directory, "personal")) == CLIENTS
+assert (saved_models.load_model(directory, "personal", "57/")["57/w"] == 57).all()
+assert len(saved_models.model_keys(directory, "personal")) == CLIENTS
 print(saved, models, peak() - before)
 """
 
@@ -75,7 +77,7 @@ def test_states_of_400_mb_take_80_at_once(tmp_path: Path):
 
 
 def test_a_model_in_several_files_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(record, "MODEL_BYTES", 100)
+    monkeypatch.setattr(saved_models, "MODEL_BYTES", 100)
     parts = [{f"{client}/w": torch.full((16,), float(client))} for client in range(5)]
     paths = save_model(tmp_path, "personal", parts)
     # 64 bytes a part: a file is closed when it has more than 100.
@@ -93,8 +95,8 @@ def test_a_model_in_several_files_is_read_as_one(tmp_path: Path, monkeypatch: py
 
 
 def test_results_name_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(record, "MODEL_BYTES", 100)
+    monkeypatch.setattr(saved_models, "MODEL_BYTES", 100)
     save_model(tmp_path, "personal", [{f"{client}/w": torch.zeros(64)} for client in range(3)])
     save_model(tmp_path, "global", [{"w": torch.zeros(64)}])
     (tmp_path / "experiment.json").write_text("{}")
-    assert RunResults(record.read_run(tmp_path)).model_names == ["global", "personal"]
+    assert RunResults(read_run(tmp_path)).model_names == ["global", "personal"]

@@ -16,10 +16,11 @@ from rayfl.errors import RayflError
 from rayfl.experiment.prepare import prepare
 from rayfl.report.overview import overviews
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory import mirror
 from rayfl.run_directory.atomic_files import DiskError
-from rayfl.run_directory.mirror import Copies, Standing, bring, copies_for_listing, fetch, mirrored, standing
+from rayfl.run_directory.fetching import copies_for_listing, fetch, fetch_newer
+from rayfl.run_directory.mirror import Copies, Reached, mirrored, reached
 from rayfl.run_directory.object_storage import Storage, StorageError
+from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.play_run import play_run, recalled
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run, experiment, logged
@@ -58,16 +59,19 @@ def there() -> Storage:
     return Storage(URL)
 
 
+def same(here: Path, fetched: Path) -> None:
+    """Take every two runs for the same."""
+
+
 @pytest.fixture
 def puts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are copied."""
     names: list[str] = []
     put = Storage.put
 
-    def noted(self: Storage, name: str, path: Path) -> tuple[int, int]:
-        found = put(self, name, path)
+    def noted(self: Storage, name: str, path: Path) -> None:
+        put(self, name, path)
         names.append(name)
-        return found
 
     monkeypatch.setattr(Storage, "put", noted)
     return names
@@ -100,7 +104,7 @@ def unfinished(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_a_copy_has_all_of_a_run_and_nothing_travels_twice(finished: Path, there: Storage, puts: list[str]):
     copies = Copies(finished, there)
     copies.update()
-    assert set(puts) == set(there.files()) == set(mirror.own_files(finished)) and len(puts) == len(set(puts))
+    assert set(puts) == set(there.files()) == set(own_files(finished)) and len(puts) == len(set(puts))
     assert "lock" not in puts
     manifests = [name for name in puts if name.endswith("manifest.json")]
     assert puts[-len(manifests) :] == manifests and len(manifests) == 2
@@ -138,11 +142,11 @@ def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
         assert there.files().keys() == before.keys()
         left = [cut]
 
-        def counted(self: Storage, name: str, path: Path, left: list[int] = left) -> tuple[int, int]:
+        def counted(self: Storage, name: str, path: Path, left: list[int] = left) -> None:
             if not left[0]:
                 raise StorageError("gone")
             left[0] -= 1
-            return put(self, name, path)
+            put(self, name, path)
 
         def allowed(self: Storage, name: str, left: list[int] = left) -> None:
             if left[0]:
@@ -169,8 +173,8 @@ def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
 def test_a_fetched_run_goes_on_to_the_same_bits(unfinished: Path, finished: Path, there: Storage, tmp_path: Path):
     Copies(unfinished, there).update()
     place = tmp_path / "run"
-    assert bring(there, place)
-    assert not bring(there, place)
+    assert fetch_newer(there, place, same)
+    assert not fetch_newer(there, place, same)
     setup = prepare(experiment("fedpse", **CHANGES))
     chosen = experiment("fedpse", **CHANGES)
     play_run(setup, InlineExecutor(setup), place, lambda record: None, checkpoints=chosen.checkpoint, resumed=True)
@@ -180,10 +184,10 @@ def test_a_fetched_run_goes_on_to_the_same_bits(unfinished: Path, finished: Path
 def test_the_run_that_has_come_further_is_taken(unfinished: Path, finished: Path, there: Storage, tmp_path: Path):
     Copies(unfinished, there).update()
     whole = shutil.copytree(finished, tmp_path / "whole")
-    assert not bring(there, whole) and read_run(whole).finished
+    assert not fetch_newer(there, whole, same) and read_run(whole).finished
     Copies(finished, there).update()
     behind = shutil.copytree(unfinished, tmp_path / "behind")
-    assert bring(there, behind) and read_run(behind).finished
+    assert fetch_newer(there, behind, same) and read_run(behind).finished
     assert not list(tmp_path.glob("*.fetched"))
 
 
@@ -195,7 +199,7 @@ def test_another_run_is_not_replaced(unfinished: Path, finished: Path, there: St
         raise RayflError("another run")
 
     with pytest.raises(RayflError, match="another run"):
-        bring(there, behind, other)
+        fetch_newer(there, behind, other)
     assert not read_run(behind).finished and not list(tmp_path.glob("*.fetched"))
 
 
@@ -227,10 +231,10 @@ def test_copies_for_a_list_have_what_it_needs_and_stay_in_their_folder(finished:
 def test_how_far_a_run_has_come():
     manifest = "checkpoints/00000004/manifest.json"
     tables = [f"records/{name}.parquet" for name in ("rounds", "clients", "metrics")]
-    assert standing([manifest]) is None
-    assert standing(["experiment.json"]) == Standing(-1, False)
-    assert standing(["experiment.json", "checkpoints/00000006/server.safetensors", manifest]) == Standing(4, False)
-    assert standing(["experiment.json", manifest, *tables]) == Standing(4, True) > Standing(4, False)
+    assert reached([manifest]) is None
+    assert reached(["experiment.json"]) == Reached(-1, False)
+    assert reached(["experiment.json", "checkpoints/00000006/server.safetensors", manifest]) == Reached(4, False)
+    assert reached(["experiment.json", manifest, *tables]) == Reached(4, True) > Reached(4, False)
 
 
 def test_a_storage_that_refuses_for_a_while_gets_all_afterwards(
@@ -239,31 +243,33 @@ def test_a_storage_that_refuses_for_a_while_gets_all_afterwards(
     directory = shutil.copytree(unfinished, tmp_path / "run")
     put = Storage.put
 
-    def refuse(self: Storage, name: str, path: Path) -> tuple[int, int]:
+    def refuse(self: Storage, name: str, path: Path) -> None:
         raise StorageError("ACCESS_DENIED")
 
     monkeypatch.setattr(Storage, "put", refuse)
-    with mirrored(directory, URL) as copying:
-        assert copying is not None
-        copying.round_done()
+    with mirrored(directory, Storage(URL)) as round_done:
+        round_done()
         while not logged(caplog):
             pass
         monkeypatch.setattr(Storage, "put", put)
-    assert set(there.files()) == set(mirror.own_files(directory))
+    assert set(there.files()) == set(own_files(directory))
     assert len(logged(caplog)) == 1 and f"the run goes on in {directory}" in logged(caplog)[0]
 
 
 def test_what_cannot_be_copied_at_the_end_is_said_and_kept(
     unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def refuse(self: Storage, name: str, path: Path) -> tuple[int, int]:
+    def refuse(self: Storage, name: str, path: Path) -> None:
         raise StorageError("ACCESS_DENIED")
 
     monkeypatch.setattr(Storage, "put", refuse)
     directory = shutil.copytree(unfinished, tmp_path / "run")
-    with pytest.raises(DiskError, match=rf"copy them there with: rayfl resume {directory}$"), mirrored(directory, URL):
+    with (
+        pytest.raises(DiskError, match=rf"copy them there with: rayfl resume {directory}$"),
+        mirrored(directory, Storage(URL)),
+    ):
         pass
     # The run's own error is the one that is raised.
-    with pytest.raises(ZeroDivisionError), mirrored(directory, URL):
+    with pytest.raises(ZeroDivisionError), mirrored(directory, Storage(URL)):
         raise ZeroDivisionError
     assert "ACCESS_DENIED" in logged(caplog)[-1]

@@ -14,17 +14,13 @@ import torch
 from rayfl.errors import RayflError
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory import record
-from rayfl.run_directory.atomic_files import lock, write_text
-from rayfl.run_directory.record import (
-    Recorder,
-    create_run_directory,
-    describe_run,
-    load_model,
-    new_run_directory,
-    read_run,
-    save_model,
-)
-from rayfl.run_directory.run_entries import require_no_links
+from rayfl.run_directory.atomic_files import write_text
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.lock import locked
+from rayfl.run_directory.own_entries import require_no_links
+from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.run_folder import RunFolder, create_run_directory
+from rayfl.run_directory.saved_models import load_model, save_model
 from rayfl.run_directory.tables import SCHEMAS, write_table
 
 
@@ -307,8 +303,8 @@ def test_a_lock_or_a_partial_file_that_is_a_link_leads_nowhere(tmp_path):
     target = tmp_path / "mine"
     target.write_text("mine")
     (tmp_path / "lock").symlink_to(tmp_path / "new")
-    with pytest.raises(OSError, match="symbolic links"):
-        lock(tmp_path / "lock")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path):
+        pass
     (tmp_path / "page.partial").symlink_to(target)
     write_text(tmp_path / "page", "page")
     assert target.read_text() == "mine" and not (tmp_path / "new").exists()
@@ -318,16 +314,21 @@ def test_a_lock_or_a_partial_file_that_is_a_link_leads_nowhere(tmp_path):
 def test_nothing_is_left_of_a_run_that_is_refused(tmp_path, there):
     for name in there:
         (tmp_path / name).mkdir()
-    with pytest.raises(RayflError, match="refused"), new_run_directory(tmp_path / "runs" / "one") as directory:
+    directory = tmp_path / "runs" / "one"
+    folder = RunFolder(directory, "runs")
+    with pytest.raises(RayflError, match="refused"), folder.made():
         describe_run(directory, {}, {}, "")
         with Recorder(directory):
             raise RayflError("refused")
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
     # Neither of one whose directory cannot be made.
-    with pytest.raises(OSError, match="name too long"), new_run_directory(tmp_path / "runs" / "two" / ("x" * 300)):
+    with (
+        pytest.raises(OSError, match="name too long"),
+        RunFolder(tmp_path / "runs" / "two" / ("x" * 300), "runs").made(),
+    ):
         pass
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
-    with pytest.raises(RayflError, match="late"), new_run_directory(tmp_path / "runs" / "one") as directory:
+    with pytest.raises(RayflError, match="late"), folder.made():
         describe_run(directory, {}, {}, "")
         with Recorder(directory) as recorder:
             record_round(recorder, 0)

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from rayfl import tree
 from rayfl.compress.base import Compressor, Packet
-from rayfl.run_directory.state_files import DamagedFile, load_states, open_handles, save_states
+from rayfl.run_directory.manifest import DamagedFile
+from rayfl.run_directory.state_files import load_states, save_states
 from tests.contracts.every_compressor import every_compressor
 
 STATE = {
@@ -52,7 +53,7 @@ def test_every_packet_comes_back_as_it_was(compressor: Compressor, tmp_path: Pat
     packet, _ = compressor.encode(x, compressor.init(x), np.random.default_rng(0))
     save_states(tmp_path / "file", {"0": {"packets": {"3": packet}}})
     ((_, state),) = load_states(tmp_path / "file")
-    read = open_handles(state, lambda one: one)["packets"]["3"]
+    read = state["packets"]["3"]
     assert isinstance(read, Packet) and read.num_bits == packet.num_bits and read.codec == packet.codec
     for name, tensor in packet.decode().items():
         assert torch.equal(read.decode()[name], tensor)

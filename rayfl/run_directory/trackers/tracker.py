@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rayfl.errors import RayflError
+from rayfl.run_directory.run_files import RunFiles
 from rayfl.settings import dotted
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
@@ -28,6 +29,31 @@ _VARIABLES = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}
 
 _QUIET = {"mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"), "wandb": ("WANDB_ERROR_REPORTING", "false")}
 """What keeps a package from telling its makers of its use, unless the user has set it: offline is offline."""
+
+_MLFLOW, _WANDB = "mlflow/[0-9]+/[0-9a-f]{32}", "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
+FILES = RunFiles(
+    (
+        r"trackers\.json",
+        r"tensorboard/events\.out\.tfevents\..*",
+        r"mlflow/\.trash/",
+        r"mlflow/[0-9]+/meta\.yaml",
+        r"mlflow/[0-9]+/tags/mlflow\..*",
+        rf"{_MLFLOW}/meta\.yaml",
+        *(rf"{_MLFLOW}/{folder}/.+" for folder in ("metrics", "params", "tags")),
+        rf"{_MLFLOW}/artifacts/experiment\.toml",
+        rf"{_MLFLOW}/artifacts/models/(global|personal)(-[0-9]{{4,}})?\.safetensors",
+        r"wandb/debug[a-z-]*\.log",
+        rf"{_WANDB}/run-[0-9a-f]{{8}}\.wandb(\.synced)?",
+        rf"{_WANDB}/logs/debug[a-z-]*\.log",
+        rf"{_WANDB}/files/.+",
+        rf"{_WANDB}/tmp/.+/",
+    ),
+    {
+        "`tensorboard/`, `mlflow/`, `wandb/`": "the same for the trackers in `output.track` "
+        "([Follow runs](../how-to/trackers.md)), by default `tensorboard --logdir runs`",
+        "`trackers.json`": "the runs of MLflow and W&B that go on when the run is resumed",
+    },
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,199 @@
+"""What an earlier run allows: whether it is the run of an experiment, and whether it can go on, as what, and here."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from rayfl.determinism import platform
+from rayfl.errors import RayflError, reason
+from rayfl.experiment.experiment import Experiment, Runtime, read
+from rayfl.experiment.experiment_file import split_override
+from rayfl.experiment.identity import determining_settings
+from rayfl.experiment.input_files import kept_files, names_file
+from rayfl.limits.json_files import MOST_BYTES, require_shallow
+from rayfl.limits.regular_files import read_text
+from rayfl.run_directory.description import EXPERIMENT, is_run
+from rayfl.run_directory.own_entries import require_no_links
+from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.run_folder import RunFolder
+from rayfl.settings import dotted, shown
+
+_LOG = getLogger("rayfl.jobs")
+_MOST_SHOWN = 3
+"""The settings that a sentence about differing experiments shows."""
+
+
+def found_again(place: Path | str, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
+    """The directory of a run to go on with, fetched if `place` is a URL, and the overrides, with the copy's place.
+
+    RayflError if no run is there, or if another run lies in the directory.
+    """
+    if not isinstance(place, str):
+        return place.absolute(), list(overrides)
+    folder = RunFolder.at(place, "")
+    fetch_newer(folder)
+    if not is_run(folder.directory):
+        raise RayflError(f"{place} is no run (it has no {EXPERIMENT}): name the folder that a run made")
+    return folder.directory, [f"output.directory={json.dumps(folder.output)}", *overrides]
+
+
+def fetch_newer(folder: RunFolder) -> None:
+    """Fetch a run from its storage if it has come further there. RayflError if another run lies in the directory."""
+    if folder.fetch_newer(_require_same):
+        _LOG.info("%s has come further, and was fetched into %s", folder.url, folder.directory)
+
+
+def _require_same(here: Path, fetched: Path) -> None:
+    """Raise RayflError if two directories hold runs of different settings or seeds."""
+    one, other = (_decisive(read_run(directory).experiment) for directory in (here, fetched))
+    if {**one, "rounds": None} != {**other, "rounds": None}:
+        raise RayflError(f"{here} holds another run than its place in the storage: move it away, or name another place")
+
+
+def _decisive(experiment: Mapping[str, object]) -> dict[str, object]:
+    """The settings that decide a run's numbers, with its seed, by dotted key."""
+    return {**determining_settings(experiment), "seed": experiment.get("seed")}
+
+
+def earlier_run(
+    directory: Path, experiment: Experiment, ways: str = "name another --dir, or give --overwrite"
+) -> Run | None:
+    """The run of `experiment` in `directory`, finished or able to go on here with the same bits; None: no run is there.
+
+    RayflError, which ends in the `ways` out, for a run of other settings, a damaged run, and a run that was cut on
+    another platform.
+    """
+    if not is_run(directory):
+        return None
+    try:
+        found = read_run(directory)
+    except RayflError as error:
+        raise RayflError(f"{error}; or {ways}") from None
+    state = "a finished" if found.finished else "an unfinished"
+    if changed := changed_settings(found, experiment):
+        raise RayflError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
+    if not found.finished:
+        try:
+            require_same_platform(found, experiment.runtime, platform_of(experiment.runtime))
+        except RayflError as error:
+            raise RayflError(f"{directory} holds an unfinished run: {error}; or {ways}") from None
+    return found
+
+
+def changed_settings(found: Run, experiment: Experiment) -> str:
+    """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" if in none."""
+    old, new = _decisive(found.experiment), _decisive(kept_files(experiment.as_dict()).table)
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    words = [f"{key}={shown(old.get(key))} -> {shown(new.get(key))}" for key in changed[:_MOST_SHOWN]]
+    more = len(changed) - len(words)
+    return ", ".join(words) + (f" and {more} more" if more else "")
+
+
+def describe_again(before: Run, experiment: Experiment) -> None:
+    """Write the experiment of a run again: settings that do not change its numbers may differ."""
+    require_no_links(before.directory)
+    kept_files(experiment.as_dict()).describe(before.directory, before.platform or None)
+
+
+# Any: settings from Python.
+def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a run, changed by overrides, and by settings by their dotted keys.
+
+    RayflError if these would change what was done so far.
+    """
+    if of_sweep := [one for one in overrides if split_override(one)[0][0] == "sweep"]:
+        raise RayflError(f"{shown(of_sweep[0])} is no setting of a run; give it to: rayfl sweep")
+    _require_whole_toml(before)
+    experiment = read(before.directory / "experiment.toml", overrides, settings)
+    _require_same_settings(before, experiment)
+    _require_more_rounds(before, experiment)
+    return experiment
+
+
+def _require_whole_toml(before: Run) -> None:
+    """Raise RayflError unless the run's TOML file has every setting of its JSON file: its user may have edited it."""
+    path = before.directory / "experiment.toml"
+    try:
+        text = read_text(path, MOST_BYTES)
+        table = tomllib.loads(text)
+        require_shallow(table)
+    except (OSError, ValueError, RecursionError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is no TOML, or is nested too deep"
+        raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
+    known = dotted(table)
+    for key, value in dotted(before.experiment).items():
+        if value is not None and key not in known:
+            raise RayflError(
+                f"{path} lacks {key}, which {EXPERIMENT} beside it has, so it was cut: write {key} there again, or "
+                "restore it"
+            )
+    if not text.endswith("\n"):
+        raise RayflError(f"{path} was cut in its last line: complete it, or restore it")
+
+
+def _require_same_settings(before: Run, experiment: Experiment) -> None:
+    """Raise RayflError if a setting that decides the numbers has changed, the number of rounds apart."""
+    old, new = (_decisive(one) for one in (before.experiment, kept_files(experiment.as_dict()).table))
+    for key in sorted((old.keys() | new.keys()) - {"rounds"}):
+        if old.get(key) == new.get(key):
+            continue
+        if names_file(key, old.get(key)):
+            raise RayflError(
+                f"the file of {key} is not what the run in {before.directory} began with, {old.get(key)}; give "
+                f"{key}=FILE with a copy of that"
+            )
+        raise RayflError(
+            f"a resumed run keeps its {key}={shown(old.get(key))}; start a new run to change it to "
+            f"{shown(new.get(key))}"
+        )
+
+
+def _require_more_rounds(before: Run, experiment: Experiment) -> None:
+    """Raise RayflError unless there are rounds left, and those on record stay as they are."""
+    planned = before.experiment.get("rounds")
+    if not isinstance(planned, int):
+        raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore it")
+    if len(before.rounds) and _changes_past_rounds(experiment, planned):
+        raise RayflError(
+            f"rounds={experiment.rounds} would have changed the rounds so far, as method {experiment.method.name!r} "
+            f"follows the number of rounds, which was {planned}; start a new run"
+        )
+    if experiment.rounds < len(before.rounds):
+        raise RayflError(
+            f"rounds={experiment.rounds} is fewer than the {len(before.rounds)} that {before.directory} has"
+        )
+    if before.finished and experiment.rounds == len(before.rounds):
+        raise RayflError(f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}")
+
+
+def _changes_past_rounds(experiment: Experiment, planned: int) -> bool:
+    """Whether changing the number of rounds from `planned` changes rounds already played."""
+    hyper, rounds = experiment.method.hyper, experiment.rounds
+    depends = experiment.method.kind.depends_on_num_rounds
+    return rounds != planned and (depends or hyper.for_num_rounds(rounds) != hyper.for_num_rounds(planned))
+
+
+def platform_of(runtime: Runtime) -> platform.Platform:
+    """What this process is, with its GPU if it is to compute on one."""
+    return platform.describe(runtime.threads, runtime.device_name if runtime.executor == "inline" else "cpu")
+
+
+def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform) -> None:
+    """Raise RayflError if the numbers would not be those of one undisturbed run in this process.
+
+    On Ray this process only prepares the run, and the coordinator compares the actors.
+    """
+    nothing_computed = not before.platform and not len(before.rounds)
+    if nothing_computed or runtime.mixed:
+        return
+    unlike = platform.differences(platform.of_driver(before.platform), here, platform.ON_CPU)
+    if runtime.executor == "inline":
+        unlike = platform.differences(before.platform, here) or unlike
+    if unlike:
+        raise RayflError(
+            f"the run was made with {platform.listed(unlike)}, so its numbers would not be those of an undisturbed "
+            "run; resume it where it began, or set runtime.mixed=true to go on all the same"
+        )

@@ -1,0 +1,91 @@
+"""What the commands `rayfl run` and `rayfl resume` do: run or go on, and print the result."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from actors import package_folder
+from jobs import console
+from jobs.console import Audience
+from jobs.display import Display
+from jobs.earlier_run import earlier_run, fetch_newer
+from jobs.single import finish_up, folder_of, go_on, run, warn_of_package
+from rayfl.errors import RayflError
+from rayfl.experiment.experiment import Experiment
+from rayfl.report.summary import summary
+from rayfl.run_directory.lock import locked
+from rayfl.run_directory.object_storage import is_url
+from rayfl.run_directory.own_entries import remove_entries, require_own_entries
+from rayfl.run_directory.record import read_run
+from rayfl.run_directory.run_folder import RunFolder
+
+
+def run_and_print(
+    experiment: Experiment, output: Path | str | None, overwrite: bool, display: Display
+) -> bool:
+    """Run an experiment and print its result. False if a signal ended the run before its last round."""
+    folder, experiment = folder_of(experiment, output)
+    warn_of_package(folder)
+    directory = run(experiment, output, overwrite, Audience(display=display))
+    return print_result(directory, display, folder.output)
+
+
+def run_or_resume(experiment: Experiment, output: Path | str | None, display: Display) -> bool:
+    """Begin an experiment's run in `output`, go on with it, or say that it is finished, and print its result.
+
+    `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`.
+    False if a signal ended the run before its last round. The same call may be repeated after any end, even a kill.
+    RayflError if the place holds a run of other settings, or something else.
+    """
+    audience = Audience(display=display)
+    if output is None and not is_url(experiment.output.directory):
+        raise RayflError("--resume needs the directory of the run, give it in --output")
+    folder, experiment = folder_of(experiment, output)
+    if folder.url is not None:
+        audience.stage(f"looking at {folder.url}")
+        fetch_newer(folder)
+    warn_of_package(folder)
+    directory = folder.directory
+    before = earlier_run(directory, experiment, "name another --output")
+    if before is None:
+        _clear_what_began_nothing(directory)
+        run(experiment, directory, audience=audience)
+    elif not before.finished:
+        go_on(before, experiment, audience)
+    else:
+        finish_up(folder, experiment.output.report, audience)
+        print(f"{directory} is finished: nothing is left to run")
+    return print_result(directory, display, folder.output)
+
+
+def _clear_what_began_nothing(directory: Path) -> None:
+    """Remove what a run left in `directory` if it was killed before it had written its experiment.
+
+    RayflError if there is anything else.
+    """
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if (directory / "records").exists():
+        raise RayflError(f"{directory} is a run that lost its experiment.json: restore it, or name another --output")
+    require_own_entries(directory)
+    with locked(directory):
+        remove_entries(directory)
+
+
+def print_result(directory: Path, display: Display, home: str | None = None) -> bool:
+    """Print the result of the run in `directory` below what the display has shown. False if a signal ended the run
+    before its last round. `home`: its `output.directory`; None: the one in its description."""
+    page, records = directory / "report.html", read_run(directory)
+    display.close()
+    console.result(summary(records), page if page.exists() else None)
+    if home is None:
+        # Its user may have edited the description.
+        output = records.experiment.get("output")
+        home = str(output.get("directory", "")) if isinstance(output, Mapping) else ""
+    if url := RunFolder(directory, home).url:
+        print(f"copy: {url}")
+    elif sentence := package_folder.warning(directory):
+        print(sentence)
+    if not records.finished:
+        rounds = records.experiment["rounds"]
+        print(f"stopped after {len(records.rounds)} of {rounds} rounds; go on with: rayfl resume {directory}")
+    return records.finished

@@ -1,0 +1,165 @@
+"""The manifest of a checkpoint: which files belong to it, and what is in them. It is written after these files.
+
+checkpoints/00000040/            before round 40, that is, after 40 rounds
+    manifest.json                format, version, digest of the experiment, round, rows on record, numbers of
+                                 states, size and SHA-256 of every other file, and its own SHA-256
+    server.safetensors           the server's state
+    states-0000.safetensors ...  client states
+    memories-0000.safetensors    what the server keeps of clients
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rayfl.errors import RayflError, reason
+from rayfl.limits.json_files import read_table
+from rayfl.limits.regular_files import require_regular
+from rayfl.run_directory.atomic_files import write_json
+from rayfl.run_directory.run_files import RunFiles
+from rayfl.settings import Settings, shown
+from rayfl.version import __version__
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+SERVER = "server.safetensors"
+_CHECKPOINT = r"checkpoints/[0-9]{8,}(\.partial)?"
+FILES = RunFiles(
+    (rf"{_CHECKPOINT}/manifest\.json", rf"{_CHECKPOINT}/(server|(states|memories)-[0-9]{{4,}})\.safetensors"),
+    {"`checkpoints/`": "the states from which the run resumes, after the number of rounds that a folder is called by"},
+)
+FORMAT = 4
+_CHECKSUM = "sha256"
+
+
+class DamagedFile(RayflError):
+    """A file of a checkpoint is not what was written."""
+
+
+class _File(Settings):
+    """Size and digest of a file."""
+
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Manifest(Settings):
+    """The content of a manifest."""
+
+    format: int
+    rayfl: str
+    identity: str = Field(description="digest of what decides the run's numbers, see rayfl.experiment.identity")
+    round: int = Field(ge=0)
+    rows: Mapping[str, int]
+    states: int = Field(ge=0, description="clients that have a state")
+    memories: int = Field(ge=0, description="clients of whom the server keeps something")
+    files: Mapping[str, _File]
+
+
+def round_of(name: str) -> int | None:
+    """The rounds before the checkpoint whose manifest is the file `name` of a run directory; None for other files."""
+    found = re.fullmatch(rf"{FOLDER}/([0-9]+)/{re.escape(MANIFEST)}", name)
+    return int(found[1]) if found else None
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The folders of a run's checkpoints, newest first; their content is not checked."""
+    home = directory / FOLDER
+    found = [path for path in home.iterdir() if re.fullmatch(r"[0-9]{8,}", path.name)] if home.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+
+def write_manifest(
+    place: Path,
+    files: Collection[Path],
+    *,
+    identity: str,
+    round: int,
+    rows: Mapping[str, int],
+    states: int,
+    memories: int,
+) -> None:
+    """Sync the files of a checkpoint, then write its manifest. OSError if the disk refuses."""
+    found = {}
+    for path in files:
+        with open(path, "rb") as file:
+            found[path.name] = {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+            os.fsync(file.fileno())
+    manifest = Manifest(
+        format=FORMAT,
+        rayfl=__version__,
+        identity=identity,
+        round=round,
+        rows=rows,
+        states=states,
+        memories=memories,
+        files=found,
+    )
+    about = manifest.model_dump(mode="json")
+    write_json(place / MANIFEST, {**about, _CHECKSUM: _checksum(about)})
+
+
+# Any: JSON.
+def _checksum(about: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without its checksum; spaces and the order of keys do not change it."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(place: Path) -> Manifest:
+    """The manifest of a checkpoint whose files are as they were written.
+
+    DamagedFile if they are not; another RayflError if the manifest has another format.
+    """
+    try:
+        about = dict(read_table(place / MANIFEST))
+        checksum = about.pop(_CHECKSUM, None)
+        # Older formats have no checksum.
+        older = checksum is None and about.get("format") in range(1, FORMAT)
+        if not older and checksum != _checksum(about):
+            raise DamagedFile("it is not what was written")
+    except (OSError, ValueError) as error:
+        raise DamagedFile(f"its manifest cannot be read: {error}") from None
+    if about.get("format") != FORMAT:
+        raise RayflError(
+            f"checkpoint {place} has format {shown(about.get('format'))}, written by rayfl {about.get('rayfl')}; this "
+            f"is rayfl {__version__}, which reads format {FORMAT}: resume it with the version that wrote it"
+        )
+    try:
+        manifest = Manifest(**about)
+    except ValueError as error:
+        raise DamagedFile(f"its manifest is none: {error}") from None
+    if manifest.round != int(place.name):
+        raise DamagedFile(f"it is that of round {manifest.round}")
+    _check_names(manifest.files)
+    for name, file in manifest.files.items():
+        _check(place, name, file)
+    return manifest
+
+
+def _check_names(names: Collection[str]) -> None:
+    """Raise DamagedFile unless the server is there, and files of states are numbered without a gap."""
+    wanted = {SERVER}
+    for kind in ("states", "memories"):
+        numbered = sum(name.startswith(kind) for name in names)
+        wanted |= {f"{kind}-{number:04d}.safetensors" for number in range(numbered)}
+    if wanted != set(names):
+        raise DamagedFile(f"its manifest names {shown(sorted(set(names) ^ wanted)[0])} wrongly or lacks it")
+
+
+def _check(place: Path, name: str, file: _File) -> None:
+    """Raise DamagedFile unless a file is there, whole and unchanged."""
+    try:
+        require_regular(place / name)
+        with open(place / name, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            found = hashlib.file_digest(stream, "sha256").hexdigest() if size == file.bytes else None
+    except OSError as error:
+        raise DamagedFile(f"{name} cannot be read: {reason(error)}") from None
+    if found != file.sha256:
+        raise DamagedFile(f"{name} is not what was written")

@@ -1,0 +1,112 @@
+"""Which files are a run's own: those that its parts declare. rayfl removes and copies no other, and follows no link."""
+
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from os import stat_result
+from pathlib import Path
+
+from rayfl.errors import RayflError
+from rayfl.run_directory import description, lock, manifest, origin, output_files, saved_models, tables
+from rayfl.run_directory.trackers import tracker
+
+PARTS = (
+    description.FILES,
+    origin.FILES,
+    tables.FILES,
+    saved_models.FILES,
+    manifest.FILES,
+    description.INPUT_FILES,
+    tracker.FILES,
+    output_files.FILES,
+    lock.FILES,
+)
+"""The files of every part of a run, in the order of the documentation."""
+_PATTERNS = [pattern.split("/") for files in PARTS for pattern in files.patterns]
+_OWN = [(tuple(map(re.compile, names)), names[-1] == ".+") for names in _PATTERNS]
+"""The names of every pattern's path, and whether its last name stands for files at any depth."""
+
+
+def _is_file(names: Sequence[str]) -> bool:
+    """Whether a run may write a file whose path has these names, or the temporary file from which it is renamed."""
+    names = (*names[:-1], names[-1].removesuffix(".partial"))
+    return any(
+        (len(names) == len(own) or (len(names) > len(own) and any_depth)) and _match(own, names)
+        for own, any_depth in _OWN
+    )
+
+
+def _is_folder(names: Sequence[str]) -> bool:
+    """Whether a run may make a folder whose path has these names."""
+    return any((len(names) < len(own) or any_depth) and _match(own, names) for own, any_depth in _OWN)
+
+
+def _match(own: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
+    return all(pattern.fullmatch(name) for pattern, name in zip(own, names, strict=False))
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a run may have written a file with this path in its directory and needs it later."""
+    names = name.split("/")
+    return name != lock.LOCK and ".partial" not in name and ".." not in names and _is_file(names)
+
+
+def own_files(directory: Path) -> Iterator[str]:
+    """The paths of the files in a run directory for which `is_own_file` holds; none if there is no directory."""
+    if directory.is_dir():
+        for path, status in _entries(directory):
+            name = path.relative_to(directory).as_posix()
+            if stat.S_ISREG(status.st_mode) and is_own_file(name):
+                yield name
+
+
+def require_own_entries(directory: Path) -> None:
+    """Raise RayflError, which names it, for anything in `directory`, at any depth, that no run wrote."""
+    foreign: list[Path] = []
+    for path, status in _entries(directory):
+        if stat.S_ISLNK(status.st_mode):
+            raise RayflError(f"{path} is a link, which no run made: move it away, or name another directory")
+        names = path.relative_to(directory).parts
+        # A directory in the place of a file is damage; nothing is lost with it if it is empty.
+        folder = stat.S_ISDIR(status.st_mode) and (_is_folder(names) or _is_file(names))
+        if not (folder or (stat.S_ISREG(status.st_mode) and _is_file(names))):
+            foreign.append(path)
+    if foreign:
+        first = next((path for path in foreign if not path.is_dir()), foreign[0])
+        raise RayflError(f"{first} was written by no run: move it away, or name another directory")
+
+
+def require_no_links(directory: Path) -> None:
+    """Raise RayflError for a link in a run directory, through which a run would write to another place."""
+    for path, status in _entries(directory):
+        if stat.S_ISLNK(status.st_mode):
+            raise RayflError(
+                f"{path} is a link, and a run writes only into its own directory: move what it leads to into its place"
+            )
+
+
+def _entries(directory: Path) -> Iterator[tuple[Path, stat_result]]:
+    """Everything in a directory and below, outermost first; links are not followed."""
+    for entry in sorted(directory.iterdir()):
+        try:
+            status = entry.lstat()
+        except FileNotFoundError:
+            # A run that goes on has removed it between the two looks.
+            continue
+        yield entry, status
+        if stat.S_ISDIR(status.st_mode):
+            with suppress(FileNotFoundError):
+                yield from _entries(entry)
+
+
+def remove_entries(directory: Path) -> None:
+    """Remove everything in a run directory except its lock. The experiment goes last, so that a cut leaves a run."""
+    for entry in sorted(directory.iterdir(), key=lambda path: path.name == description.EXPERIMENT):
+        if entry.name == lock.LOCK:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

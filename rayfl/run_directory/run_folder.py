@@ -1,0 +1,195 @@
+"""The place of a run: a directory of this machine, and its copy in object storage if `output.directory` is a URL."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayfl.errors import RayflError
+from rayfl.run_directory.atomic_files import DiskError
+from rayfl.run_directory.description import EXPERIMENT, is_run
+from rayfl.run_directory.fetching import fetch_newer
+from rayfl.run_directory.lock import LOCK, locked
+from rayfl.run_directory.mirror import Copies, mirrored
+from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
+from rayfl.run_directory.own_entries import remove_entries, require_own_entries
+from rayfl.run_directory.tables import read_table
+
+LOCAL = Path("runs")
+"""The folder on this machine of the runs whose `output.directory` is a URL."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The place of one run: `directory` on this machine; `output`: the `output.directory` of its experiment."""
+
+    directory: Path
+    output: str
+
+    @classmethod
+    def at(cls, place: Path | str, output: str) -> "RunFolder":
+        """The run at `place`, a directory, or the URL of a copy, which then decides `output`."""
+        if isinstance(place, str):
+            output, name = parted(place)
+            place = LOCAL / name
+        return cls(place.absolute(), output)
+
+    @classmethod
+    def named(cls, name: str, output: str) -> "RunFolder":
+        """The run of this name in an `output.directory`."""
+        return cls.at((LOCAL if is_url(output) else Path(output)) / name, output)
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the copy; None if there is none."""
+        return below(self.output, self.directory.name) if is_url(self.output) else None
+
+    def next_free(self) -> "RunFolder":
+        """This folder, or NAME-2, NAME-3, ... if there is something already, here or in the storage."""
+        number, folder = 1, self
+        while folder.directory.exists() or (folder.url is not None and _has_files(folder.url)):
+            number += 1
+            folder = RunFolder(self.directory.with_name(f"{self.directory.name}-{number}"), self.output)
+        return folder
+
+    def require_writable_copy(self, may_hold_run: bool) -> None:
+        """Raise RayflError unless a run can be copied to the storage. `may_hold_run`: whether a run may be there."""
+        if self.url is None:
+            return
+        with opened(self.url) as storage:
+            storage.require_writable()
+            if not may_hold_run and storage.has(EXPERIMENT):
+                raise RayflError(
+                    f"{self.url} holds a run: go on with it by rayfl resume, name another place, or give --overwrite"
+                )
+
+    @contextmanager
+    def made(self, overwrite: bool = False, numbered: bool = False) -> Iterator["RunFolder"]:
+        """Make the directory of a new run; yields the folder.
+
+        If the block raises RayflError or OSError, nothing is left of the run unless it has recorded a round.
+        `overwrite`: an earlier run is removed, here and in the storage. `numbered`: if another run has taken the name
+        meanwhile, take the next free one. Errors are those of `create_run_directory`.
+        """
+        folder, made = self, None
+        while made is None:
+            try:
+                made = _make_missing(folder.directory) if numbered else _create(folder.directory, overwrite)
+            except FileExistsError:
+                if not numbered:
+                    raise
+                folder = self.next_free()
+        try:
+            if overwrite and folder.url is not None:
+                with opened(folder.url) as storage:
+                    Copies(folder.directory, storage).clear()
+            yield folder
+        except (ValueError, OSError) as error:
+            path = folder.directory
+            if not is_run(path) or (isinstance(error, ValueError) and not len(read_table(path, "rounds"))):
+                with suppress(OSError):
+                    remove_entries(path)
+                    (path / LOCK).unlink(missing_ok=True)
+                _remove_empty(made)
+            raise
+
+    @contextmanager
+    def mirrored(self) -> Iterator[Callable[[], None]]:
+        """Copy the run to its storage, if it has one, while the block runs, and at its end, as mirror.mirrored."""
+        if self.url is None:
+            yield lambda: None
+            return
+        try:
+            storage = Storage(self.url)
+        except StorageError as error:
+            raise DiskError(
+                f"{self.url} cannot be reached ({error}): look at the address and the account, then try again"
+            ) from error
+        with mirrored(self.directory, storage) as round_done:
+            yield round_done
+
+    def fetch_newer(self, require_same: Callable[[Path, Path], object]) -> bool:
+        """Fetch the run from its storage if it has come further there; returns whether. See fetching.fetch_newer."""
+        if self.url is None:
+            return False
+        with opened(self.url) as storage:
+            return fetch_newer(storage, self.directory, require_same)
+
+    def is_copy_behind(self) -> bool:
+        """Whether the copy lacks something of the run. RayflError if the storage cannot be read."""
+        if self.url is None:
+            return False
+        with opened(self.url) as storage:
+            return Copies(self.directory, storage).is_behind()
+
+
+def _has_files(url: str) -> bool:
+    with opened(url) as storage:
+        return bool(storage.files())
+
+
+def create_run_directory(path: Path, overwrite: bool = False) -> Path:
+    """Make an empty directory for a run; returns it.
+
+    RayflError if `path` holds anything, unless `overwrite` is given and all that it holds, at any depth, is an earlier
+    run that is over; its lock stays. OSError if the disk refuses, or if another run takes `path` at the same moment.
+    """
+    _create(path, overwrite)
+    return path
+
+
+def _create(path: Path, overwrite: bool) -> list[Path]:
+    """As `create_run_directory`; returns the directories that were made."""
+    if not path.exists():
+        return _make_missing(path)
+    if require_free(path, overwrite):
+        with locked(path):
+            remove_entries(path)
+    return []
+
+
+def require_free(path: Path, overwrite: bool = False) -> bool:
+    """Raise RayflError unless `create_run_directory` can make `path` a run's; returns whether a run is in it."""
+    if not path.exists():
+        return False
+    if not path.is_dir():
+        raise RayflError(f"{path} is a file: name a directory for the run")
+    # A lock file that nobody holds does not count.
+    found = [entry.name for entry in path.iterdir() if entry.name != LOCK]
+    if found and not overwrite:
+        raise RayflError(f"{path} is not empty: name another directory, or give --overwrite")
+    if found and EXPERIMENT not in found:
+        raise RayflError(
+            f"{path} holds something other than a run, which --overwrite does not delete: name another directory"
+        )
+    if found:
+        require_own_entries(path)
+    return bool(found)
+
+
+def _make_missing(path: Path) -> list[Path]:
+    """Make a directory and those above it that are missing; returns what was made, outermost first.
+
+    OSError if the disk refuses, or if `path` is there or another process makes it meanwhile.
+    """
+    missing = [folder for folder in path.parents if not folder.exists()][::-1]
+    made: list[Path] = []
+    try:
+        for folder in (*missing, path):
+            # Another run may make the folders above at the same moment; `path` itself is for one run only.
+            with suppress(*([FileExistsError] * (folder != path))):
+                folder.mkdir()
+                made.append(folder)
+    except OSError:
+        _remove_empty(made)
+        raise
+    return made
+
+
+def _remove_empty(made: list[Path]) -> None:
+    """Remove directories that `_make_missing` made, if they are empty."""
+    for folder in reversed(made):
+        try:
+            folder.rmdir()
+        except OSError:
+            return

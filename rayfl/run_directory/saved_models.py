@@ -1,0 +1,115 @@
+"""The final models of a run, as safetensors files.
+
+models/NAME.safetensors, or models/NAME-0000.safetensors, models/NAME-0001.safetensors, ... for a large tree.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from rayfl.errors import RayflError
+from rayfl.limits.regular_files import require_regular
+from rayfl.run_directory.atomic_files import safetensors_errors, write_whole, writing
+from rayfl.run_directory.run_files import RunFiles
+
+# A list of runs loads no torch.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILES = RunFiles(
+    (r"models/(global|personal)(-[0-9]{4,})?\.safetensors",),
+    {
+        "`models/*.safetensors`": "the final global model, the final personal models; personal ones of more than "
+        "128 MiB in several files, `personal-0000.safetensors` and so on"
+    },
+)
+MODEL_BYTES = 128 << 20
+"""A file of final models is closed when it is larger."""
+
+
+def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
+    """Write a tree of tensors under `name`; returns the paths of its files. DiskError if the disk refuses.
+
+    The tree comes in parts that have different keys. If it is larger than `MODEL_BYTES` it goes to several files of
+    whole parts, so that no more than one file's content is in memory.
+    """
+    with writing(directory, f"go on with: rayfl resume {directory}"), safetensors_errors():
+        folder = directory / "models"
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = {*model_files(directory, name), folder / f"{name}.safetensors"}
+        paths: list[Path] = []
+        for shard, is_all in _shards(parts):
+            path = folder / (f"{name}.safetensors" if is_all else f"{name}-{len(paths):04d}.safetensors")
+            _save_tensors(path, shard)
+            paths.append(path)
+        for path in earlier - set(paths):
+            path.unlink(missing_ok=True)
+    return paths
+
+
+def _shards(parts: Iterable[Mapping[str, "Tensor"]]) -> Iterator[tuple[dict[str, "Tensor"], bool]]:
+    """Join parts until they are larger than `MODEL_BYTES`; yields each joined tree, and whether it is all there is."""
+    shard: dict[str, Tensor] = {}
+    first, size = True, 0
+    for part in parts:
+        if size > MODEL_BYTES:
+            yield shard, False
+            shard, first, size = {}, False, 0
+        shard.update(part)
+        size += sum(tensor.nbytes for tensor in part.values())
+    yield shard, first
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    # Clones, because safetensors refuses tensors that share memory.
+    own = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+    write_whole(path, lambda partial: save_file(own, partial))
+
+
+def model_files(directory: Path, name: str) -> list[Path]:
+    """The files that `save_model` wrote under `name`, in their order; [] if there are none."""
+    whole = directory / "models" / f"{name}.safetensors"
+    shards = sorted(
+        whole.parent.glob(f"{name}-[0-9][0-9][0-9][0-9]*.safetensors"), key=lambda path: (len(path.name), path.name)
+    )
+    return [whole] if whole.is_file() else shards
+
+
+def model_keys(directory: Path, name: str) -> list[str]:
+    """The keys of the tree that `save_model` wrote under `name`. RayflError if there is none."""
+    return [key for keys in _read_models(directory, name, lambda file: list(file.keys())) for key in keys]
+
+
+def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
+    """The tree that `save_model` wrote under `name`, or of it the keys that begin with `prefix`.
+
+    RayflError if there is none.
+    """
+
+    # Any: safetensors' reader has no public type.
+    def chosen(file: Any) -> dict[str, "Tensor"]:
+        return {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
+
+    return {key: tensor for found in _read_models(directory, name, chosen) for key, tensor in found.items()}
+
+
+# Any: safetensors' reader, and what is read.
+def _read_models(directory: Path, name: str, read: Callable[[Any], Any]) -> Iterator[Any]:
+    """Apply `read` to each file under `name`. RayflError if there is no file, or one is damaged."""
+    paths = model_files(directory, name)
+    if not paths:
+        path = directory / "models" / f"{name}.safetensors"
+        raise RayflError(f"{path} does not exist: the run has saved no model of that name")
+    for path in paths:
+        try:
+            require_regular(path)
+            with safe_open(path, "pt") as file:
+                found = read(file)
+        except (OSError, SafetensorError) as error:
+            raise RayflError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
+        yield found
