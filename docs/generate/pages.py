@@ -28,6 +28,7 @@ from rayfl.models import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
 from rayfl.population.distributions import Groups, LogNormal, Uniform
 from rayfl.report import wording
+from rayfl.run_directory.own_entries import PARTS
 from rayfl.run_directory.tables import SCHEMAS
 from rayfl.settings import Settings
 from rayfl.topology.graphs import Topology
@@ -226,6 +227,11 @@ def columns_section() -> str:
     return table(["file", "columns"], rows)
 
 
+def run_files_section() -> str:
+    """The files of a run directory."""
+    return table(["file", "content"], [[name, text] for files in PARTS for name, text in files.described.items()])
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "methods": methods_section,
     "elastic": elastic_section,
@@ -233,6 +239,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "commands": commands_section,
     "metrics": metrics_section,
     "columns": columns_section,
+    "run-files": run_files_section,
     **{name: (lambda kind=kind: kind_section(kind)) for kind, name in COMMANDS.items() if kind is not Method},
     **{f"{name}-table": (lambda kind=kind: kind_table(kind)) for kind, name in COMMANDS.items() if kind is not Method},
 }

@@ -290,6 +290,7 @@ def test_a_link_in_a_run_directory_is_not_followed(tmp_path, name):
     elsewhere.mkdir()
     (elsewhere / "global.safetensors").write_text("mine")
     (directory / "records").mkdir()
+    (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(elsewhere)
     with pytest.raises(RayflError, match=f"{directory / name} is a link, which no run made"):
         create_run_directory(directory, overwrite=True)
