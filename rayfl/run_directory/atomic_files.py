@@ -1,6 +1,6 @@
-"""Files that are written whole: a reader sees the old one or the new one, also after a crash.
+"""Files that are written whole: a reader sees the old file or the new one, even after a crash.
 
-Where the disk refuses them, a DiskError says how to go on.
+If the disk refuses, a DiskError says how to go on.
 """
 
 import errno
@@ -22,7 +22,7 @@ class DiskError(OSError):
 
 @contextmanager
 def writing(directory: Path, then: str) -> Iterator[None]:
-    """An OSError inside becomes a DiskError about `directory`; `then` says what to do once the cause is removed."""
+    """Turn an OSError in the block into a DiskError about `directory`; `then`: what to do once the cause is removed."""
     try:
         yield
     except DiskError:
@@ -43,7 +43,7 @@ def _cure(error: OSError) -> str:
 
 @contextmanager
 def safetensors_errors() -> Iterator[None]:
-    """Turn safetensors' reports of the system's errors back into OSErrors."""
+    """Turn a SafetensorError about an error of the system into an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -53,12 +53,12 @@ def safetensors_errors() -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, sync it and rename it to `path`.
+def write_whole(path: Path, write: Callable[[Path], object], partial: Path | None = None) -> None:
+    """Let `write` fill the temporary file `partial`, sync it and rename it to `path`. `partial`: NAME.partial if None.
 
-    OSError, which names a file, where the disk refuses; then nothing has changed.
+    OSError, which names `path`, if the disk refuses; then nothing has changed.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = partial or path.with_name(path.name + ".partial")
     # What a kill left; a link there must not lead the writing elsewhere.
     partial.unlink(missing_ok=True)
     try:
@@ -66,13 +66,13 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
+        sync_directory(path.parent)
     except BaseException as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError):
             error.filename = str(path)
         raise
-    sync_directory(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -29,9 +29,9 @@ from rayfl.version import __version__
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
-_CHECKPOINT = r"checkpoints/[0-9]{8,}(\.partial)?"
+_CHECKPOINT, _STATES = r"checkpoints/[0-9]{8,}(\.partial)?", r"(server|(states|memories)-[0-9]{4,})\.safetensors"
 FILES = RunFiles(
-    (rf"{_CHECKPOINT}/manifest\.json", rf"{_CHECKPOINT}/(server|(states|memories)-[0-9]{{4,}})\.safetensors"),
+    (rf"{_CHECKPOINT}/manifest\.json", rf"{_CHECKPOINT}/{_STATES}"),
     {"`checkpoints/`": "the states from which the run resumes, after the number of rounds that a folder is called by"},
 )
 FORMAT = 4
@@ -59,7 +59,7 @@ class Manifest(Settings):
     rows: Mapping[str, int]
     states: int = Field(ge=0, description="clients that have a state")
     memories: int = Field(ge=0, description="clients of whom the server keeps something")
-    files: Mapping[str, _File]
+    files: Mapping[Annotated[str, Field(pattern=rf"^{_STATES}$")], _File]
 
 
 def round_of(name: str) -> int | None:
@@ -136,20 +136,11 @@ def read_manifest(place: Path) -> Manifest:
         raise DamagedFile(f"its manifest is none: {error}") from None
     if manifest.round != int(place.name):
         raise DamagedFile(f"it is that of round {manifest.round}")
-    _check_names(manifest.files)
+    if SERVER not in manifest.files:
+        raise DamagedFile(f"its manifest lacks {SERVER}")
     for name, file in manifest.files.items():
         _check(place, name, file)
     return manifest
-
-
-def _check_names(names: Collection[str]) -> None:
-    """Raise DamagedFile unless the server is there, and files of states are numbered without a gap."""
-    wanted = {SERVER}
-    for kind in ("states", "memories"):
-        numbered = sum(name.startswith(kind) for name in names)
-        wanted |= {f"{kind}-{number:04d}.safetensors" for number in range(numbered)}
-    if wanted != set(names):
-        raise DamagedFile(f"its manifest names {shown(sorted(set(names) ^ wanted)[0])} wrongly or lacks it")
 
 
 def _check(place: Path, name: str, file: _File) -> None:

@@ -1,4 +1,4 @@
-"""Where a run comes from: its command, when and where that was given, its folder's commit. It decides nothing."""
+"""Where a run comes from: its command, when and where it was given, the commit of its folder. It decides no number."""
 
 import platform
 import shlex
@@ -24,12 +24,12 @@ _GIT_TIMEOUT_S = 5
 
 
 def write_origin(directory: Path) -> None:
-    """Write the origin of the run in `directory`, which this process begins. OSError where the disk refuses."""
+    """Write the origin of the run that this process begins in `directory`. OSError if the disk refuses."""
     write_json(directory / "origin.json", origin(Path.cwd()))
 
 
 def read_origin(directory: Path) -> Mapping[str, str]:
-    """What was written, by `NAMES`; less of it, or nothing, where it cannot be read."""
+    """What `write_origin` wrote, by `NAMES`; what cannot be read is left out."""
     try:
         found = read_table(directory / "origin.json")
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ def read_origin(directory: Path) -> Mapping[str, str]:
 
 
 def origin(folder: Path) -> dict[str, str]:
-    """Of this process, as if it worked in `folder`; without a commit where that is in no git repository."""
+    """The origin of a run that this process begins in `folder`; without a commit if that is in no git repository."""
     program, *arguments = sys.argv or [""]
     # `python -m rayfl` has the path of rayfl/__main__.py there.
     path = Path(program)
@@ -53,18 +53,12 @@ def origin(folder: Path) -> dict[str, str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """The commit of git's HEAD, "(changed)" where tracked files differ from it."""
+    """The commit of git's HEAD, with "(changed)" if tracked files differ from it; None without a repository."""
+    # A repository may name a program as its monitor of files, which git would start.
+    command = ["git", "-C", str(folder), "--no-optional-locks", "-c", "core.fsmonitor=false", "describe"]
+    command += ["--always", "--exclude=*", "--abbrev=12", "--dirty= (changed)"]
     try:
-        head = _git(folder, "rev-parse", "--verify", "HEAD")
-        if head.returncode:
-            return None
-        changed = _git(folder, "diff-index", "--quiet", "HEAD", "--").returncode
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return head.stdout.decode(errors="replace").strip()[:12] + (" (changed)" if changed else "")
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    # A monitor of files that the repository names would be a program that it starts.
-    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+    return done.stdout.decode(errors="replace").strip()

@@ -5,32 +5,30 @@ Each kind has a mark near its beginning, by which a file that rayfl wrote is kno
 
 import os
 import stat
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from typing import IO
+from secrets import token_hex
 
 from rayfl.errors import RayflError, reason
-from rayfl.run_directory.atomic_files import sync_directory
+from rayfl.run_directory.atomic_files import write_whole
 from rayfl.run_directory.run_files import RunFiles
 
 _MARKED_BYTES = 1 << 16
-"""The beginning of a file in which its mark is looked for."""
+"""The mark of a file is within this many bytes of its beginning."""
 
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of file: what it is called, and its marks, one of which is in every such file."""
+    """A kind of file: its name in sentences, and its marks; every such file has one of them."""
 
     name: str
     marks: tuple[bytes, ...]
     in_run: str | None = None
-    """The one name that it may have inside a run directory; None: it belongs into none."""
+    """The only name that it may have inside a run directory; None: it may not be there."""
 
 
 WRITTEN_BY = "rayfl data"
-"""What a picture of the data says of itself: as its PNG's software, as its SVG's creator."""
+"""The mark of a picture of the data: a PNG's software, an SVG's creator."""
 REPORT = OutputKind("a report", (b" - rayfl report</title>",), "report.html")
 PARTITION_PICTURE = OutputKind(
     "a picture of the data",
@@ -38,14 +36,14 @@ PARTITION_PICTURE = OutputKind(
 )
 
 
-FILES = RunFiles((r"report\.html", r"\.rayfl-[0-9]+-[0-9]+\.partial"), {"`report.html`": "the page"})
+FILES = RunFiles((r"report\.html", r"\.rayfl-[0-9a-f]{16}\.partial"), {"`report.html`": "the page"})
 
 
 def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -> None:
-    """RayflError unless a file of this kind may be written to `path`.
+    """Raise RayflError unless a file of this kind may be written to `path`.
 
-    It may where nothing is, over a file of the same kind, and with `overwrite` over any file; never through a link, and
-    never over a file of a run.
+    It may replace nothing, a file of the same kind, or, with `overwrite`, any regular file. It may never follow a link
+    or replace a file of a run.
     """
     # Path.resolve raises if links lead in a circle.
     home = Path(os.path.realpath(path.absolute().parent))
@@ -87,27 +85,8 @@ def _is_of(path: Path, kind: OutputKind) -> bool:
 
 
 def write_output(path: Path, content: bytes, kind: OutputKind, overwrite: bool = False) -> None:
-    """Write a file whole. RayflError as `require_replaceable`, OSError where the disk refuses."""
+    """Write a file whole. RayflError as `require_replaceable`, OSError if the disk refuses."""
     require_replaceable(path, kind, overwrite)
-    try:
-        with _new_beside(path) as file:
-            try:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-        sync_directory(path.parent)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-
-
-def _new_beside(path: Path) -> IO[bytes]:
-    """A new file beside `path`: a name that is taken is not ours."""
-    for number in count():
-        with suppress(FileExistsError):
-            return open(path.parent / f".rayfl-{os.getpid()}-{number}.partial", "xb")
-    raise AssertionError("there is always a next number")
+    # The folder is the user's, who may have a file with any other name there.
+    partial = path.with_name(f".rayfl-{token_hex(8)}.partial")
+    write_whole(path, lambda partial: partial.write_bytes(content), partial)

@@ -47,11 +47,12 @@ def play_run(
     DiskError where the records or the models cannot be written; without a checkpoint the run goes on.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
-    run_state = recalled(setup, executor, directory) if resumed else None
+    run_state, after_round = None, None
+    if resumed:
+        run_state = recalled(setup, executor, directory)
+        after_round = run_state.round - 1 if run_state else -1
     with (
-        Recorder.resume(directory, run_state.round - 1 if run_state else -1)
-        if resumed
-        else Recorder(directory) as recorder,
+        Recorder(directory, after_round) as recorder,
         Tracking(directory, trackers) as tracking,
     ):
 

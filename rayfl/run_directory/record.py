@@ -5,7 +5,7 @@ safetensors or text; nothing is pickled.
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,47 +63,19 @@ class Recorder:
     """Writes the records of one run; the only writer of its directory's records.
 
     Leaving the `with` block finishes the run (Parquet); leaving it by an exception keeps the streams, to be resumed.
-    Every method raises DiskError if the disk refuses; then at most the last round is cut, and `resume` drops it.
+    Every method raises DiskError if the disk refuses; then at most the last round is cut.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Start new records in `directory`. RayflError if it holds records already."""
-        records = directory / "records"
+    def __init__(self, directory: Path, after_round: int | None = None) -> None:
+        """Start new records in `directory`, or go on after `after_round` (-1: from the start).
 
-        def tables() -> Mapping[str, pa.Table]:
-            if records.exists() and any(records.iterdir()):
-                raise RayflError(f"{records} holds the records of an earlier run: resume that run or name another")
-            return {name: schema.empty_table() for name, schema in SCHEMAS.items()}
-
-        self._open(directory, tables)
-
-    @classmethod
-    def resume(cls, directory: Path, after_round: int) -> Self:
-        """Go on after `after_round` (-1: from the start): the records of later rounds are removed.
-
-        RayflError if `directory` is no run, or if its records end before `after_round`.
+        The records of later rounds are removed. RayflError if new records would replace others, if `directory` is no
+        run, or if its records end before `after_round`.
         """
-
-        def tables() -> Mapping[str, pa.Table]:
-            read_experiment(directory)
-            found = read_tables(directory)
-            last = _last_round(found["rounds"])
-            if last < after_round:
-                raise RayflError(
-                    f"the records of {directory} end at round {last}, so it cannot resume after {after_round}"
-                )
-            return {name: up_to(table, after_round) for name, table in found.items()}
-
-        recorder = cls.__new__(cls)
-        recorder._open(directory, tables)
-        return recorder
-
-    def _open(self, directory: Path, begin: Callable[[], Mapping[str, pa.Table]]) -> None:
-        """Lock the directory and open the streams; `begin` returns the tables to begin with."""
         self._directory = directory
         with self._writing(), ExitStack() as held, ExitStack() as opened:
             held.enter_context(locked(directory))
-            tables = begin()
+            tables = _new_tables(directory) if after_round is None else _tables_up_to(directory, after_round)
             self._last = _last_round(tables["rounds"])
             (directory / "records").mkdir(exist_ok=True)
             self._streams: dict[str, Stream] = {}
@@ -183,6 +155,23 @@ class Recorder:
         # Report the error that ended the run, not the failure to write it.
         with suppress(OSError):
             self.stop()
+
+
+def _new_tables(directory: Path) -> Mapping[str, pa.Table]:
+    """Empty tables. RayflError if the directory holds records."""
+    records = directory / "records"
+    if records.exists() and any(records.iterdir()):
+        raise RayflError(f"{records} holds the records of an earlier run: resume that run or name another")
+    return {name: schema.empty_table() for name, schema in SCHEMAS.items()}
+
+
+def _tables_up_to(directory: Path, last_round: int) -> Mapping[str, pa.Table]:
+    """The tables of a run up to a round. RayflError if there is no run, or if its records end before that round."""
+    read_experiment(directory)
+    tables = read_tables(directory)
+    if (last := _last_round(tables["rounds"])) < last_round:
+        raise RayflError(f"the records of {directory} end at round {last}, so it cannot resume after {last_round}")
+    return {name: up_to(table, last_round) for name, table in tables.items()}
 
 
 def _last_round(rounds: pa.Table) -> int:

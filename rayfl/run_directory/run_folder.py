@@ -74,7 +74,7 @@ class RunFolder:
         folder, made = self, None
         while made is None:
             try:
-                made = _make_missing(folder.directory) if numbered else _create(folder.directory, overwrite)
+                made = _make(folder.directory) if numbered else _create(folder.directory, overwrite)
             except FileExistsError:
                 if not numbered:
                     raise
@@ -141,7 +141,7 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
 def _create(path: Path, overwrite: bool) -> list[Path]:
     """As `create_run_directory`; returns the directories that were made."""
     if not path.exists():
-        return _make_missing(path)
+        return _make(path)
     if require_free(path, overwrite):
         with locked(path):
             remove_entries(path)
@@ -167,29 +167,24 @@ def require_free(path: Path, overwrite: bool = False) -> bool:
     return bool(found)
 
 
-def _make_missing(path: Path) -> list[Path]:
-    """Make a directory and those above it that are missing; returns what was made, outermost first.
+def _make(path: Path) -> list[Path]:
+    """Make a directory and those above it that are missing; returns what was made, innermost first.
 
     OSError if the disk refuses, or if `path` is there or another process makes it meanwhile.
     """
-    missing = [folder for folder in path.parents if not folder.exists()][::-1]
-    made: list[Path] = []
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        for folder in (*missing, path):
-            # Another run may make the folders above at the same moment; `path` itself is for one run only.
-            with suppress(*([FileExistsError] * (folder != path))):
-                folder.mkdir()
-                made.append(folder)
-    except OSError:
-        _remove_empty(made)
+        path.mkdir(parents=True)
+    except FileExistsError:
         raise
-    return made
+    except OSError:
+        _remove_empty(missing)
+        raise
+    return missing
 
 
-def _remove_empty(made: list[Path]) -> None:
-    """Remove directories that `_make_missing` made, if they are empty."""
-    for folder in reversed(made):
-        try:
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove directories, innermost first, as far as they are empty."""
+    for folder in folders:
+        with suppress(OSError):
             folder.rmdir()
-        except OSError:
-            return

@@ -127,42 +127,35 @@ def read_table(directory: Path, name: str) -> pa.Table:
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
     if _is_there(parquet.parent) and not parquet.parent.is_dir():
         raise _unreadable(parquet.parent, "it is no folder")
-    if not _is_there(parquet) and _is_there(stream):
+    # The Parquet file again: a run that finishes meanwhile replaces its stream by it.
+    for path, read in ((parquet, _read_parquet), (stream, _read_stream), (parquet, _read_parquet)):
+        if not _is_there(path):
+            continue
         try:
-            require_regular(stream)
-            return _checked(stream, tidy(_read_stream(stream, SCHEMAS[name])))
+            require_regular(path)
+            return _checked(path, tidy(read(path, SCHEMAS[name])))
         except FileNotFoundError:
-            # The run finished between the two looks: its stream has just made way for the Parquet file.
-            pass
-        except OSError as error:
-            raise _unreadable(stream, reason(error)) from None
-    if _is_there(parquet):
-        try:
-            require_regular(parquet)
-            # A file: of a directory pyarrow would read all files that are in it. By this thread alone: one of Arrow's
-            # that is still about when the process ends can abort it (apache/arrow issue 34314).
-            with pa.OSFile(str(parquet)) as file:
-                _require_memory(parquet, pq.read_metadata(file))
-                file.seek(0)
-                table = pq.read_table(
-                    file,
-                    schema=SCHEMAS[name],
-                    page_checksum_verification=True,
-                    use_threads=False,
-                    pre_buffer=False,
-                )
-            table.validate(full=True)
+            continue
         except RayflError:
             raise
-        except Unopened as error:
-            raise _unreadable(parquet, reason(error)) from None
         except OSError as error:
-            # Arrow reports what it cannot read so too, without a number.
-            raise _unreadable(parquet, reason(error) if error.errno else "it is damaged") from None
+            # Arrow reports a damaged file as an OSError without a number.
+            told = error.errno or isinstance(error, Unopened)
+            raise _unreadable(path, reason(error) if told else "it is damaged") from None
         except (pa.ArrowException, ValueError, KeyError, TypeError):
-            raise _unreadable(parquet, f"it is no table of {name}") from None
-        return _checked(parquet, tidy(table))
+            raise _unreadable(path, f"it is no table of {name}") from None
     return SCHEMAS[name].empty_table()
+
+
+def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:
+    # A file: of a directory pyarrow would read all files that are in it. By this thread alone: one of Arrow's that is
+    # still about when the process ends can abort it (apache/arrow issue 34314).
+    with pa.OSFile(str(path)) as file:
+        _require_memory(path, pq.read_metadata(file))
+        file.seek(0)
+        table = pq.read_table(file, schema=schema, page_checksum_verification=True, use_threads=False, pre_buffer=False)
+    table.validate(full=True)
+    return table
 
 
 def read_tables(directory: Path, leave_out: Collection[str] = ()) -> dict[str, pa.Table]:

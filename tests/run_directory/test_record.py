@@ -161,7 +161,7 @@ def test_a_resumed_run_leaves_the_same_files_as_one_that_never_stopped(tmp_path,
     if was == "torn":
         stream = stopped / "records" / "metrics.arrows"
         os.truncate(stream, stream.stat().st_size - 100)
-    with Recorder.resume(stopped, after_round=2) as recorder:
+    with Recorder(stopped, after_round=2) as recorder:
         # Rounds 3 and 4 of the first attempt are gone before they are run again.
         assert read_run(stopped).rounds["round"].to_pylist() == [0, 1, 2]
         assert read_run(stopped).clients["round"].to_pylist() == [0, 0, 1, 1, 2, 2]
@@ -180,8 +180,8 @@ def test_resuming_from_the_start_and_refusing_a_gap(tmp_path):
     record_round(recorder, 0)
     recorder.stop()
     with pytest.raises(RayflError, match=r"run end at round 0, so it cannot resume after 3$"):
-        Recorder.resume(directory, after_round=3)
-    with Recorder.resume(directory, after_round=-1) as recorder:
+        Recorder(directory, after_round=3)
+    with Recorder(directory, after_round=-1) as recorder:
         assert [len(table) for table in tables(directory).values()] == [0, 0, 0]
         record_round(recorder, 0)
     assert len(read_run(directory).rounds) == 1
@@ -193,7 +193,7 @@ def test_an_exception_leaves_a_run_that_can_be_resumed(tmp_path):
         record_round(recorder, 0)
         raise KeyError
     assert not read_run(directory).finished
-    with Recorder.resume(directory, after_round=0) as recorder:
+    with Recorder(directory, after_round=0) as recorder:
         record_round(recorder, 1)
     assert read_run(directory).rounds["round"].to_pylist() == [0, 1]
 
@@ -210,7 +210,7 @@ def test_a_cut_while_parquet_replaces_the_streams_loses_nothing(tmp_path):
     assert not read_run(directory).finished
     assert before["clients"].equals(tables(directory)["clients"])
     assert before["rounds"].equals(tables(directory)["rounds"])
-    with Recorder.resume(directory, after_round=0):
+    with Recorder(directory, after_round=0):
         pass
     assert read_run(directory).finished
     assert before["clients"].equals(tables(directory)["clients"])
@@ -384,7 +384,7 @@ def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypa
     def late(path, table):
         if path.name.startswith(name):
             with pytest.raises(RayflError, match="is being written by a run that goes on"):
-                Recorder.resume(directory, 0)
+                Recorder(directory, 0)
             refused.append(path)
         write_table(path, table)
 
@@ -441,5 +441,5 @@ def test_two_runs_do_not_write_into_one_directory(tmp_path: Path):
         (tmp_path / "experiment.json").write_text("{}")
         (tmp_path / "platform.json").write_text("{}")
         with pytest.raises(RayflError, match="is being written by a run that goes on"):
-            Recorder.resume(tmp_path, -1)
-    Recorder.resume(tmp_path, -1).stop()
+            Recorder(tmp_path, -1)
+    Recorder(tmp_path, -1).stop()

@@ -55,7 +55,7 @@ def play(
     directory: Path, rounds: range, names: tuple[TrackerName, ...] = ALL, end: type[BaseException] | None = None
 ) -> None:
     """Record and track rounds whose accuracy is round / 8, after those on record before `rounds`."""
-    recorder = Recorder.resume(directory, rounds.start - 1) if (directory / "records").exists() else Recorder(directory)
+    recorder = Recorder(directory, rounds.start - 1) if (directory / "records").exists() else Recorder(directory)
     with recorder, Tracking(directory, names) as following:
         for round in rounds:
             row = RoundRow(round, 2, 1, 80 + round, 320, 1.5, 0.125)
@@ -186,7 +186,7 @@ def test_a_moved_run_goes_on_in_its_new_place_alone(tmp_path: Path):
     play(before, range(1), names=("mlflow",))
     before.rename(after)
     play(after, range(1, 2), names=("mlflow",))
-    with Recorder.resume(after, 1), Tracking(after, ("mlflow",)) as following:
+    with Recorder(after, 1), Tracking(after, ("mlflow",)) as following:
         following.model(Path(shutil.copy(after / "experiment.toml", after / "global.safetensors")))
     assert points("mlflow", after, "pooled/accuracy") == [(0, 0.0), (1, 0.125)]
     (copy,) = after.glob("mlflow/*/*/artifacts/models/global.safetensors")
