@@ -19,9 +19,7 @@ from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder
 
 
-def run_and_print(
-    experiment: Experiment, output: Path | str | None, overwrite: bool, display: Display
-) -> bool:
+def run_and_print(experiment: Experiment, output: Path | str | None, overwrite: bool, display: Display) -> bool:
     """Run an experiment and print its result. False if a signal ended the run before its last round."""
     folder, experiment = folder_of(experiment, output)
     warn_of_package(folder)

@@ -20,9 +20,9 @@ from typing import Literal
 from actors import session
 from actors.supervisor import ERROR_FILE
 from jobs import console
+from jobs.earlier_run import describe_again, earlier_run
 from jobs.exit_codes import INTERRUPTED
 from jobs.overall import Overall
-from jobs.earlier_run import describe_again, earlier_run
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
