@@ -251,6 +251,6 @@ def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
         found = with_driver(found, spec.driver)
     with writing(spec.directory, f"go on with: {spec.resume}"):
         if first and spec.description is not None:
-            spec.description.describe(spec.directory, found)
+            spec.description.write_into(spec.directory, found)
         else:
             write_platform(spec.directory, found)

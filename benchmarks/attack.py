@@ -19,7 +19,7 @@ from pathlib import Path
 from actors.losses import TRIES
 from benchmarks.local_cluster import Nodes
 from benchmarks.victims import ACTOR, COORDINATOR, DRIVER, GCS, RAYLET, Victim, pick, processes
-from rayfl.run_directory import checkpoint
+from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
 
 _ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
@@ -41,7 +41,7 @@ class Calm:
 
     def left_s(self, directory: Path) -> float:
         """Seconds that a driver has before it which begins, or goes on with, the run in `directory`."""
-        done = max(checkpoint.rounds_saved(directory), default=0)
+        done = max(manifest.rounds_saved(directory), default=0)
         return self.seconds - self.rounds_s * done / self.rounds
 
 

@@ -21,7 +21,7 @@ from benchmarks.memory import run_watched
 from benchmarks.played import Played, from_json
 from jobs.standard_output import print_table
 from rayfl.experiment.experiment import Experiment
-from rayfl.run_directory import checkpoint
+from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
 
 MB = 10**6
@@ -232,7 +232,7 @@ def seen(directory: Path, rounds: int) -> int:
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint of a run."""
-    saved = checkpoint.rounds_saved(directory)
+    saved = manifest.rounds_saved(directory)
     return directory / "checkpoints" / f"{saved[0]:08d}" if saved else None
 
 

@@ -95,7 +95,7 @@ def changed_settings(found: Run, experiment: Experiment) -> str:
 def describe_again(before: Run, experiment: Experiment) -> None:
     """Write the experiment of a run again: settings that do not change its numbers may differ."""
     require_no_links(before.directory)
-    kept_files(experiment.as_dict()).describe(before.directory, before.platform or None)
+    kept_files(experiment.as_dict()).write_into(before.directory, before.platform or None)
 
 
 # Any: settings from Python.

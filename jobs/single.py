@@ -193,10 +193,10 @@ def _describe(prepared: Prepared, directory: Path, before: Run | None) -> None:
     """Write what is known of the run; on Ray the coordinator adds which machines compute."""
     here = prepared.platform if prepared.inline else None
     if before is None:
-        prepared.files.describe(directory, here)
+        prepared.files.write_into(directory, here)
         write_origin(directory)
     elif here is not None:
-        prepared.files.describe(directory, platform.with_kind(before.platform, here) if before.platform else here)
+        prepared.files.write_into(directory, platform.with_kind(before.platform, here) if before.platform else here)
 
 
 def _play_rounds(

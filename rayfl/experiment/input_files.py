@@ -44,7 +44,7 @@ class KeptFiles:
     table: Mapping[str, Any]
     contents: Mapping[str, bytes]
 
-    def describe(self, directory: Path, platform: Mapping[str, object] | None) -> None:
+    def write_into(self, directory: Path, platform: Mapping[str, object] | None) -> None:
         """Write the experiment into a run directory, with the machines that compute; errors as `describe_run`."""
         describe_run(directory, self.table, platform, toml.dumps(self.table), self.contents)
 

@@ -14,7 +14,7 @@ MOST_NESTED = 64
 """Tables and lists inside each other. What rayfl writes has about ten."""
 
 
-def read_table(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
     """The table in a JSON file. ValueError, whose text is the reason, or OSError where there is none."""
     found = parse(read_bytes(path, MOST_BYTES))
     if not isinstance(found, Mapping):

@@ -1,13 +1,10 @@
-"""Checkpoints: the states from which a run resumes after any stop, on disk in whole or not at all.
+"""Checkpoints: the states from which a run resumes after any stop.
 
-A checkpoint is written beside its place, synced, and renamed; manifest.py describes its files. The one before is kept,
-in case the newest gets damaged. Client states pass through memory a few at a time.
+manifest.py describes their files. Client states pass through memory a few at a time.
 """
 
 import logging
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,13 +14,12 @@ from rayfl import tree
 from rayfl.errors import RayflError
 from rayfl.rounds.executor import Executor, Handle, Ref
 from rayfl.rounds.rounds import RunState
-from rayfl.run_directory.atomic_files import sync_directory
 from rayfl.run_directory.manifest import (
-    FOLDER,
     SERVER,
     DamagedFile,
     Manifest,
     checkpoints,
+    new_checkpoint,
     read_manifest,
     write_manifest,
 )
@@ -35,7 +31,6 @@ log = logging.getLogger("rayfl")
 
 FILE_BYTES = 64 << 20
 """A file of states is closed when it is larger."""
-KEPT = 2
 
 
 class Checkpoints(Settings):
@@ -54,40 +49,22 @@ def save(
     executor: Executor,
     num_rows: Mapping[str, int] | None = None,
     identity: str = "",
-) -> Path:
-    """Write a checkpoint of `run_state` into a run directory; returns its place.
+) -> None:
+    """Write a checkpoint of `run_state` into a run directory.
 
     `num_rows`: the rows that each table of the records has so far; `load` compares them. `identity`: that of the setup.
     OSError if the disk refuses; then the earlier checkpoints are as they were.
     """
-    home = directory / FOLDER
-    home.mkdir(parents=True, exist_ok=True)
-    place = home / f"{run_state.round:08d}"
-    partial = home / f"{place.name}.partial"
-    for left in (*home.glob("*.partial"), place):
-        shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir()
-    try:
+    with new_checkpoint(directory, run_state.round) as place:
         write_manifest(
-            partial,
-            list(_write_states(partial, run_state, executor)),
+            place,
+            list(_write_states(place, run_state, executor)),
             identity=identity,
             round=run_state.round,
             rows=num_rows or {},
             states=len(run_state.states),
             memories=len(run_state.server_memories),
         )
-        os.replace(partial, place)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync_directory(home)
-    # A run that came back to here without the later checkpoints cannot use them.
-    found = checkpoints(directory)
-    kept = [one for one in found if int(one.name) <= run_state.round][:KEPT]
-    for old in set(found) - set(kept):
-        shutil.rmtree(old, ignore_errors=True)
-    return place
 
 
 def _write_states(place: Path, run_state: RunState, executor: Executor) -> Iterator[Path]:
@@ -186,8 +163,3 @@ def _check_types(state: State, first: State) -> None:
         found, wanted = (getattr(one[name], "dtype", None) for one in (now, then))
         if found != wanted:
             raise DamagedFile(f"{name} of the server is {found} and not {wanted}")
-
-
-def rounds_saved(directory: Path) -> list[int]:
-    """The numbers of rounds after which there are checkpoints, newest first; their content is not checked."""
-    return [int(place.name) for place in checkpoints(directory)]

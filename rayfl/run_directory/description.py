@@ -95,7 +95,7 @@ def read_platform(directory: Path) -> Mapping[str, object]:
 
 def _read(path: Path) -> Mapping[str, object]:
     try:
-        return json_files.read_table(path)
+        return json_files.read_json(path)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None

@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: which files belong to it, and what is in them. It is written after these files.
+"""The folders of checkpoints, and their manifests: which files belong to a checkpoint, and what is in them.
+
+A checkpoint is written beside its place, synced, and renamed, so that it is there as a whole or not at all. The one
+before is kept, in case the newest gets damaged.
 
 checkpoints/00000040/            before round 40, that is, after 40 rounds
     manifest.json                format, version, digest of the experiment, round, rows on record, numbers of
@@ -12,16 +15,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from rayfl.errors import RayflError, reason
-from rayfl.limits.json_files import read_table
+from rayfl.limits.json_files import read_json
 from rayfl.limits.regular_files import require_regular
-from rayfl.run_directory.atomic_files import write_json
+from rayfl.run_directory.atomic_files import sync_directory, write_json
 from rayfl.run_directory.run_files import RunFiles
 from rayfl.settings import Settings, shown
 from rayfl.version import __version__
@@ -35,6 +40,7 @@ FILES = RunFiles(
     {"`checkpoints/`": "the states from which the run resumes, after the number of rounds that a folder is called by"},
 )
 FORMAT = 4
+_KEPT = 2
 _CHECKSUM = "sha256"
 
 
@@ -73,6 +79,38 @@ def checkpoints(directory: Path) -> list[Path]:
     home = directory / FOLDER
     found = [path for path in home.iterdir() if re.fullmatch(r"[0-9]{8,}", path.name)] if home.is_dir() else []
     return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+
+def rounds_saved(directory: Path) -> list[int]:
+    """The numbers of rounds after which there are checkpoints, newest first; their content is not checked."""
+    return [int(place.name) for place in checkpoints(directory)]
+
+
+@contextmanager
+def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
+    """Yield the folder for the files of the checkpoint before `round`; after the block the checkpoint is in its place.
+
+    If the block raises, or the disk refuses (OSError), the earlier checkpoints are as they were.
+    """
+    home = directory / FOLDER
+    home.mkdir(parents=True, exist_ok=True)
+    place = home / f"{round:08d}"
+    partial = home / f"{place.name}.partial"
+    for left in (*home.glob("*.partial"), place):
+        shutil.rmtree(left, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        os.replace(partial, place)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_directory(home)
+    # A run that came back to here without the later checkpoints cannot use them.
+    found = checkpoints(directory)
+    kept = [one for one in found if int(one.name) <= round][:_KEPT]
+    for old in set(found) - set(kept):
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def write_manifest(
@@ -117,7 +155,7 @@ def read_manifest(place: Path) -> Manifest:
     DamagedFile if they are not; another RayflError if the manifest has another format.
     """
     try:
-        about = dict(read_table(place / MANIFEST))
+        about = dict(read_json(place / MANIFEST))
         checksum = about.pop(_CHECKSUM, None)
         # Older formats have no checksum.
         older = checksum is None and about.get("format") in range(1, FORMAT)

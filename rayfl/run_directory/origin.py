@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rayfl.limits.json_files import read_table
+from rayfl.limits.json_files import read_json
 from rayfl.run_directory.atomic_files import write_json
 from rayfl.run_directory.run_files import RunFiles
 
@@ -31,7 +31,7 @@ def write_origin(directory: Path) -> None:
 def read_origin(directory: Path) -> Mapping[str, str]:
     """What `write_origin` wrote, by `NAMES`; what cannot be read is left out."""
     try:
-        found = read_table(directory / "origin.json")
+        found = read_json(directory / "origin.json")
     except (OSError, ValueError):
         return {}
     return {name: found[name] for name in NAMES if isinstance(found.get(name), str)}

@@ -13,6 +13,7 @@ from rayfl.rounds.rounds import RunState, first_run_state, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
+from rayfl.run_directory.manifest import rounds_saved
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.saved_models import save_model
 from rayfl.run_directory.tables import rows_recorded
@@ -94,7 +95,7 @@ def _save(directory: Path, run_state: RunState, executor: Executor, num_rows: Ma
     try:
         checkpoint.save(directory, run_state, executor, num_rows, identity)
     except OSError as error:
-        kept = checkpoint.rounds_saved(directory)
+        kept = rounds_saved(directory)
         way_back = f"the checkpoint before round {kept[0]}" if kept else "the start"
         log.warning(
             "no checkpoint before round %d, because %s cannot be written to (%s); the run goes on, and would resume "

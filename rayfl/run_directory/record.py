@@ -18,7 +18,7 @@ from rayfl.errors import RayflError
 from rayfl.run_directory.atomic_files import sync_directory, write_whole, writing
 from rayfl.run_directory.description import is_run, read_experiment, read_platform
 from rayfl.run_directory.lock import locked
-from rayfl.run_directory.tables import SCHEMAS, Stream, read_table, read_tables, table_path, up_to, write_table
+from rayfl.run_directory.tables import SCHEMAS, Stream, read_records, read_tables, table_path, up_to, write_table
 
 # A list of runs loads no torch.
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Recorder:
         with self._writing(), self._held:
             self._opened.close()
             for name in SCHEMAS:
-                table = read_table(self._directory, name)
+                table = read_records(self._directory, name)
                 # Default argument: the lambda is called at once, but linters cannot know.
                 write_whole(
                     table_path(self._directory, name, "parquet"), lambda path, table=table: write_table(path, table)

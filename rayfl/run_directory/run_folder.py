@@ -13,7 +13,7 @@ from rayfl.run_directory.lock import LOCK, locked
 from rayfl.run_directory.mirror import Copies, mirrored
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
 from rayfl.run_directory.own_entries import remove_entries, require_own_entries
-from rayfl.run_directory.tables import read_table
+from rayfl.run_directory.tables import read_records
 
 LOCAL = Path("runs")
 """The folder on this machine of the runs whose `output.directory` is a URL."""
@@ -86,7 +86,7 @@ class RunFolder:
             yield folder
         except (ValueError, OSError) as error:
             path = folder.directory
-            if not is_run(path) or (isinstance(error, ValueError) and not len(read_table(path, "rounds"))):
+            if not is_run(path) or (isinstance(error, ValueError) and not len(read_records(path, "rounds"))):
                 with suppress(OSError):
                     remove_entries(path)
                     (path / LOCK).unlink(missing_ok=True)

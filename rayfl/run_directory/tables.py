@@ -119,7 +119,7 @@ def table_path(directory: Path, name: str, suffix: str) -> Path:
     return directory / "records" / f"{name}.{suffix}"
 
 
-def read_table(directory: Path, name: str) -> pa.Table:
+def read_records(directory: Path, name: str) -> pa.Table:
     """All readable rows of a table, whether the run is finished, running or was cut; empty if there is no table.
 
     RayflError for one that is damaged beyond its last rows, or holds what no run records.
@@ -159,9 +159,9 @@ def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def read_tables(directory: Path, leave_out: Collection[str] = ()) -> dict[str, pa.Table]:
-    """All tables of a run by name, as `read_table` reads them; those of `leave_out` are empty."""
+    """All tables of a run by name, as `read_records` reads them; those of `leave_out` are empty."""
     return {
-        name: schema.empty_table() if name in leave_out else read_table(directory, name)
+        name: schema.empty_table() if name in leave_out else read_records(directory, name)
         for name, schema in SCHEMAS.items()
     }
 

@@ -24,7 +24,7 @@ from rayfl.errors import RayflError
 from rayfl.limits import json_files
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.recorded import recorded_rounds
-from rayfl.run_directory.tables import read_table
+from rayfl.run_directory.tables import read_records
 from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, Tracker, TrackerName, adapter
 
 log = logging.getLogger("rayfl")
@@ -53,7 +53,7 @@ class Tracking:
         if not names:
             return
         self._marks = _read_marks(directory / MARKS)
-        self._run, rounds = tracked_run(directory), read_table(directory, "rounds")
+        self._run, rounds = tracked_run(directory), read_records(directory, "rounds")
         self._num_recorded = len(rounds)
         self._total_bits = sum(int(rounds[name].to_numpy().sum()) for name in ("uplink_bits", "downlink_bits"))
 
@@ -173,7 +173,7 @@ def _communication(row: RoundRow, total_bits: int) -> dict[str, float]:
 def tracked_run(directory: Path) -> TrackedRun:
     """The run in a directory as trackers show it. RayflError where its experiment cannot be read."""
     try:
-        experiment = json_files.read_table(directory / "experiment.json")
+        experiment = json_files.read_json(directory / "experiment.json")
         text = (directory / "experiment.toml").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise RayflError(
@@ -197,7 +197,7 @@ def _read_marks(path: Path) -> dict[str, Mark]:
     if not path.exists():
         return {}
     try:
-        return dict(_marks(json_files.read_table(path)))
+        return dict(_marks(json_files.read_json(path)))
     except (OSError, ValueError, TypeError) as error:
         log.warning("%s cannot be read (%s): trackers begin new runs, with all rounds", path, error)
         return {}

@@ -87,9 +87,9 @@ def test_trackers_begin_with_the_first_round_that_is_over(described: Path, monke
 
 # Any: what a table holds.
 def read_row(directory: Path) -> dict[str, Any]:
-    from rayfl.run_directory.tables import read_table
+    from rayfl.run_directory.tables import read_records
 
-    return read_table(directory, "rounds").to_pylist()[0]
+    return read_records(directory, "rounds").to_pylist()[0]
 
 
 def page(report: bool, executor: str, directory: Path) -> RunPage:

@@ -14,9 +14,9 @@ import pytest
 from benchmarks.memory import descendants
 from jobs.single import run
 from rayfl.experiment.experiment import read
-from rayfl.run_directory.checkpoint import rounds_saved
+from rayfl.run_directory.manifest import rounds_saved
 from rayfl.run_directory.record import read_run
-from rayfl.run_directory.tables import read_table
+from rayfl.run_directory.tables import read_records
 from tests.actors.heads import BIN, environment, started_head
 from tests.actors.toys import assert_same_run
 
@@ -92,7 +92,7 @@ def test_a_stopped_job_leaves_a_checkpoint(head, tmp_path):
     begun = submit(head, str(file), "--output", str(directory), wait=False, options=options)
     assert begun.returncode == 0, begun.stdout + begun.stderr
     deadline = time.monotonic() + 120
-    while not (directory / "records").exists() or not len(read_table(directory, "rounds")):
+    while not (directory / "records").exists() or not len(read_records(directory, "rounds")):
         assert time.monotonic() < deadline, ray_job(head, "logs", "stopped").stdout
         time.sleep(0.05)
     stopped = ray_job(head, "stop", "stopped")
