@@ -1,4 +1,4 @@
-"""The page of one run: loaded while its rounds are played, drawn while Ray ends."""
+"""The page of one run: its modules are loaded while rounds are played, and it is drawn while Ray ends."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +12,7 @@ DRAWING = "drawing the page"
 
 
 def draw(directory: Path) -> None:
-    """Draw it into the run directory. RayflError where that holds another page; DiskError where the disk refuses."""
+    """Draw the page of a run into its directory. RayflError if another page is there; DiskError if the disk refuses."""
     from rayfl.report.page import report
 
     with writing(directory, f"draw the page with: rayfl report {directory}"):
@@ -20,18 +20,17 @@ def draw(directory: Path) -> None:
 
 
 class RunPage:
-    """A run's page, if it has one: what drawing takes is loaded while rounds are played, and it is drawn while Ray
-    ends."""
+    """Draws the page of a run, if the run is to have one, in a thread of its own."""
 
     def __init__(self, experiment: Experiment, directory: Path, audience: Audience) -> None:
         self.directory, self._wanted, self._audience = directory, experiment.output.report, audience
-        # An executor in this process would wait for what is loaded beside it.
+        # Loading would delay the rounds of an executor in this process.
         self._loads = self._wanted and experiment.runtime.executor != "inline"
         self._drawing: Thread | None = None
         self._error: BaseException | None = None
 
     def load(self) -> None:
-        """After a round: begin to load, once."""
+        """Begin to load the modules that draw; the first round calls it, later calls do nothing."""
         if self._loads:
             self._loads = False
             Thread(target=self._load, daemon=True).start()
@@ -39,7 +38,7 @@ class RunPage:
     def _load(self) -> None:
         from rayfl.report.page import load_early
 
-        # What is wrong is said by who draws.
+        # Drawing reports the error.
         with suppress(Exception):
             load_early()
 
@@ -53,12 +52,12 @@ class RunPage:
     def _draw(self) -> None:
         try:
             draw(self.directory)
-        # It is raised where the page is waited for.
+        # `finish` raises it.
         except BaseException as error:  # noqa: BLE001
             self._error = error
 
     def finish(self) -> None:
-        """Wait until it is drawn. RayflError and DiskError as `draw`."""
+        """Wait until the page is drawn. Errors are those of `draw`."""
         if self._drawing is not None:
             self._drawing.join()
         if self._error is not None:

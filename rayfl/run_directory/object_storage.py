@@ -1,7 +1,7 @@
-"""Object storage: a folder behind a URL such as s3://bucket/experiments, through pyarrow, or else through fsspec.
+"""Object storage: the folder at a URL such as s3://bucket/experiments, through pyarrow, or else through fsspec.
 
-Options stand in the URL's query, as pyarrow takes them (s3://bucket/runs?endpoint_override=host:9000&scheme=http), keys
-of accounts only in the environment: a URL is written into the run directory.
+Options are in the URL's query, as pyarrow takes them (s3://bucket/runs?endpoint_override=host:9000&scheme=http). Keys
+of accounts are in the environment only, because a URL is written into the run directory.
 """
 
 import re
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 _BY_PYARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _WHOLE = ("s3", "gs", "gcs", "abfs", "abfss")
-"""Of these a file appears when it is closed, and folders need not be made."""
+"""In these a file appears when it is closed, and folders need not be made."""
 _LOCAL = ("file", "local", "memory", "http", "https", "data")
-"""What fsspec knows and no run can be kept in."""
+"""Schemes that fsspec knows and that cannot keep a run."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _SECRET = re.compile(r"secret|token|password|key", re.IGNORECASE)
 _PIECE_BYTES = 8 << 20
 _LONGEST = 200
-"""Letters of a library's error that are shown."""
+"""The number of letters of a library's error that are shown."""
 
 
 class StorageError(OSError):
-    """A storage refused, in words for the user."""
+    """A storage refused; the text says why, for the user."""
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is a URL, or one of which `Path` has taken a slash, and no path of this machine."""
+    """Whether a text is a URL, even one that has lost a slash in a `Path`, and no path of this machine."""
     return bool(_URL.match(text))
 
 
 def require_path(text: str) -> None:
-    """RayflError for a URL where a path of this machine is meant."""
+    """Raise RayflError for a URL; a path of this machine is meant."""
     if is_url(text):
         raise RayflError(f"{text} is a URL, and this takes a path on this machine")
 
 
 def require_url(url: str) -> None:
-    """RayflError unless a URL names a folder in a storage that can be used here. Nothing is asked of the storage."""
+    """Raise RayflError unless a URL names a folder in a storage that can be used here. The storage is not asked."""
     parts = urlsplit(url)
     names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     if parts.password is not None or any(_SECRET.search(name) for name in names):
@@ -90,7 +90,7 @@ def below(url: str, name: str) -> str:
 
 
 def parted(url: str) -> tuple[str, str]:
-    """The URL of the folder in which a run lies, and the run's name there. RayflError where it has none."""
+    """The URL of the folder in which a run lies, and the run's name there. RayflError if it names only a bucket."""
     require_url(url)
     parts = urlsplit(url)
     folder, _, name = parts.path.rstrip("/").rpartition("/")
@@ -100,7 +100,7 @@ def parted(url: str) -> tuple[str, str]:
 
 
 class Storage:
-    """The folder of a URL. Every method raises StorageError, in words, where the storage refuses."""
+    """The folder at a URL. Every method raises StorageError if the storage refuses."""
 
     def __init__(self, url: str) -> None:
         """Open it; RayflError as `require_url`."""
@@ -112,8 +112,10 @@ class Storage:
         self._path = path.rstrip("/")
 
     def files(self) -> dict[str, float]:
-        """When every file below was written, in seconds since 1970, by its name from here; 0 where the storage does not
-        say, and empty where there is nothing."""
+        """The time at which each file in the folder, at any depth, was written, by its path from the folder.
+
+        In seconds since 1970; 0 if the storage does not say. {} if there is nothing.
+        """
         from pyarrow.fs import FileSelector, FileType
 
         with self._refusals():
@@ -122,20 +124,13 @@ class Storage:
         times = {one: one.mtime.timestamp() if one.mtime else 0.0 for one in found if one.type == FileType.File}
         return {one.path.lstrip("/")[start:]: time for one, time in times.items()}
 
-    def has(self, name: str) -> bool:
-        """Whether a file is there."""
-        from pyarrow.fs import FileType
-
-        with self._refusals():
-            return self._files.get_file_info(self._at(name)).type == FileType.File
-
     def read(self, name: str) -> bytes:
-        """All of a file."""
+        """The content of a file."""
         with self._refusals(), self._files.open_input_stream(self._at(name)) as file:
             return file.read()
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file of the storage to `path`. OSError where the disk refuses."""
+        """Copy a file of the storage to `path`. OSError if the disk refuses."""
         with self._refusals():
             source = self._files.open_input_stream(self._at(name))
         with source, open(path, "wb") as target:
@@ -165,7 +160,7 @@ class Storage:
             shutil.copyfileobj(source, target, _PIECE_BYTES)
 
     def remove(self, name: str) -> None:
-        """Remove a file, which need not be there any more."""
+        """Remove a file if it is there."""
         with self._refusals(), suppress(FileNotFoundError):
             self._files.delete_file(self._at(name))
 
@@ -185,7 +180,7 @@ class Storage:
             if self._scheme not in _WHOLE:
                 self._files.create_dir(self._path, recursive=True)
             self._write(self._at(name), BytesIO(b"rayfl"))
-        # One may be allowed to write and not to delete.
+        # An account may be allowed to write and not to delete.
         with suppress(StorageError):
             self.remove(name)
 
@@ -194,19 +189,19 @@ class Storage:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Whatever a library raises is a StorageError."""
+        """Turn any error that a library raises into a StorageError."""
         try:
             yield
         except StorageError:
             raise
-        # pyarrow raises OSError and its own, fsspec whatever its packages do.
+        # pyarrow raises OSError and errors of its own; packages of fsspec raise any.
         except Exception as error:
             raise StorageError(_words(error)) from error
 
 
 @contextmanager
 def opened(url: str) -> Iterator[Storage]:
-    """The storage at a URL. If it refuses in the block, that is a RayflError: the user can put it right."""
+    """Yield the storage at a URL. If it refuses in the block, raise RayflError: the user can change the URL."""
     try:
         yield Storage(url)
     except StorageError as error:
@@ -222,12 +217,12 @@ def _file_system(url: str, scheme: str) -> "tuple[FileSystem, str]":
     if scheme in _BY_PYARROW:
         parts = urlsplit(url)
         if scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
-            # Its own limit is fifteen minutes, for which a run without credentials would say nothing.
+            # pyarrow's limit is fifteen minutes, for which a run without credentials would print nothing.
             query = "&".join(filter(None, (parts.query, "retry_limit_seconds=60")))
             url = urlunsplit(parts._replace(query=query))
         try:
             return FileSystem.from_uri(url)
-        # Of a pyarrow that was built without it.
+        # This pyarrow was built without it.
         except NotImplementedError:
             pass
     import fsspec.core
@@ -237,11 +232,11 @@ def _file_system(url: str, scheme: str) -> "tuple[FileSystem, str]":
 
 
 def _words(error: Exception) -> str:
-    """What a library says, in one short line."""
+    """The error of a library in one short line."""
     if isinstance(error, OSError) and error.errno:
         return reason(error)
     text = " ".join(str(error).split())
-    # AWS's own C++ names what was asked in many words, then: AWS Error ACCESS_DENIED during X operation: Why.
+    # AWS's library repeats the request, then says: AWS Error ACCESS_DENIED during X operation: Why.
     if found := re.search(r"AWS Error ([A-Z_]+).*? during (\w+) operation:? ?(.*)", text):
         why = re.sub(r"^.*? Message: |\(Request ID.*", "", found[3]).strip(" .")
         text = f"{found[1]} in {found[2]}{f': {why}' if why else ''}"

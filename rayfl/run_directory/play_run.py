@@ -37,15 +37,15 @@ def play_run(
     stopping: Callable[[], bool] = lambda: False,
     on_checkpoint: Callable[[float], None] = lambda seconds: None,
 ) -> RunState:
-    """Run all rounds, record and track each, save checkpoints and the final models. The records are readable whenever
-    it is cut.
+    """Run all rounds, record and track each, save checkpoints and the final models. Whenever this is cut, the records
+    can be read.
 
-    `resumed`: go on from the newest whole checkpoint (from the start where there is none); what was recorded later is
-    dropped. `stopping` is asked after each round; where it says so, a checkpoint is saved and `Stopped` raised.
-    `on_checkpoint` is called with the seconds that each checkpoint took, also one that the disk refused.
-    Checkpoints that are damaged or could not be written, where a resumed run goes on, and trackers that fail, are
-    logged.
-    DiskError where the records or the models cannot be written; without a checkpoint the run goes on.
+    resumed: go on from the newest whole checkpoint, or from the start if there is none; the records of later rounds are
+    dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
+    on_checkpoint: called with the seconds that each checkpoint took, even one that the disk refused.
+
+    The log says from which checkpoint a resumed run goes on, which checkpoints are damaged or could not be written, and
+    which trackers failed. DiskError if the records or the models cannot be written.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
     run_state, after_round = None, None
@@ -80,7 +80,7 @@ def play_run(
 
 
 def recalled(setup: Setup, executor: Executor, directory: Path) -> RunState | None:
-    """The run state of the newest whole checkpoint that the records reach; None: start again."""
+    """The run state of the newest whole checkpoint whose rounds are on record; None: start again."""
     first = first_run_state(setup).server
     run_state = checkpoint.load(directory, executor, rows_recorded(directory), setup.identity, first)
     if run_state is None:
@@ -91,7 +91,7 @@ def recalled(setup: Setup, executor: Executor, directory: Path) -> RunState | No
 
 
 def _save(directory: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int], identity: str) -> None:
-    """Save a checkpoint, or log why there is none: the rounds so far are worth more than the way back."""
+    """Save a checkpoint, or log why that failed: the run then goes on without it."""
     try:
         checkpoint.save(directory, run_state, executor, num_rows, identity)
     except OSError as error:
@@ -110,8 +110,8 @@ def _save(directory: Path, run_state: RunState, executor: Executor, num_rows: Ma
 def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mapping[str, Iterable[Tree]]:
     """ "global": the server's model; "personal": every client's own one, under keys such as "12/fc.weight".
 
-    They come in parts: one client's model is made when it is asked for, since those of all can be larger than memory. A
-    client that was never selected has no model of its own and is left out.
+    They come in parts: each client's model is made when it is asked for, since all together can be larger than memory.
+    A client that was never selected has no model of its own and is left out.
     """
     models: dict[str, Iterable[Tree]] = {}
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):

@@ -1,7 +1,7 @@
 """The records of a run: a recorder writes its rounds, and `read_run` reads a run directory.
 
-Arrow streams while the run runs, Parquet once it is finished: tables.py. Everything in a run directory is Arrow, JSON,
-safetensors or text; nothing is pickled.
+The tables are Arrow streams while the run runs, and Parquet once it is finished (tables.py). Everything in a run
+directory is Arrow, JSON, safetensors or text; nothing is pickled.
 """
 
 import os
@@ -69,8 +69,8 @@ class Recorder:
     def __init__(self, directory: Path, after_round: int | None = None) -> None:
         """Start new records in `directory`, or go on after `after_round` (-1: from the start).
 
-        The records of later rounds are removed. RayflError if new records would replace others, if `directory` is no
-        run, or if its records end before `after_round`.
+        The records of later rounds are removed. RayflError if new records would replace others, or if the records end
+        before `after_round`.
         """
         self._directory = directory
         with self._writing(), ExitStack() as held, ExitStack() as opened:
@@ -89,7 +89,7 @@ class Recorder:
         """A stream that begins with `table` and takes the place of earlier records."""
         path = table_path(self._directory, name, "arrows")
         partial = path.with_name(path.name + ".partial")
-        # What a kill left; a link there must not lead the writing elsewhere.
+        # A kill may have left one; a link there would lead the writing elsewhere.
         partial.unlink(missing_ok=True)
         try:
             stream = Stream(partial, table)
@@ -110,17 +110,17 @@ class Recorder:
         return {name: stream.num_rows for name, stream in self._streams.items()}
 
     def round(self, row: "RoundRow", clients: Sequence["ClientRow"], metrics: Sequence["MetricRow"]) -> None:
-        """Record one round. A kill afterwards loses nothing of it; a loss of power may, see `sync`."""
+        """Record one round. A kill afterwards does not lose it; a loss of power may, see `sync`."""
         assert row.round > self._last, f"round {row.round} recorded after round {self._last}"
         self._last = row.round
         with self._writing():
-            # The rounds table comes last: a round that stands there has its other rows on record too.
+            # The rounds table comes last: the other rows of a round in it are then on record too.
             self._streams["metrics"].append(row.round, metrics)
             self._streams["clients"].append(row.round, clients)
             self._streams["rounds"].append(row.round, [row[1:]])
 
     def sync(self) -> None:
-        """Make all rounds so far survive a loss of power; call it before a checkpoint that relies on them."""
+        """Make all rounds so far survive a loss of power. Call it before a checkpoint, which relies on them."""
         with self._writing():
             for stream in self._streams.values():
                 stream.sync()
@@ -131,7 +131,7 @@ class Recorder:
             self._opened.close()
             for name in SCHEMAS:
                 table = read_records(self._directory, name)
-                # Default argument: the lambda is called at once, but linters cannot know.
+                # A default argument, because linters do not know that the lambda is called at once.
                 write_whole(
                     table_path(self._directory, name, "parquet"), lambda path, table=table: write_table(path, table)
                 )
@@ -166,8 +166,7 @@ def _new_tables(directory: Path) -> Mapping[str, pa.Table]:
 
 
 def _tables_up_to(directory: Path, last_round: int) -> Mapping[str, pa.Table]:
-    """The tables of a run up to a round. RayflError if there is no run, or if its records end before that round."""
-    read_experiment(directory)
+    """The tables of a run up to a round. RayflError if its records end before that round."""
     tables = read_tables(directory)
     if (last := _last_round(tables["rounds"])) < last_round:
         raise RayflError(f"the records of {directory} end at round {last}, so it cannot resume after {last_round}")

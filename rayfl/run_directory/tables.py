@@ -1,8 +1,8 @@
-"""The three tables of a run: their columns, their Arrow streams while it runs, and a reader of streams and Parquet.
+"""The three tables of a run: their columns, their Arrow streams, and a reader of streams and Parquet files.
 
-An unclosed Parquet file is unreadable, an Arrow stream survives a cut but for its last batch: hence a stream (.arrows)
-while a run runs and Parquet once it is finished. Where both exist (a cut while one replaced the other), the Parquet
-file is complete and counts.
+While a run runs its tables are streams (.arrows): if a stream is cut, only its last batch is lost, while an unclosed
+Parquet file cannot be read. Once the run is finished they are Parquet files. If both exist because one was just
+replacing the other, the Parquet file is complete and counts.
 """
 
 import os
@@ -21,7 +21,7 @@ from rayfl.limits.regular_files import Unopened, require_regular
 from rayfl.run_directory.run_files import RunFiles
 
 MOST = 2.0**62
-"""No total of a column reaches it."""
+"""The totals of all columns stay below this."""
 _WORD = pa.dictionary(pa.int32(), pa.string())
 SCHEMAS: Mapping[str, pa.Schema] = {
     "rounds": pa.schema(
@@ -49,7 +49,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     ),
     "metrics": pa.schema({"round": pa.int32(), "client": pa.int32(), "name": _WORD, "value": pa.float64()}),
 }
-"""The columns of each table; `client` of a metric is null for a value of the round, the server or a mean."""
+"""The columns of each table. `client` of a metric is null if the value is of the round, of the server or a mean."""
 
 FILES = RunFiles(
     (rf"records/({'|'.join(SCHEMAS)})\.(arrows|parquet)",),
@@ -62,7 +62,7 @@ FILES = RunFiles(
 
 
 class Stream:
-    """An Arrow IPC stream to append to; its dictionaries grow, and only what is new in them is written."""
+    """An Arrow IPC stream to append to. Its dictionaries grow; only their new words are written."""
 
     def __init__(self, path: Path, before: pa.Table) -> None:
         self._schema = before.schema
@@ -87,7 +87,7 @@ class Stream:
             raise
 
     def append(self, round: int, rows: Sequence[tuple]) -> None:
-        """Add `rows` (all columns but the first, which is the round) as one batch."""
+        """Add `rows` as one batch; a row has all columns except the first, which is the round."""
         if not rows:
             return
         columns = [[round] * len(rows), *zip(*rows, strict=True)]
@@ -104,30 +104,30 @@ class Stream:
         return pa.DictionaryArray.from_arrays(indices, pa.array(list(codes), pa.string()))
 
     def sync(self) -> None:
-        """Make what was appended survive a loss of power."""
+        """Make all rows so far survive a loss of power."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """End the stream. Its file is closed also where the disk refuses the rest."""
+        """End the stream. Its file is closed even if the disk refuses the rest."""
         with self._file:
             self._writer.close()
 
 
 def table_path(directory: Path, name: str, suffix: str) -> Path:
-    """Where the table `name` of the run in `directory` lies, as "arrows" or "parquet"."""
+    """The path of the table `name` of the run in `directory`; `suffix`: "arrows" or "parquet"."""
     return directory / "records" / f"{name}.{suffix}"
 
 
 def read_records(directory: Path, name: str) -> pa.Table:
     """All readable rows of a table, whether the run is finished, running or was cut; empty if there is no table.
 
-    RayflError for one that is damaged beyond its last rows, or holds what no run records.
+    RayflError if the table is damaged before its last rows, or holds a value that no run records.
     """
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
     if _is_there(parquet.parent) and not parquet.parent.is_dir():
         raise _unreadable(parquet.parent, "it is no folder")
-    # The Parquet file again: a run that finishes meanwhile replaces its stream by it.
+    # The Parquet file is tried again, because a run that finishes meanwhile replaces its stream by it.
     for path, read in ((parquet, _read_parquet), (stream, _read_stream), (parquet, _read_parquet)):
         if not _is_there(path):
             continue
@@ -148,8 +148,8 @@ def read_records(directory: Path, name: str) -> pa.Table:
 
 
 def _read_parquet(path: Path, schema: pa.Schema) -> pa.Table:
-    # A file: of a directory pyarrow would read all files that are in it. By this thread alone: one of Arrow's that is
-    # still about when the process ends can abort it (apache/arrow issue 34314).
+    # pyarrow would read all files of a directory, so it gets an open file. It uses this thread alone: a thread of
+    # Arrow's that still runs when the process ends can abort the process (apache/arrow issue 34314).
     with pa.OSFile(str(path)) as file:
         _require_memory(path, pq.read_metadata(file))
         file.seek(0)
@@ -173,7 +173,7 @@ def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file whose damage shows when it is read. OSError where the disk refuses."""
+    """Write a Parquet file with checksums, so that a reader notices damage. OSError if the disk refuses."""
     pq.write_table(table, path, write_page_checksum=True)
 
 
@@ -182,20 +182,20 @@ def _unreadable(path: Path, what: str) -> RayflError:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a directory has an entry of this name, also a link that leads nowhere."""
+    """Whether a directory has an entry of this name, even a link to nothing."""
     return path.exists() or path.is_symlink()
 
 
 def _require_memory(path: Path, metadata: pq.FileMetaData) -> None:
-    """RayflError where a file announces more than this machine's memory holds."""
+    """Raise RayflError if the content of a file would be larger than this machine's memory."""
     row_groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    # A number takes at most eight bytes, however few its code takes in the file.
+    # A number takes at most eight bytes in memory, and often fewer in the file.
     num_bytes = sum(max(group.total_byte_size, 8 * group.num_rows * group.num_columns) for group in row_groups)
     memory.require(num_bytes, f"{path} cannot be read: it", "restore it, or run the experiment again")
 
 
 def _checked(path: Path, table: pa.Table) -> pa.Table:
-    """The table. RayflError, which names column and row, for a value that no run records."""
+    """Return the table. RayflError, which names column and row, for a value that no run records."""
     for column in table.schema.names:
         values = table[column]
         if column == "client" and path.stem == "metrics":
@@ -213,10 +213,10 @@ def _checked(path: Path, table: pa.Table) -> pa.Table:
 
 
 def _wrong_row(column: str, values: pa.ChunkedArray) -> int | None:
-    """The first row whose number no run records; None where all may be. Metrics may be NaN and infinite."""
+    """The first row with a number that no run records; None if there is none. Metrics may be NaN and infinite."""
     if column in ("status", "name", "value"):
         return None
-    # Totals of all rows do not overflow.
+    # The total of all rows must not overflow.
     numbers = values.to_numpy()
     strange = ~((numbers >= 0) & (numbers < MOST / max(1, len(numbers))))
     return int(strange.argmax()) if strange.any() else None
@@ -234,7 +234,7 @@ def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
                     break
                 batches.append(batch)
         except (StopIteration, pa.ArrowException, OSError):
-            # The end, or the writer was cut inside a batch or is writing one: the batches before are whole.
+            # This is the end, or the writer was cut inside a batch or is writing one: earlier batches are whole.
             pass
     return pa.Table.from_batches(batches, schema)
 
@@ -245,7 +245,7 @@ def up_to(table: pa.Table, last_round: int) -> pa.Table:
 
 
 def tidy(table: pa.Table) -> pa.Table:
-    """The same rows in one chunk, words numbered by first appearance: equal content, equal bytes."""
+    """The same rows in one chunk, with words numbered by first appearance, so that equal tables have equal bytes."""
     for index, field in enumerate(table.schema):
         if field.type == _WORD:
             words = table[field.name].cast(pa.string()).combine_chunks().dictionary_encode()
