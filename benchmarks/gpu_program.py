@@ -74,7 +74,7 @@ CODECS: dict[str, Compressor] = {
     "terngrad": TernGrad(),
     "natural": Natural(),
 }
-"""Compressors that encode a GPU's tensors there."""
+"""Compressors whose encoding is measured on a tensor of the device; topk and sign encode on the device itself."""
 
 CLIENTS = 64
 """Clients of an architecture's measurement, all of them in every round."""
@@ -243,7 +243,7 @@ class Bare:
         hyper, task = setup.method.hyper, setup.method.task
         assert isinstance(hyper, LocalTraining) and isinstance(task, Classification)
         self.setup, self.hyper, self.task = setup, hyper, task
-        data = setup.on_device
+        data = setup.device_data
         self.augment = setup.dataset.augment
         self.normalise = data.normalise
         self.inputs, self.labels = data.train.inputs, data.train.labels

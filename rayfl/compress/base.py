@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayfl.choices.kinds import Choice
-from rayfl.data import travel
+from rayfl.data.transfer import to_device
 from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -126,8 +126,8 @@ class Packet:
         return self.codec.decode(self.parts)
 
     def decode_beside(self, like: Tree) -> Tree:
-        """`decode`, where the tensors of `like` lie: for clients that look at what they have sent."""
-        return moved(self.decode(), device_of(like))
+        """`decode`, on the device of `like`: for clients that read what they have sent."""
+        return to_device(self.decode(), device_of(like))
 
     def support(self) -> Tree:
         """Boolean tensors, True where an entry was sent."""
@@ -148,7 +148,7 @@ class Packet:
         return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.decode().items()}
 
     def written(self) -> "Packet":
-        """The same packet with its buffers made, where they are not yet (`LateDense`)."""
+        """The same packet with its buffers made (`UnwrittenDense` has none until somebody reads them)."""
         return self
 
     def pieces(self) -> "Iterator[Packet]":
@@ -187,28 +187,28 @@ class Opened(Packet):
         return self
 
 
-class Uploaded(Opened):
-    """A packet that keeps its decoded tree on a device, for the clients that are trained there; never sent."""
+class OnDevice(Opened):
+    """A packet that keeps its decoded tree on a device, for the clients that train on that device; never sent."""
 
     device: torch.device
 
     @classmethod
-    def on(cls, device: torch.device, packet: Packet) -> "Uploaded":
-        """The packet for clients on the device, to which it travels when one of them first decodes it."""
-        uploaded = cls(packet.parts, packet.codec)
-        vars(uploaded).update(device=device)
-        return uploaded
+    def of(cls, packet: Packet, device: torch.device) -> "OnDevice":
+        """The packet for clients on the device; its tree is copied to the device when a client first decodes it."""
+        copy = cls(packet.parts, packet.codec)
+        vars(copy).update(device=device)
+        return copy
 
     def support(self) -> Tree:
         return self._support
 
     @cached_property
     def _decoded(self) -> Tree:
-        return moved(self.codec.decode(self.parts), self.device)
+        return to_device(self.codec.decode(self.parts), self.device)
 
     @cached_property
     def _support(self) -> Tree:
-        return moved(self.codec.support(self.parts), self.device)
+        return to_device(self.codec.support(self.parts), self.device)
 
     @cached_property
     def _presence(self) -> Tree:
@@ -218,13 +218,8 @@ class Uploaded(Opened):
 Message = Mapping[str, Packet]
 
 
-def moved(x: Tree, device: torch.device) -> Tree:
-    """The tree on a device: itself in main memory, by one copy on a GPU."""
-    return x if device.type == "cpu" else dict(zip(x, travel.there(list(x.values()), device), strict=True))
-
-
 def device_of(x: Tree) -> torch.device:
-    """Where a tree's tensors lie; main memory for one without any."""
+    """The device of a tree's tensors; the CPU for a tree without tensors."""
     return next((tensor.device for tensor in x.values()), torch.device("cpu"))
 
 

@@ -87,18 +87,21 @@ class Compose(Compressor):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The inner packet of the kept entries, and their positions. ValueError on NaN and infinity, or from inner."""
-        chosen = self.outer.chosen(x, generator)
-        inner, _ = self.inner.encode(chosen.values, {}, generator)
-        if chosen.seed is not None:
-            parts = {OUTER + SEED: chosen.seed}
+        values, selection = self.outer.select(x, generator)
+        inner, _ = self.inner.encode(values, {}, generator)
+        if selection.seed is not None:
+            parts = {OUTER + SEED: selection.seed}
         else:
-            parts = {f"{OUTER}{name}.positions": encode_counted(places) for name, places in chosen.places.items()}
+            parts = {
+                f"{OUTER}{name}.positions": encode_counted(positions, x[name].numel())
+                for name, positions in selection.positions.items()
+            }
         parts |= {INNER + name: part for name, part in inner.parts.items()}
         num_entries = sum(tensor.numel() for tensor in x.values())
         # Any: see ComposeCodec.
         codec: Any = inner.codec
         return Packet(
-            parts, ComposeCodec(shapes_of(x), chosen.draw, replace(codec, shapes=()), self._factor(num_entries))
+            parts, ComposeCodec(shapes_of(x), selection.draw, replace(codec, shapes=()), self._factor(num_entries))
         ), memory
 
     def omega(self, num_entries: int) -> float | None:

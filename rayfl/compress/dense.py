@@ -1,7 +1,6 @@
 """Dense: every entry is sent, at 32 or 16 bits."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +21,9 @@ from rayfl.compress.values import (
     decode_values,
     encode_values,
     entries,
+    entries_on_device,
 )
-from rayfl.data import travel
+from rayfl.data.transfer import to_memory
 from rayfl.tree import Difference, Tree, num_entries
 
 
@@ -49,59 +49,40 @@ class DenseCodec(WholeTensorCodec):
             yield Packet({name: buffer[first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
 
 
-class LateDense(Packet, ABC):
-    """A dense fp32 packet whose buffers are made where they are read; a subclass says of which tree.
+class UnwrittenDense(Packet):
+    """A dense fp32 packet whose buffers are made only if somebody reads them: of a tree of finite numbers on a GPU.
 
-    Nobody may write into that tree while it lives.
+    The tree is added up on the GPU. Nobody may write into it while the packet lives.
     """
 
     like: Tree
-    """A tree of the same shapes, where the packet's own tree lies."""
+    """A tree of the same shapes, on the device of the packet's own tree."""
 
     def __init__(self, like: Tree) -> None:
-        # A packet is frozen, and `parts` are still to come.
+        # A packet is frozen, and `parts` are made later.
         vars(self).update(codec=DenseCodec(shapes_of(like), "fp32"), like=like)
 
-    @abstractmethod
     def tree(self) -> Tree:
-        """What is sent, where it lies."""
+        """The tree that is sent, on its device."""
+        return self.like
 
     @cached_property
     def parts(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The buffers. ValueError on NaN and infinity."""
-        found = self.tree()
-        here = zip(found, travel.landed(list(found.values())), strict=True)
-        return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in here}
+        found = to_memory(self.tree(), device_of(self.like))
+        return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in found.items()}
 
     @property
     def num_bits(self) -> int:
         return 32 * num_entries(self.like)
 
     def decode_beside(self, like: Tree) -> Tree:
-        """See `Packet`; what lies beside `like` on a GPU is not copied, and not looked at for NaN."""
+        """See `Packet`; if `like` lies on the same GPU, nothing is copied, and NaN is not looked for."""
         device = device_of(like)
-        return self.tree() if device.type != "cpu" and self.lies_on(device) else super().decode_beside(like)
-
-    def lies_on(self, device: torch.device) -> bool:
-        """Whether it can be added on the device as it is: it lies there, and nobody has made the buffers yet."""
-        return "parts" not in vars(self) and device_of(self.like) == device
-
-    def written(self) -> Packet:
-        return Packet(self.parts, self.codec)
-
-    # Any: what pickle asks for.
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Packet, (self.parts, self.codec)
-
-
-class DenseThere(LateDense):
-    """The packet of a tree of finite numbers on a GPU, where it is added up too; nothing of it travels."""
-
-    def tree(self) -> Tree:
-        return self.like
+        return self.tree() if device.type != "cpu" and self.can_be_added_on(device) else super().decode_beside(like)
 
     def add_to(self, total: Tree, weight: float) -> None:
-        if self.lies_on(device_of(total)):
+        if self.can_be_added_on(device_of(total)):
             for name, tensor in self.like.items():
                 total[name].add_(tensor * weight)
         else:
@@ -112,8 +93,19 @@ class DenseThere(LateDense):
             return super().times(weight)
         return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.like.items()}
 
+    def can_be_added_on(self, device: torch.device) -> bool:
+        """Whether the tree lies on this device, and its buffers have not been made yet."""
+        return "parts" not in vars(self) and device_of(self.like) == device
 
-class DenseDifference(LateDense):
+    def written(self) -> Packet:
+        return Packet(self.parts, self.codec)
+
+    # Any: what pickle asks for.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packet, (self.parts, self.codec)
+
+
+class DenseDifference(UnwrittenDense):
     """The packet of a difference; until its buffers are made it is the two trees that it is of.
 
     `add_to` and `times` subtract, check, multiply and add a block at a time: one pass over the memory where a tree of
@@ -131,15 +123,15 @@ class DenseDifference(LateDense):
 
     def add_to(self, total: Tree, weight: float) -> None:
         """See `Packet`. ValueError on NaN and infinity, when `total` is no longer of use."""
-        if plain(total) and self.lies_on(device_of(total)):
+        if plain(total) and self.can_be_added_on(device_of(total)):
             self._go_through(total, weight, lambda block, products: block.add_(products))
         else:
-            super().add_to(total, weight)
+            Packet.add_to(self, total, weight)
 
     def times(self, weight: float) -> Tree:
         """See `Packet`. ValueError on NaN and infinity."""
         if "parts" in vars(self):
-            return super().times(weight)
+            return Packet.times(self, weight)
         total = tree.map(torch.empty_like, self.difference.a)
         self._go_through(total, weight, lambda block, products: torch.add(products, 0.0, out=block))
         return total
@@ -161,7 +153,7 @@ class DenseDifference(LateDense):
         if not math.isfinite(check):
             # One of finite numbers may overflow.
             for name, tensor in self.difference.tree().items():
-                entries(name, tensor, where_it_lies=True)
+                entries_on_device(name, tensor)
 
 
 def blocks(tensor: Tensor) -> Sequence[Tensor]:
@@ -183,7 +175,7 @@ def refuse_infinite(x: Tree) -> None:
     if x and not math.isfinite(torch.stack([tensor.sum() for tensor in x.values()]).sum()):
         # One of finite numbers may overflow.
         for name, tensor in x.items():
-            entries(name, tensor, where_it_lies=True)
+            entries_on_device(name, tensor)
 
 
 class Dense(Quantizer):
@@ -201,11 +193,8 @@ class Dense(Quantizer):
         """One buffer a tensor. ValueError on NaN, infinity and numbers too large for `dtype`."""
         if self.dtype == "fp32" and device_of(x).type == "cuda" and plain(x):
             refuse_infinite(x)
-            return DenseThere(x), memory
-        parts = {
-            name: encode_values(name, entries(name, tensor, where_it_lies=True), self.dtype)
-            for name, tensor in x.items()
-        }
+            return UnwrittenDense(x), memory
+        parts = {name: encode_values(name, entries_on_device(name, tensor), self.dtype) for name, tensor in x.items()}
         return Packet(parts, DenseCodec(shapes_of(x), self.dtype)), memory
 
     def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

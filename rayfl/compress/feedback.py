@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from rayfl.choices.kinds import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.sparse import TopK
-from rayfl.compress.values import entries
+from rayfl.compress.values import entries_on_device
 from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
@@ -44,9 +44,9 @@ class ErrorFeedback(Compressor):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Encodes x + memory; the new memory, on the device of x, is the part of it that the receiver does not see."""
-        flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
+        flats = {name: entries_on_device(name, tensor) for name, tensor in x.items()}
         wanted = {
-            name: (flat + entries(name, memory[name], where_it_lies=True).to(flat.device)).view(x[name].shape)
+            name: (flat + entries_on_device(name, memory[name]).to(flat.device)).view(x[name].shape)
             for name, flat in flats.items()
         }
         packet, _ = self.inner.encode(wanted, {}, generator)

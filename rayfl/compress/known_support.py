@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress import on_gpu
 from rayfl.compress.base import Packet, PositionedCodec, Shapes, shapes_of
 from rayfl.compress.values import decode_values, encode_values, entries
-from rayfl.tree import Tree, unpack_bits
+from rayfl.tree import Tree, pack_bits, unpack_bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ def known_support_packet(values: Tree, support: Tree) -> Packet:
     """
     parts = {}
     for name, tensor in values.items():
-        chosen = entries(name, tensor, where_it_lies=True)[support[name].reshape(-1)]
+        chosen = entries(name, tensor)[support[name].cpu().reshape(-1)]
         parts[f"{name}.values"] = encode_values(name, chosen, "fp32")
-    bits = {name: on_gpu.bits_of(support[name]) for name in values}
+    bits = {name: pack_bits(support[name]) for name in values}
     return Packet(parts, KnownSupportCodec(shapes_of(values), bits))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress import on_gpu
 from rayfl.compress.base import Packet, Shapes, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import BYTES, buffer_of
 from rayfl.errors import RayflError
-from rayfl.tree import Tree, unpack_bits
+from rayfl.tree import Tree, pack_bits, unpack_bits
 
 
 @dataclass(frozen=True)
@@ -40,4 +39,4 @@ def mask_packet(mask: Tree) -> Packet:
     for name, tensor in mask.items():
         if tensor.dtype != torch.bool:
             raise RayflError(f"mask {name!r} is {tensor.dtype}; make it boolean, for example with `weights != 0`")
-    return Packet({name: on_gpu.bits_of(tensor) for name, tensor in mask.items()}, MaskCodec(shapes_of(mask)))
+    return Packet({name: pack_bits(tensor) for name, tensor in mask.items()}, MaskCodec(shapes_of(mask)))

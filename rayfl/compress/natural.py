@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rayfl.compress import bits, on_gpu
+from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.values import BYTES, buffer_of, entries
 from rayfl.tree import Tree
@@ -61,12 +60,9 @@ class Natural(Quantizer):
         """Random exponents and the signs of all entries. ValueError on NaN and infinity."""
         parts = {}
         for name, tensor in x.items():
-            flat = entries(name, tensor, where_it_lies=True)
-            if on_gpu.on_gpu(flat):
-                parts[f"{name}.exponents"] = _exponents_on_gpu(flat.view(torch.int32), generator)
-            else:
-                parts[f"{name}.exponents"] = _exponents(flat.numpy().view(np.uint32), generator)
-            parts[f"{name}.signs"] = on_gpu.bits_of(flat < 0)
+            flat = entries(name, tensor).numpy()
+            parts[f"{name}.exponents"] = _exponents(flat.view(np.uint32), generator)
+            parts[f"{name}.signs"] = np.packbits(flat < 0)
         return Packet(parts, NaturalCodec(shapes_of(x))), memory
 
     def omega(self, num_entries: int) -> float | None:
@@ -88,20 +84,6 @@ def _exponents(numbers: np.ndarray, generator: np.random.Generator) -> np.ndarra
     if exponents.size and exponents.max() >= TOP_EXPONENT:
         top = np.flatnonzero(magnitudes >> np.uint32(MANTISSA_BITS) == TOP_EXPONENT)
         exponents[top] = _top_exponents(magnitudes[top], generator)
-    return exponents
-
-
-def _exponents_on_gpu(numbers: Tensor, generator: np.random.Generator) -> np.ndarray:
-    """`_exponents` of the bits as int32 [n], from operations of a GPU."""
-    draws = bits.random_bits(numbers.numel(), generator)
-    draws &= MANTISSA
-    magnitudes = numbers & int(MAGNITUDE)
-    exponents = ((on_gpu.there(draws.view(np.int32), numbers) + magnitudes) >> MANTISSA_BITS).to(torch.uint8)
-    exponents = exponents.cpu().numpy()
-    if exponents.size and exponents.max() >= TOP_EXPONENT:
-        top = (magnitudes >> MANTISSA_BITS == TOP_EXPONENT).nonzero().flatten()
-        largest = magnitudes.index_select(0, top).cpu().numpy().view(np.uint32)
-        exponents[top.cpu().numpy()] = _top_exponents(largest, generator)
     return exponents
 
 

@@ -12,9 +12,7 @@ Where the receiver does not know that number, `encode_counted` spends a byte on 
 codes, whose buffers tell it.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
 
 import numpy as np
 
@@ -29,114 +27,55 @@ WORD = 8
 MAX_SIZE = 2**31
 
 
-class Places(ABC):
-    """Strictly increasing positions in [0, size), wherever they lie, and their forms in the codes that are common."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
-
-    @abstractmethod
-    def positions(self) -> np.ndarray:
-        """int64 [count]."""
-
-    @abstractmethod
-    def bitmap(self) -> np.ndarray:
-        """uint8 [ceil(size / 8)], a bit an entry, the first in the highest bit."""
-
-    @abstractmethod
-    def int32(self) -> np.ndarray:
-        """uint8 [4 * count]."""
-
-    @property
-    @abstractmethod
-    def most_gap(self) -> int:
-        """The largest number of entries between one position and the next, or before the first."""
-
-    @abstractmethod
-    def num_escapes(self) -> int:
-        """Escapes that the gaps need."""
-
-    @abstractmethod
-    def gaps(self) -> np.ndarray:
-        """uint8: each gap as its escapes followed by its remainder."""
-
-
-class ArrayPlaces(Places):
-    """int64 positions in main memory."""
-
-    def __init__(self, positions: np.ndarray, size: int) -> None:
-        super().__init__(positions.size, size)
-        self.array = positions
-
-    def positions(self) -> np.ndarray:
-        return self.array
-
-    def bitmap(self) -> np.ndarray:
-        mask = np.zeros(self.size, np.bool_)
-        mask[self.array] = True
-        return np.packbits(mask)
-
-    def int32(self) -> np.ndarray:
-        return self.array.astype(np.int32).view(np.uint8)
-
-    @cached_property
-    def most_gap(self) -> int:
-        return int(self._gaps.max())
-
-    def num_escapes(self) -> int:
-        return int(self._escapes.sum())
-
-    def gaps(self) -> np.ndarray:
-        if self.most_gap < ESCAPE:
-            return self._gaps.astype(np.uint8)
-        ends = np.cumsum(self._escapes + 1)
-        body = np.full(int(ends[-1]), ESCAPE, np.uint8)
-        body[ends - 1] = self._gaps % ESCAPE
-        return body
-
-    @cached_property
-    def _gaps(self) -> np.ndarray:
-        return np.diff(self.array, prepend=-1) - 1
-
-    @cached_property
-    def _escapes(self) -> np.ndarray:
-        return self._gaps // ESCAPE
-
-
 def encode_positions(positions: np.ndarray, size: int) -> np.ndarray:
-    """uint8 buffer of strictly increasing `positions` [count] in [0, size). ValueError for size beyond 2^31."""
-    return encode_places(ArrayPlaces(positions, size))
+    """uint8 buffer of strictly increasing int64 `positions` [count] in [0, size), in the cheapest of the five codes.
 
-
-def encode_places(places: Places) -> np.ndarray:
-    """`encode_positions`, of positions that may lie on a GPU."""
-    plain = _encode_plainly(places)
-    count, size = places.count, places.size
+    RayflError for a size beyond 2^31.
+    """
+    plain = _encode_plainly(positions, size)
+    count = positions.size
     if count == 0 or SPARSE * count > size:
         return plain
-    positions = places.positions()
-    packed = _labelled(_packed(positions, (size - 1).bit_length()), PACKED)
+    packed = _labelled(_in_equal_bits(positions, (size - 1).bit_length()), PACKED)
     golomb = _labelled(encode_golomb(positions, size, low_bits(count / size)), GOLOMB)
     return min(plain, packed, golomb, key=len)
 
 
-def _encode_plainly(places: Places) -> np.ndarray:
+def _encode_plainly(positions: np.ndarray, size: int) -> np.ndarray:
     """The cheapest of int32, bitmap and gaps."""
-    count, size = places.count, places.size
+    count, num_bitmap_bytes = positions.size, -(-size // 8)
     if size > MAX_SIZE:
         raise RayflError(f"a tensor of {size} entries is too large for int32 positions; split it below {MAX_SIZE}")
     if count in (0, size):
         return np.empty(0, np.uint8)
-    num_bitmap_bytes = -(-size // 8)
-    # A position takes at least one byte in the other codes: no need to look at the gaps.
+    # A position takes at least one byte in the other codes, so their sizes need not be computed.
     if count >= num_bitmap_bytes:
-        return _labelled(places.bitmap(), BITMAP)
-    num_gap_bytes = count + (places.num_escapes() if places.most_gap >= ESCAPE else 0)
+        return _labelled(_bitmap(positions, size), BITMAP)
+    gaps = np.diff(positions, prepend=-1) - 1
+    escapes = gaps // ESCAPE if gaps.max() >= ESCAPE else None
+    num_gap_bytes = count if escapes is None else count + int(escapes.sum())
     if num_gap_bytes <= min(num_bitmap_bytes, 4 * count):
-        return _labelled(places.gaps(), GAPS)
+        return _labelled(_gap_bytes(gaps, escapes), GAPS)
     if num_bitmap_bytes <= 4 * count:
-        return _labelled(places.bitmap(), BITMAP)
-    return _labelled(places.int32(), INT32)
+        return _labelled(_bitmap(positions, size), BITMAP)
+    return _labelled(positions.astype(np.int32).view(np.uint8), INT32)
+
+
+def _bitmap(positions: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [ceil(size / 8)], one bit per entry, the first in the highest bit."""
+    mask = np.zeros(size, np.bool_)
+    mask[positions] = True
+    return np.packbits(mask)
+
+
+def _gap_bytes(gaps: np.ndarray, escapes: np.ndarray | None) -> np.ndarray:
+    """uint8: each gap as its escapes followed by its remainder. `escapes`: how many each gap needs; None: none."""
+    if escapes is None:
+        return gaps.astype(np.uint8)
+    ends = np.cumsum(escapes + 1)
+    body = np.full(int(ends[-1]), ESCAPE, np.uint8)
+    body[ends - 1] = gaps % ESCAPE
+    return body
 
 
 def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
@@ -198,11 +137,11 @@ def cut_positions(buffer: np.ndarray, size: int, count: int, length: int) -> Ite
         yield _labelled(body, BITMAP), int(np.bitwise_count(body).sum())
 
 
-def encode_counted(places: Places) -> np.ndarray:
-    """`encode_places` for a receiver who does not know their number: every position of a tensor takes one byte."""
-    if 0 < places.size == places.count:
+def encode_counted(positions: np.ndarray, size: int) -> np.ndarray:
+    """`encode_positions` for a receiver who does not know their number: one byte where every position is sent."""
+    if 0 < size == positions.size:
         return np.array([EVERY], np.uint8)
-    return _encode_plainly(places)
+    return _encode_plainly(positions, size)
 
 
 def decode_counted(buffer: np.ndarray, size: int) -> np.ndarray:
@@ -259,7 +198,7 @@ def positions_of(mask: np.ndarray) -> np.ndarray:
     return np.concatenate([positions, rest + in_words]) if rest.size else positions
 
 
-def _packed(positions: np.ndarray, width: int) -> np.ndarray:
+def _in_equal_bits(positions: np.ndarray, width: int) -> np.ndarray:
     """`width` bits a position, the highest first."""
     return np.packbits((positions.astype(np.int64)[:, None] & _powers(width)) != 0)
 

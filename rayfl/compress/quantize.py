@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.compress import bits, on_gpu
+from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
 from rayfl.tree import Tree
@@ -49,16 +49,9 @@ class QuantizeCodec(WholeTensorCodec):
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return {name: self._read(parts, name, math.prod(shape)).view(shape) for name, shape in self.shapes}
 
-    def write(self, name: str, norms: np.ndarray, levels: np.ndarray | Tensor) -> dict[str, np.ndarray]:
-        """The buffers of one tensor: norms [num_buckets] and signed levels [n], int8 or int16; a tensor is on a GPU.
-
-        Elias codes are made in main memory, to which the levels come as they are.
-        """
+    def write(self, name: str, norms: np.ndarray, levels: np.ndarray) -> dict[str, np.ndarray]:
+        """The buffers of one tensor: norms [num_buckets] and signed levels [n], int8 or int16."""
         parts = {f"{name}.norms": norms}
-        if isinstance(levels, Tensor):
-            if self.coding != "elias":
-                return {**parts, f"{name}.levels": self._packed_there(levels)}
-            levels = levels.cpu().numpy()
         if self.coding == "elias":
             sent = np.flatnonzero(levels)
             chosen = levels[sent].astype(np.int64)
@@ -72,13 +65,6 @@ class QuantizeCodec(WholeTensorCodec):
             codes |= (levels < 0).astype(codes.dtype) << self.levels.bit_length()
             parts[f"{name}.levels"] = bits.pack(codes, 1 + self.levels.bit_length())
         return parts
-
-    def _packed_there(self, levels: Tensor) -> np.ndarray:
-        if self.coding == "trits":
-            return on_gpu.packed_trits(levels + 1)
-        width = self.levels.bit_length()
-        codes = levels.to(torch.int32)
-        return on_gpu.packed(codes.abs() | ((codes < 0).to(torch.int32) << width), 1 + width)
 
     def _read(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> Tensor:
         """The decoded entries [size] of one tensor, float32."""
@@ -145,7 +131,7 @@ class Quantize(Quantizer):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Norms and random levels of all buckets. ValueError on NaN and infinity."""
-        flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
+        flats = {name: entries(name, tensor).numpy() for name, tensor in x.items()}
         codec = QuantizeCodec(shapes_of(x), self.levels, self.bucket, self.coding)
         return _packet(flats, self.norm, codec, generator), memory
 
@@ -200,10 +186,9 @@ class TernGrad(Quantizer):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The largest magnitude and the random digits of each tensor. ValueError on NaN and infinity."""
-        # With a clip the standard deviation is taken in main memory, where everything then stays.
-        flats = {name: entries(name, tensor, where_it_lies=not self.clip) for name, tensor in x.items()}
+        flats = {name: entries(name, tensor).numpy() for name, tensor in x.items()}
         if self.clip:
-            flats = {name: torch.from_numpy(_clipped(flat.numpy(), self.clip)) for name, flat in flats.items()}
+            flats = {name: _clipped(flat, self.clip) for name, flat in flats.items()}
         return _packet(flats, "inf", QuantizeCodec(shapes_of(x), 1, 0, "trits"), generator), memory
 
     def omega(self, num_entries: int) -> float | None:
@@ -211,16 +196,13 @@ class TernGrad(Quantizer):
         return None if self.clip else _omega("inf", 1, max(1, num_entries))
 
 
-def _packet(flats: Tree, norm: Norm, codec: QuantizeCodec, generator: np.random.Generator) -> Packet:
+def _packet(
+    flats: Mapping[str, np.ndarray], norm: Norm, codec: QuantizeCodec, generator: np.random.Generator
+) -> Packet:
     parts = {}
     for name, flat in flats.items():
-        if on_gpu.on_gpu(flat) and flat.numel():
-            norms = _norms_there(flat, norm, codec.levels, codec.bucket)
-            levels = _levels_there(flat, norms, codec.levels, codec.bucket, generator)
-        else:
-            numbers = flat.cpu().numpy()
-            norms = _norms(numbers, norm, codec.levels, codec.bucket)
-            levels = _levels(numbers, norms, codec.levels, codec.bucket, generator)
+        norms = _norms(flat, norm, codec.levels, codec.bucket)
+        levels = _levels(flat, norms, codec.levels, codec.bucket, generator)
         parts |= codec.write(name, norms, levels)
     return Packet(parts, codec)
 
@@ -271,26 +253,6 @@ def _norms(flat: np.ndarray, norm: Norm, levels: int, bucket: int) -> np.ndarray
     return _finished(norms, norm, levels)
 
 
-def _norms_there(flat: Tensor, norm: Norm, levels: int, bucket: int) -> np.ndarray:
-    """`_norms` of a tensor on a GPU with at least one entry."""
-    rows = _rows(flat, bucket)
-    if norm == "inf":
-        largest = rows.abs().amax(dim=1).double().cpu().numpy()
-        # The sign of a norm of zeros is numpy's.
-        found = _finished(largest, norm, levels) if largest.all() else None
-    else:
-        wide = rows.double()
-        sums = (wide.abs() if norm == "1" else wide.square()).sum(dim=1)
-        found = on_gpu.rounded(sums, rows.shape[1], lambda each: _finished(each, norm, levels))
-    return _norms(flat.cpu().numpy(), norm, levels, bucket) if found is None else found
-
-
-def _rows(flat: Tensor, bucket: int) -> Tensor:
-    """A bucket a row; the last one is filled with zeros."""
-    length = bucket or flat.numel()
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % length)).view(-1, length)
-
-
 def _finished(norms: np.ndarray, norm: Norm, levels: int) -> np.ndarray:
     """float32 norms from the float64 sums of buckets, or from their largest entries."""
     if norm == "2":
@@ -322,20 +284,6 @@ def _levels(
         np.copysign(x, rows, out=x)
         chosen[piece] = x.reshape(-1)
     return chosen
-
-
-def _levels_there(flat: Tensor, norms: np.ndarray, levels: int, bucket: int, generator: np.random.Generator) -> Tensor:
-    """`_levels` of a tensor on a GPU, from the same draws; int8 or int16 there."""
-    fraction_bits = FIXED_POINT_BITS - levels.bit_length()
-    draws = np.empty(flat.numel(), np.uint32)
-    for piece, _ in _pieces(flat.numel(), bucket):
-        draws[piece] = bits.random_bits(piece.stop - piece.start, generator)
-    draws >>= np.uint32(32 - fraction_bits)
-    divisors = on_gpu.there(np.where(norms > 0, norms, np.float32(1))[:, None], flat)
-    x = _rows(flat.abs(), bucket) / divisors * (levels * 2.0**fraction_bits)
-    fixed = x.view(-1)[: flat.numel()].to(torch.int32) + on_gpu.there(draws.view(np.int32), flat)
-    chosen = fixed >> fraction_bits
-    return torch.where(flat < 0, -chosen, chosen).to(torch.int8 if _level_type(levels) is np.int8 else torch.int16)
 
 
 def _level_type(levels: int) -> type[np.signedinteger]:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress import on_gpu
 from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
-from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, entries
-from rayfl.tree import Tree
+from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, entries, entries_on_device, is_on_device
+from rayfl.data.device import upload
+from rayfl.tree import Tree, pack_bits
 
 ROUNDING = 2.0**-40
 """A generous bound on what rounding scales and means to float32 takes from a constant."""
@@ -57,8 +57,8 @@ class ScaledSign(Quantizer):
         """Signs and scales of all tensors; draws nothing. ValueError on NaN and infinity."""
         parts = {}
         for name, tensor in x.items():
-            flat = entries(name, tensor, where_it_lies=True)
-            parts[f"{name}.signs"] = on_gpu.bits_of(flat < 0)
+            flat = entries_on_device(name, tensor)
+            parts[f"{name}.signs"] = _packed_bits(flat < 0) if is_on_device(flat) else pack_bits(flat < 0)
             parts[f"{name}.scale"] = _mean_magnitude(flat)
         return Packet(parts, SignCodec(shapes_of(x))), memory
 
@@ -107,8 +107,8 @@ class OneBit(Quantizer):
         """Signs and means of all groups; draws nothing. ValueError on NaN and infinity."""
         parts = {}
         for name, tensor in x.items():
-            rows = entries(name, tensor, where_it_lies=True).view(_groups(tuple(tensor.shape)))
-            parts[f"{name}.signs"] = on_gpu.bits_of(rows < 0)
+            rows = entries(name, tensor).numpy().reshape(_groups(tuple(tensor.shape)))
+            parts[f"{name}.signs"] = np.packbits(rows < 0)
             parts[f"{name}.means"] = _means(rows)
         return Packet(parts, OneBitCodec(shapes_of(x))), memory
 
@@ -118,30 +118,34 @@ class OneBit(Quantizer):
 
 
 def _mean_magnitude(flat: Tensor) -> np.ndarray:
-    """float32 [1]: the mean of |entries|; [0] where there are none."""
-    if on_gpu.on_gpu(flat) and flat.numel():
-        sums = flat.abs().sum(dtype=torch.float64).view(1)
-        found = on_gpu.rounded(sums, flat.numel(), lambda each: (each / flat.numel()).astype(np.float32))
-        if found is not None:
-            return found
+    """float32 [1]: the mean of |entries|; [0] where there are none.
+
+    A GPU adds in another order than numpy. So its sum is used only if every order of additions gives the same float32;
+    otherwise numpy adds. By Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2, two orders of n
+    additions of numbers of one sign differ by less than 2 n u / (1 - n u), u = 2^-53.
+    """
+    if is_on_device(flat) and flat.numel():
+        margin = (flat.numel() + 4) * 2.0**-52 * (1 + 2.0**-20)
+        total = flat.abs().sum(dtype=torch.float64).item()
+        low, high = (np.float32(total * factor / flat.numel()) for factor in (1 - margin, 1 + margin))
+        if low == high:
+            return np.array([low])
     magnitudes = np.abs(flat.cpu().numpy())
     return np.array([magnitudes.mean(dtype=np.float64)] if magnitudes.size else [], np.float32)
 
 
-def _means(rows: Tensor) -> np.ndarray:
+def _packed_bits(mask: Tensor) -> np.ndarray:
+    """`tree.pack_bits`, computed on the device of the boolean tensor."""
+    flat = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8))
+    weights = upload(np.array([128, 64, 32, 16, 8, 4, 2, 1], np.uint8), flat.device)
+    return (flat.view(-1, 8) * weights).sum(dim=1, dtype=torch.uint8).cpu().numpy()
+
+
+def _means(rows: np.ndarray) -> np.ndarray:
     """float32 [2 * num_groups]: of each group [num_groups, size] the means of its nonnegative and negative entries."""
-    size = rows.shape[1]
-    if on_gpu.on_gpu(rows):
-        num_negative = (rows < 0).sum(dim=1).cpu().numpy()
-        sums = torch.cat([part.sum(dim=1, dtype=torch.float64) for part in (rows.clamp(min=0), rows.clamp(max=0))])
-        counts = np.maximum(np.concatenate([size - num_negative, num_negative]), 1)
-        found = on_gpu.rounded(sums, size, lambda each: (each / counts).astype(np.float32))
-        if found is not None:
-            return found
-    numbers = rows.cpu().numpy()
-    num_negative = np.count_nonzero(numbers < 0, axis=1)
-    lower = np.minimum(numbers, 0).sum(axis=1, dtype=np.float64) / np.maximum(num_negative, 1)
-    upper = np.maximum(numbers, 0).sum(axis=1, dtype=np.float64) / np.maximum(size - num_negative, 1)
+    num_negative = np.count_nonzero(rows < 0, axis=1)
+    lower = np.minimum(rows, 0).sum(axis=1, dtype=np.float64) / np.maximum(num_negative, 1)
+    upper = np.maximum(rows, 0).sum(axis=1, dtype=np.float64) / np.maximum(rows.shape[1] - num_negative, 1)
     return np.concatenate([upper, lower]).astype(np.float32)
 
 

@@ -13,15 +13,11 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from rayfl.compress import on_gpu
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
 from rayfl.compress.positions import (
-    ArrayPlaces,
-    Places,
     cut_positions,
     decode_mask,
     decode_positions,
-    encode_places,
     encode_positions,
     positions_of,
 )
@@ -35,6 +31,8 @@ from rayfl.compress.values import (
     decode_values,
     encode_values,
     entries,
+    entries_on_device,
+    is_on_device,
     scaled,
 )
 from rayfl.errors import RayflError
@@ -78,7 +76,7 @@ class Draw(Protocol):
 class Selection:
     """The entries to send: increasing int64 `positions` of each tensor, and `scales` of the values (1 if absent).
 
-    Where `draw` gives the same positions from `seed`, uint64 [1], the seed is sent in place of the positions.
+    If `draw` gives the same positions from `seed`, uint64 [1], the seed is sent instead of the positions.
     """
 
     positions: Mapping[str, np.ndarray]
@@ -87,19 +85,9 @@ class Selection:
     draw: Draw | None = None
 
     def values(self, flats: Tree) -> Tree:
-        """The kept entries [count] of each flat tensor, times its scale. ValueError where that is beyond float32."""
-        chosen = {name: torch.from_numpy(flat.numpy()[self.positions[name]]) for name, flat in flats.items()}
-        return {name: scaled(name, tensor, self.scales.get(name, 1.0)) for name, tensor in chosen.items()}
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What a sparsifier sends: each tensor's values [count], their places, and the seed that may stand for them."""
-
-    values: Tree
-    places: Mapping[str, Places]
-    seed: np.ndarray | None = None
-    draw: Draw | None = None
+        """The kept entries [count] of each flat tensor, times its scale. RayflError where that is beyond float32."""
+        kept = {name: torch.from_numpy(flat.numpy()[self.positions[name]]) for name, flat in flats.items()}
+        return {name: scaled(name, tensor, self.scales.get(name, 1.0)) for name, tensor in kept.items()}
 
 
 def sizes_of(shapes: Shapes) -> dict[str, int]:
@@ -166,20 +154,21 @@ def seed_of(parts: Mapping[str, np.ndarray], name: str) -> int:
     return int(buffer_of(parts, name, np.dtype(np.uint64), 1)[0])
 
 
-def sparse_packet(values: Tree, support: Tree, dtype: ValueType = "fp32") -> Packet:
+def sparse_packet(values: Tree, support: Tree) -> Packet:
     """The packet of `values` where the boolean tree `support` is True; zeros inside the support are sent too.
 
-    ValueError on NaN or infinity anywhere in `values`, and where `support` does not fit.
+    ValueError on NaN or infinity anywhere in `values`, and if `support` does not fit.
     """
-    flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in values.items()}
-    masks: Tree = {}
+    flats = {name: entries(name, tensor) for name, tensor in values.items()}
+    positions: dict[str, np.ndarray] = {}
     for name, tensor in values.items():
         mask = support.get(name)
         if mask is None or mask.dtype != torch.bool or mask.shape != tensor.shape:
             given = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
             raise RayflError(f"support of {name!r} is {given}; it must be bool of shape {tuple(tensor.shape)}")
-        masks[name] = mask.reshape(-1)
-    return _packet(_at(flats, masks), shapes_of(values), dtype)
+        positions[name] = np.flatnonzero(mask.cpu().numpy())
+    selection = Selection(positions)
+    return _packet(selection.values(flats), selection, shapes_of(values), "fp32")
 
 
 def top_k_support(x: Tree, keep_ratio: float, scope: Scope = "tensor") -> Tree:
@@ -247,20 +236,14 @@ class Sparsifier(Compressor):
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """Choose the entries to send of finite float32 tensors [numel] in main memory."""
 
-    def choose_there(self, flats: Tree) -> Tree | None:
-        """What `choose` chooses as boolean tensors, of tensors on a GPU; None where only main memory will do."""
-        return None
+    def select(self, x: Tree, generator: np.random.Generator) -> tuple[Tree, Selection]:
+        """The values to send, float32 [count] of each tensor in main memory, and their positions.
 
-    def chosen(self, x: Tree, generator: np.random.Generator) -> Chosen:
-        """Choose the entries to send; on a GPU nothing else travels. ValueError on NaN and infinity."""
-        flats = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
-        masks = self.choose_there(flats) if on_gpu.any_on_gpu(flats) else None
-        if masks is not None:
-            return _at(flats, masks)
-        flats = {name: flat.cpu() for name, flat in flats.items()}
-        found = self.choose(flats, generator)
-        places = {name: ArrayPlaces(found.positions[name], flat.numel()) for name, flat in flats.items()}
-        return Chosen(found.values(flats), places, found.seed, found.draw)
+        ValueError on NaN and infinity.
+        """
+        flats = {name: entries(name, tensor) for name, tensor in x.items()}
+        selection = self.choose(flats, generator)
+        return selection.values(flats), selection
 
     @abstractmethod
     def most_kept(self, num_entries: int) -> int:
@@ -273,7 +256,8 @@ class Sparsifier(Compressor):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The kept values, and positions or a seed. ValueError on NaN, infinity, or values too large for their type."""
-        return _packet(self.chosen(x, generator), shapes_of(x), self.values), memory
+        values, selection = self.select(x, generator)
+        return _packet(values, selection, shapes_of(x), self.values), memory
 
 
 class TopK(Sparsifier):
@@ -294,8 +278,15 @@ class TopK(Sparsifier):
         """The positions of the largest entries; draws nothing."""
         return Selection(_top_k(flats, self.keep_ratio, self.scope))
 
-    def choose_there(self, flats: Tree) -> Tree:
-        return _top_k_masks(flats, self.keep_ratio, self.scope)
+    def select(self, x: Tree, generator: np.random.Generator) -> tuple[Tree, Selection]:
+        """See `Sparsifier`. Of tensors on a GPU only the values and their positions are copied to main memory."""
+        if not any(map(is_on_device, x.values())):
+            return super().select(x, generator)
+        flats = {name: entries_on_device(name, tensor) for name, tensor in x.items()}
+        masks = _top_k_masks(flats, self.keep_ratio, self.scope)
+        found = {name: mask.nonzero().flatten() for name, mask in masks.items()}
+        positions = {name: each.to(torch.int32).cpu().numpy().astype(np.int64) for name, each in found.items()}
+        return {name: flats[name].index_select(0, each).cpu() for name, each in found.items()}, Selection(positions)
 
     def most_kept(self, num_entries: int) -> int:
         return kept_entries(num_entries, self.keep_ratio)
@@ -307,38 +298,33 @@ class TopK(Sparsifier):
         return kept_share(num_entries, self.keep_ratio, self.scope) * (1 - UNIT_ROUNDOFF[self.values] ** 2)
 
 
-def _packet(chosen: Chosen, shapes: Shapes, dtype: ValueType) -> Packet:
-    parts = {} if chosen.seed is None else {SEED: chosen.seed}
-    for name, values in chosen.values.items():
-        parts[f"{name}.values"] = encode_values(name, values, dtype)
-        if chosen.draw is None:
-            parts[f"{name}.positions"] = encode_places(chosen.places[name])
-    return Packet(parts, SparseCodec(shapes, dtype, chosen.draw))
-
-
-def _at(flats: Tree, masks: Tree) -> Chosen:
-    """The entries [numel] at which the boolean tensors [numel] are True, found where they lie."""
-    places: dict[str, Places] = {}
-    values: Tree = {}
-    for name, flat in flats.items():
-        if on_gpu.on_gpu(flat):
-            found = on_gpu.TensorPlaces(masks[name].to(flat.device))
-            places[name], values[name] = found, flat.index_select(0, found.chosen)
-        else:
-            positions = np.flatnonzero(masks[name].cpu().numpy())
-            places[name], values[name] = ArrayPlaces(positions, flat.numel()), torch.from_numpy(flat.numpy()[positions])
-    return Chosen(values, places)
+def _packet(values: Tree, selection: Selection, shapes: Shapes, dtype: ValueType) -> Packet:
+    parts = {} if selection.seed is None else {SEED: selection.seed}
+    sizes = sizes_of(shapes)
+    for name, kept in values.items():
+        parts[f"{name}.values"] = encode_values(name, kept, dtype)
+        if selection.draw is None:
+            parts[f"{name}.positions"] = encode_positions(selection.positions[name], sizes[name])
+    return Packet(parts, SparseCodec(shapes, dtype, selection.draw))
 
 
 def _top_k_masks(flats: Tree, keep_ratio: float, scope: Scope) -> Tree:
-    """The kept entries of each flat tensor as a boolean one, on its device."""
+    """The kept entries of each flat tensor as a boolean tensor, on its device."""
     if scope == "tensor":
-        return {name: on_gpu.largest(flat, kept_entries(flat.numel(), keep_ratio)) for name, flat in flats.items()}
-    if not flats:
-        return {}
+        return {name: _largest(flat, kept_entries(flat.numel(), keep_ratio)) for name, flat in flats.items()}
     whole = torch.cat(list(flats.values()))
-    masks = on_gpu.largest(whole, kept_entries(whole.numel(), keep_ratio))
+    masks = _largest(whole, kept_entries(whole.numel(), keep_ratio))
     return dict(zip(flats, masks.split([flat.numel() for flat in flats.values()]), strict=True))
+
+
+def _largest(flat: Tensor, k: int) -> Tensor:
+    """Boolean [n] with exactly k True: the largest |entries|, ties to the lowest position."""
+    if k == 0 or k >= flat.numel():
+        return torch.full_like(flat, k > 0, dtype=torch.bool)
+    magnitudes = flat.abs()
+    threshold = torch.topk(magnitudes, k, sorted=False).values.min()
+    above, tied = magnitudes > threshold, magnitudes == threshold
+    return above | (tied & (tied.cumsum(0) <= k - above.sum()))
 
 
 def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray]:

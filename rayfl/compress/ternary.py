@@ -10,7 +10,6 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from rayfl.compress import on_gpu
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, Shapes, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.sign import ROUNDING
@@ -88,7 +87,7 @@ class Ternary(Compressor):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Means, signs and positions; draws nothing. ValueError on NaN and infinity."""
-        runs = {name: entries(name, tensor, where_it_lies=True) for name, tensor in x.items()}
+        runs = {name: entries(name, tensor) for name, tensor in x.items()}
         if self.scope == "model" and runs:
             runs = {"": torch.cat(list(runs.values()))}
         parts = {}
@@ -100,7 +99,9 @@ class Ternary(Compressor):
         k = kept_entries(flat.numel(), self.keep_ratio)
         if k == 0:
             return {}
-        positions, chosen = _largest(flat, k)
+        numbers = flat.numpy()
+        positions = top_k_positions(numbers, k)
+        chosen = numbers[positions]
         parts: dict[str, np.ndarray] = {f"{name}.mean": np.array([np.abs(chosen).mean(dtype=np.float64)], np.float32)}
         if not chosen.all():
             positions, chosen = positions[chosen != 0], chosen[chosen != 0]
@@ -121,13 +122,3 @@ class Ternary(Compressor):
         k = kept_entries(num_entries, self.keep_ratio)
         kept = k / num_entries if self.scope == "model" else max(1 / num_entries, self.keep_ratio - 1e-9)
         return min(kept, 1 / k) * (1 - ROUNDING)
-
-
-def _largest(flat: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions int64 [k], increasing, and values float32 [k] of the k largest magnitudes."""
-    if on_gpu.on_gpu(flat):
-        found = on_gpu.largest(flat, k).nonzero().flatten()
-        return found.cpu().numpy(), flat.index_select(0, found).cpu().numpy()
-    numbers = flat.numpy()
-    positions = top_k_positions(numbers, k)
-    return positions, numbers[positions]

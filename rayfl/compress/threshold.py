@@ -40,13 +40,6 @@ class Threshold(Sparsifier):
         """The positions of the entries that reach the threshold; draws nothing."""
         return Selection({name: self._positions(flat) for name, flat in flats.items()})
 
-    def choose_there(self, flats: Tree) -> Tree:
-        limits = {name: self._limit(flat) for name, flat in flats.items()}
-        # A number of float32 stays one as torch compares it.
-        return {
-            name: flat.abs() >= float(limits[name]) if limits[name] > 0 else flat != 0 for name, flat in flats.items()
-        }
-
     def most_kept(self, num_entries: int) -> int:
         return num_entries
 

@@ -25,23 +25,31 @@ UNIT_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}
 """Relative error |C(x) - x| / |x| at most, for normal numbers. fp16 has none: below 2^-14 its error is absolute."""
 
 
-def entries(name: str, tensor: Tensor, where_it_lies: bool = False) -> Tensor:
-    """The entries of a floating point tensor, row by row, as float32 in main memory: [numel], a view if it already is.
+def entries(name: str, tensor: Tensor) -> Tensor:
+    """The entries of a floating point tensor, row by row, as float32 [numel] in main memory; a view if it already is.
 
-    `where_it_lies`: on the tensor's own device instead. float64 is rounded to float32. ValueError on NaN, infinity
-    (also a float64 beyond float32) and other types.
+    float64 is rounded to float32. ValueError on NaN, infinity (also a float64 beyond float32) and other types.
     """
+    return entries_on_device(name, tensor.detach().cpu())
+
+
+def entries_on_device(name: str, tensor: Tensor) -> Tensor:
+    """`entries` on the tensor's own device."""
     if not tensor.is_floating_point():
         raise RayflError(
             f"tensor {name!r} is {tensor.dtype}, only floating point can be encoded: "
             "send masks with mask_packet and counts with count_packet"
         )
-    device = tensor.device if where_it_lies else torch.device("cpu")
-    flat = tensor.detach().to(device, torch.float32).reshape(-1)
+    flat = tensor.detach().to(torch.float32).reshape(-1)
     # No sum with NaN or infinity in it is finite, and a sum takes less time; one of finite numbers may overflow.
     if not math.isfinite(flat.sum()) and not math.isfinite(_magnitude(flat)):
         raise not_finite(name)
     return flat
+
+
+def is_on_device(tensor: Tensor) -> bool:
+    """Whether a tensor lies on a GPU."""
+    return tensor.device.type == "cuda"
 
 
 def not_finite(name: str) -> ValueError:

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from rayfl.compress.base import Message, message_bits
+from rayfl.data.transfer import to_memory
 from rayfl.methods.base import Carry, Context, Reply, Work
 from rayfl.population.fate import Fate
-from rayfl.rounds import carries, evaluation
+from rayfl.rounds import evaluation
 from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import ClientResult, RoundInputs
 from rayfl.rounds.client_outputs import ClientOutputs
@@ -73,7 +74,7 @@ class ClientRound:
             stages=self.plan.stages,
             device=self.setup.device,
             share=self.ctx.traits.work_share,
-            stays=self.setup.hooks_there,
+            on_device=self.setup.hooks_on_device,
         )
 
     def begin(self) -> Carry:
@@ -91,7 +92,7 @@ class ClientRound:
         if sends and finished.message is not None:
             message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
             if not setup.is_peer:
-                at_server = replace(ctx, initial=setup.initial) if setup.hooks_there else ctx
+                at_server = replace(ctx, initial=setup.initial) if setup.hooks_on_device else ctx
                 server_memory = checked(setup.server_half.store_uplink)(server_memory, message, at_server)
         elif fate.uploads:
             fate = Fate.SILENT
@@ -117,8 +118,8 @@ class ClientRound:
             metrics = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
             result = replace(result, metrics={**result.metrics, **metrics})
         kept = with_memory(finished.state, uplink_memory)
-        if setup.hooks_there:
-            kept = carries.to_memory(kept, setup.device)
+        if setup.hooks_on_device:
+            kept = to_memory(kept, setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
             kept,

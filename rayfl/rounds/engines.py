@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from rayfl.data.batches import Batch, ClientData, Order, amount
 from rayfl.data.stacks import StackBatches
+from rayfl.data.transfer import stack, to_device, to_memory, unstack, unstack_in_memory
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
-from rayfl.rounds import carries
 from rayfl.rounds.answers import checked
 
 
@@ -47,8 +47,8 @@ class LocalTask:
     purpose: str = "train"
     share: float = 1.0
     """Share of every stage's steps that the client does."""
-    stays: bool = False
-    """Whether the trained carry stays on the device (`Setup.hooks_there`)."""
+    on_device: bool = False
+    """Whether the trained carry stays on the device (`Setup.hooks_on_device`)."""
 
     def planned(self, stage: Stage) -> Work:
         """The work that a stage is."""
@@ -88,7 +88,7 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
     """One client after another, whatever the width."""
     one_step = checked(method.step)
     for task in tasks:
-        carry = carries.to_device(task.begin(), task.device)
+        carry = to_device(task.begin(), task.device)
         work: dict[str, Work] = {}
         with _forked(method, task):
             for stage in task.stages:
@@ -99,7 +99,7 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
                     num_examples += _size(batch)
                 carry = _ended(method, carry, stage, task)
                 work[stage.name] = Work(num_steps, num_examples)
-        yield carry if task.stays else carries.to_memory(carry, task.device), work
+        yield carry if task.on_device else to_memory(carry, task.device), work
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
@@ -134,19 +134,23 @@ def _together(
     stages = tasks[0].stages
     if not stages:
         return list(zip(own, work, strict=True))
-    rows = carries.rows if tasks[0].stays else carries.rows_in_memory
-    carry = carries.stacked(own, width, device)
+    on_device = tasks[0].on_device
+
+    def rows() -> list[Carry]:
+        return unstack(carry, len(tasks)) if on_device else unstack_in_memory(carry, len(tasks), device)
+
+    carry = stack(own, width, device)
     for number, stage in enumerate(stages, 1):
         orders = [task.order(stage) for task in tasks]
         carry = run_stage(method, carry, stage_batches(tasks, stage, orders, width), stage)
         for row, order in enumerate(orders):
             work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
         if type(method).end_stage is not Method.end_stage:
-            ended = [checked(method.end_stage)(one, stage=stage) for one in rows(carry, len(tasks))]
+            ended = [checked(method.end_stage)(one, stage=stage) for one in rows()]
             if number == len(stages):
                 return list(zip(ended, work, strict=True))
-            carry = carries.stacked(ended, width, device)
-    return list(zip(rows(carry, len(tasks)), work, strict=True))
+            carry = stack(ended, width, device)
+    return list(zip(rows(), work, strict=True))
 
 
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
@@ -171,9 +175,9 @@ def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage)
 def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
     """One client's carry after a stage: `end_stage` sees it where the other hooks do."""
     end_stage = checked(method.end_stage)
-    if task.stays or type(method).end_stage is Method.end_stage:
+    if task.on_device or type(method).end_stage is Method.end_stage:
         return end_stage(carry, stage=stage)
-    return carries.to_device(end_stage(carries.to_memory(carry, task.device), stage=stage), task.device)
+    return to_device(end_stage(to_memory(carry, task.device), stage=stage), task.device)
 
 
 @contextmanager

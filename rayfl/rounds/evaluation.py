@@ -16,8 +16,8 @@ import torch
 
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Samples
+from rayfl.data.transfer import to_device
 from rayfl.methods.base import Carry, Context
-from rayfl.rounds import carries
 from rayfl.rounds.answers import checked
 from rayfl.rounds.engines import LocalTask, run_loop
 from rayfl.rounds.setup import Setup
@@ -54,11 +54,11 @@ def means(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> 
 
 def per_example(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric's value for each of the given examples, float64 [len(indices)]."""
-    params = carries.to_device(params, setup.device)
-    held, parts = setup.on_device.of(samples), dict[str, list[torch.Tensor]]()
+    params = to_device(params, setup.device)
+    held, parts = setup.device_data.of(samples), dict[str, list[torch.Tensor]]()
     for rows in held.order(indices).split(BATCH):
         inputs, labels = held.take(rows)
-        batch = Batch(setup.on_device.normalise(inputs), labels)
+        batch = Batch(setup.device_data.normalise(inputs), labels)
         for name, values in setup.method.task.metrics(params, batch).items():
             parts.setdefault(name, []).append(values)
     return {name: torch.cat(values).double().cpu().numpy() for name, values in parts.items()}
@@ -115,7 +115,7 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
         stages=stages,
         device=setup.device,
         purpose="judge" if carry is None else "judge after training",
-        stays=setup.hooks_there,
+        on_device=setup.hooks_on_device,
     )
     ((adapted, _),) = run_loop(method, [task])
     return adapted["params"]

@@ -10,11 +10,12 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.choices import plugins
-from rayfl.compress.base import Compressor, Message, Uploaded
+from rayfl.compress.base import Compressor, Message, OnDevice
 from rayfl.data.batches import ClientData
 from rayfl.data.datasets import Dataset
 from rayfl.data.device import DeviceData
 from rayfl.data.partition import Partition
+from rayfl.data.transfer import to_device
 from rayfl.determinism import seeding
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
@@ -23,7 +24,7 @@ from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.models import flops
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Clients, Population
-from rayfl.rounds import carries, engines, stacking
+from rayfl.rounds import engines, stacking
 from rayfl.rounds.answers import checked
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings
@@ -75,7 +76,9 @@ class Setup:
         # Pickle reads in order: plugin files must have run before it comes to objects of their classes.
         # Each process puts the samples on its own device, and looks at the initial arrays where they are.
         fields = {
-            name: value for name, value in vars(self).items() if name not in ("on_device", "initial", "initial_there")
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("device_data", "initial", "initial_on_device")
         }
         return {"plugin_files": plugins.loaded_files(), **fields}
 
@@ -90,9 +93,9 @@ class Setup:
         return tree.to_tensors(self.initial_arrays)
 
     @cached_property
-    def initial_there(self) -> Tree:
+    def initial_on_device(self) -> Tree:
         """The same where local work runs."""
-        return carries.to_device(self.initial, self.device)
+        return to_device(self.initial, self.device)
 
     @property
     def num_clients(self) -> int:
@@ -105,12 +108,12 @@ class Setup:
         return torch.device(self.device_name)
 
     @property
-    def hooks_there(self) -> bool:
+    def hooks_on_device(self) -> bool:
         """Whether clients' hooks and uplinks are given tensors of a device, where local work runs on one."""
         return self.device.type != "cpu" and self.method.on_device and self.uplink.takes_device
 
     @cached_property
-    def on_device(self) -> DeviceData:
+    def device_data(self) -> DeviceData:
         """The dataset where local work runs."""
         return DeviceData(self.dataset, self.device)
 
@@ -209,7 +212,7 @@ class Setup:
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
-        return ClientData(self.dataset, self.partition, client, self.on_device)
+        return ClientData(self.dataset, self.partition, client, self.device_data)
 
     def context(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
         """What a method may know in this round about this client (`seeding.NOBODY`: the server)."""
@@ -232,13 +235,13 @@ class Setup:
     def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
         """`context` for the hooks of a client that trains: the initial parameters lie where they work."""
         ctx = self.context(round, plan, client, purpose)
-        return replace(ctx, initial=self.initial_there) if self.hooks_there else ctx
+        return replace(ctx, initial=self.initial_on_device) if self.hooks_on_device else ctx
 
     def for_hooks(self, message: Message) -> Message:
         """A message whose packets decode where the hooks of clients that train work."""
-        if not self.hooks_there:
+        if not self.hooks_on_device:
             return message
-        return {name: Uploaded.on(self.device, packet) for name, packet in message.items()}
+        return {name: OnDevice.of(packet, self.device) for name, packet in message.items()}
 
     def uplink_of(self, client: Traits) -> Compressor:
         """The client's uplink: with its own retention ratio where it has one that the method does not use itself."""

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from rayfl import gather
 from rayfl.compress.base import Message, message_bits
+from rayfl.data.transfer import to_memory
 from rayfl.determinism.addition_order import Node, add_up, total
 from rayfl.gather import Aggregate, Gather
-from rayfl.rounds import carries
 from rayfl.rounds.client_round import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
@@ -107,7 +107,7 @@ class Summing:
             with naming_round_and_client(round, one.client):
                 return self._add(sums, one)
 
-        return on_wire(self._landed(add_up(node, self._empty, add, merged)))
+        return on_wire(self._in_memory(add_up(node, self._empty, add, merged)))
 
     def summed(self, root: Node, parts: Mapping[Node, Sent]) -> Sums:
         """The sums of a node, from what nodes that cover it have sent, which stays as it is."""
@@ -123,11 +123,11 @@ class Summing:
 
         return add_up(node, self._empty, add, merged)
 
-    def _landed(self, sums: Sums) -> Sums:
+    def _in_memory(self, sums: Sums) -> Sums:
         """Sums in main memory: one copy for all that was added up on the device."""
         if self.device.type == "cpu":
             return sums
-        trees = carries.to_memory({name: (one.sum, one.weights) for name, one in sums.items()}, self.device)
+        trees = to_memory({name: (one.sum, one.weights) for name, one in sums.items()}, self.device)
         return {name: replace(one, sum=trees[name][0], weights=trees[name][1]) for name, one in sums.items()}
 
     def _gathered(self, message: Message) -> Message:

@@ -13,9 +13,10 @@ import numpy as np
 
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
+from rayfl.data.transfer import to_device
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
-from rayfl.rounds import carries, evaluation
+from rayfl.rounds import evaluation
 from rayfl.rounds.answers import checked
 from rayfl.rounds.calls import (
     AddJob,
@@ -90,14 +91,16 @@ class Worker:
         self, round_inputs: RoundInputs, job: TrainJob, kept: Mapping[int, ClientOutputs]
     ) -> Iterator[tuple[ClientRound, ClientResult, ClientOutputs]]:
         """Every client of the job in order, trained one after another or a stack at a time."""
-        message = self.setup.for_hooks(round_inputs.message) if self.setup.hooks_there else opened(round_inputs.message)
+        message = (
+            self.setup.for_hooks(round_inputs.message) if self.setup.hooks_on_device else opened(round_inputs.message)
+        )
         server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
         width = self.setup.work_width
         for first in range(0, len(job.clients), width):
             group = job.clients[first : first + width]
             states = [self._state(client, kept[client]) for client in group]
-            if self.setup.hooks_there:
-                states = carries.to_device(states, self.setup.device)
+            if self.setup.hooks_on_device:
+                states = to_device(states, self.setup.device)
             client_rounds = [
                 ClientRound(
                     self.setup,

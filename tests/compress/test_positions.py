@@ -11,7 +11,6 @@ from rayfl.compress.positions import (
     GOLOMB,
     INT32,
     PACKED,
-    ArrayPlaces,
     decode_counted,
     decode_positions,
     encode_counted,
@@ -29,7 +28,7 @@ def encoded(positions: list[int], size: int) -> list[int]:
 
 
 def counted(positions: list[int], size: int) -> list[int]:
-    buffer = encode_counted(ArrayPlaces(np.array(positions, np.int64), size))
+    buffer = encode_counted(np.array(positions, np.int64), size)
     assert decode_counted(buffer, size).tolist() == positions
     return buffer.tolist()
 
@@ -139,7 +138,7 @@ def test_positions_of_a_mask(size: int, density: float):
 )
 def test_counted_positions_tell_how_many_they_are(positions: list[int]):
     given = np.array(positions, np.int64)
-    buffer = encode_counted(ArrayPlaces(given, 3000))
+    buffer = encode_counted(given, 3000)
     assert decode_counted(buffer, 3000).tolist() == positions
     known, all_of_them = encode_positions(given, 3000).nbytes, len(positions) == 3000
     # Packed and Golomb's code, which few positions may have, need their number.

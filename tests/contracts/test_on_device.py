@@ -16,7 +16,7 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
 from rayfl.data.device import DeviceData
-from rayfl.data.travel import PAGE
+from rayfl.data.transfer import PAGE
 from rayfl.methods.base import Carry, Context, Finished, Method
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.scaffold import Scaffold

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
-from rayfl.data.travel import PAGE, laid, landed, packed, stacked_there, there, unpacked
+from rayfl.data.transfer import PAGE, offsets, pack, stack, to_device, to_memory, unpack, unstack, unstack_in_memory
 from rayfl.methods.base import Carry
-from rayfl.rounds import carries
 from tests.pretended_gpu import GPU, PretendedGpu
 
 CPU = torch.device("cpu")
@@ -36,37 +35,31 @@ def test_a_buffer_holds_every_leaf_at_the_start_of_a_page():
     flat = [tree_flatten(carry(seed))[0] for seed in range(3)]
     columns = list(zip(*flat, strict=True))
     shapes = [(torch.Size([3, *column[0].shape]), column[0].dtype) for column in columns]
-    buffer = packed(columns)
-    starts, size = laid(shapes)
+    buffer = pack(columns)
+    starts, size = offsets(shapes)
     assert buffer.nbytes == size and all(start % PAGE == 0 for start in starts)
-    for leaf, column in zip(unpacked(buffer, shapes), columns, strict=True):
+    for leaf, column in zip(unpack(buffer, shapes), columns, strict=True):
         assert leaf.is_contiguous() and torch.equal(leaf, torch.stack(column))
 
 
-def test_what_lands_is_what_left():
+def test_only_what_lies_on_the_device_is_copied_back():
     leaves = tree_flatten(carry(4))[0]
     with PretendedGpu() as gpu:
-        # The first of them has never been there.
-        found = landed([leaves[0], *there(leaves[1:], GPU)])
+        found = to_memory([leaves[0], *to_device(leaves[1:], GPU)], GPU)
     assert found[0] is leaves[0] and (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
     for leaf, one in zip(leaves, found, strict=True):
         assert leaf.dtype == one.dtype and torch.equal(leaf, one)
 
 
-def by_buffer(own: list[Carry], width: int) -> Carry:
-    """`stacked` as on a GPU, whose copies are left out here: `upload` to a CPU is nothing."""
-    flat = [tree_flatten(one) for one in own]
-    columns = [[*column, *[column[0]] * (width - len(own))] for column in zip(*(one for one, _ in flat), strict=True)]
-    return tree_unflatten(stacked_there(columns, CPU), flat[0][1])
-
-
 @pytest.mark.parametrize("width", [3, 5])
 def test_a_stack_is_the_same_by_one_buffer_as_leaf_by_leaf(width: int):
     own = [carry(seed) for seed in range(3)]
-    plain, buffered = carries.stacked(own, width, CPU), by_buffer(own, width)
+    plain = stack(own, width, CPU)
+    with PretendedGpu():
+        buffered = to_memory(stack(own, width, GPU), GPU)
     assert_equal(plain, buffered)
     assert plain["params"]["w"].shape == (width, 3, 5)
-    for row, (one, found) in enumerate(zip(own, carries.rows(buffered, 3), strict=True)):
+    for row, (one, found) in enumerate(zip(own, unstack(buffered, 3), strict=True)):
         assert_equal(one, found)
         assert_equal(tree_map(lambda leaf, row=row: leaf[row], plain), found)
         for leaf in tree_flatten(found)[0]:
@@ -76,10 +69,10 @@ def test_a_stack_is_the_same_by_one_buffer_as_leaf_by_leaf(width: int):
 def test_a_stack_goes_to_a_gpu_and_comes_back_by_one_copy():
     own = [carry(seed) for seed in range(3)]
     with PretendedGpu() as gpu:
-        stack = carries.stacked(own, 5, GPU)
-        assert all(leaf.device == GPU and len(leaf) == 5 for leaf in tree_flatten(stack)[0])
+        stacked = stack(own, 5, GPU)
+        assert all(leaf.device == GPU and len(leaf) == 5 for leaf in tree_flatten(stacked)[0])
         assert (len(gpu.uploads), gpu.downloads) == (1, [])
-        back = carries.rows_in_memory(stack, 3)
+        back = unstack_in_memory(stacked, 3, GPU)
     assert (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
     for one, found in zip(own, back, strict=True):
         assert_equal(one, found)
@@ -88,26 +81,26 @@ def test_a_stack_goes_to_a_gpu_and_comes_back_by_one_copy():
 def test_a_stack_of_what_lies_on_a_gpu_travels_nowhere_but_for_what_a_hook_made_in_main_memory():
     own = [carry(seed) for seed in range(3)]
     with PretendedGpu() as gpu:
-        begun = [carries.to_device(one, GPU) for one in own]
+        begun = [to_device(one, GPU) for one in own]
         del gpu.uploads[:]
         for one, plain in zip(begun, own, strict=True):
             one["steps"], one["loss"] = plain["steps"], plain["loss"]
-        rows = carries.rows(carries.stacked(begun, 4, GPU), 3)
+        rows = unstack(stack(begun, 4, GPU), 3)
         assert len(gpu.uploads) == 1 and gpu.uploads[0] == 2 * PAGE and gpu.downloads == []
         assert all(leaf.device == GPU for row in rows for leaf in tree_flatten(row)[0])
         for one, row in zip(own, rows, strict=True):
-            assert_equal(one, carries.to_memory(row, GPU))
+            assert_equal(one, to_memory(row, GPU))
 
 
 def test_a_single_carry_goes_to_a_gpu_and_comes_back_by_one_copy():
     with PretendedGpu() as gpu:
-        gone = carries.to_device(carry(1), GPU)
+        gone = to_device(carry(1), GPU)
         assert all(leaf.device == GPU for leaf in tree_flatten(gone)[0])
-        assert_equal(carries.to_memory(gone, GPU), carry(1))
+        assert_equal(to_memory(gone, GPU), carry(1))
         assert (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
-        assert carries.to_device({}, GPU) == carries.to_memory({}, GPU) == {}
+        assert to_device({}, GPU) == to_memory({}, GPU) == {}
 
 
 def test_on_a_cpu_a_single_carry_does_not_move():
     one = carry(0)
-    assert carries.to_device(one, CPU) is one and carries.to_memory(one, CPU) is one
+    assert to_device(one, CPU) is one and to_memory(one, CPU) is one

@@ -1,0 +1,108 @@
+"""Moves nested tensors (trees, states, carries) between main memory and a device.
+
+However many tensors there are, those that have to move are copied together, as one buffer.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from rayfl.data.device import upload
+
+# Any: tensors in dictionaries and lists.
+Nested = TypeVar("Nested", bound=Any)
+
+PAGE = 256
+"""Each tensor begins in the buffer at a multiple of this number of bytes, as in CUDA's own allocations."""
+
+
+def to_device(nested: Nested, device: torch.device) -> Nested:
+    """The same on the device. Tensors in main memory are copied as one buffer; the others stay as they are."""
+    if device.type == "cpu":
+        return nested
+    leaves, spec = tree_flatten(nested)
+    moving = [leaf.device.type != device.type for leaf in leaves]
+    copies = iter(_copied([[leaf] for leaf, moves in zip(leaves, moving, strict=True) if moves], device))
+    return tree_unflatten(
+        [next(copies)[0] if moves else leaf for leaf, moves in zip(leaves, moving, strict=True)], spec
+    )
+
+
+def to_memory(nested: Nested, device: torch.device) -> Nested:
+    """The same in main memory, from the device that local work runs on; waits for the device once."""
+    if device.type == "cpu":
+        return nested
+    leaves, spec = tree_flatten(nested)
+    moving = [leaf for leaf in leaves if leaf.device.type != "cpu"]
+    if not moving:
+        return nested
+    shapes = [(torch.Size([1, *leaf.shape]), leaf.dtype) for leaf in moving]
+    copies = iter(unpack(pack([[leaf] for leaf in moving]).cpu(), shapes))
+    return tree_unflatten([next(copies)[0] if leaf.device.type != "cpu" else leaf for leaf in leaves], spec)
+
+
+def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
+    """Stack `nested` on the device: every leaf is [width, ...]. The rows that are missing are copies of the first."""
+    flat = [tree_flatten(one) for one in nested]
+    spec, missing = flat[0][1], width - len(nested)
+    columns = [[*column, *[column[0]] * missing] for column in zip(*(leaves for leaves, _ in flat), strict=True)]
+    if device.type == "cpu":
+        return tree_unflatten([torch.stack(column) for column in columns], spec)
+    moving = [all(tensor.device.type == "cpu" for tensor in column) for column in columns]
+    copies = iter(_copied([column for column, moves in zip(columns, moving, strict=True) if moves], device))
+    leaves = [
+        next(copies) if moves else torch.stack([upload(tensor, device) for tensor in column])
+        for column, moves in zip(columns, moving, strict=True)
+    ]
+    return tree_unflatten(leaves, spec)
+
+
+def unstack(stacked: Nested, count: int) -> list[Nested]:
+    """The first `count` rows of a stack, on its device. Each row owns its memory."""
+    leaves, spec = tree_flatten(stacked)
+    return [tree_unflatten([leaf[row].clone() for leaf in leaves], spec) for row in range(count)]
+
+
+def unstack_in_memory(stacked: Nested, count: int, device: torch.device) -> list[Nested]:
+    """`unstack` in main memory, from the device that local work runs on; waits for the device once."""
+    return unstack(to_memory(stacked, device), count)
+
+
+def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int], int]:
+    """The first byte of each tensor in a buffer, and the size of the buffer in bytes."""
+    starts, end = [], 0
+    for shape, dtype in shapes:
+        starts.append(end)
+        end += -(-math.prod(shape) * dtype.itemsize // PAGE) * PAGE
+    return starts, end
+
+
+def pack(columns: Sequence[Sequence[Tensor]]) -> Tensor:
+    """One buffer of bytes, uint8 [size], in which each column's tensors are stacked."""
+    shapes = _stacked_shapes(columns)
+    buffer = torch.empty(offsets(shapes)[1], dtype=torch.uint8, device=columns[0][0].device)
+    for column, leaf in zip(columns, unpack(buffer, shapes), strict=True):
+        torch.stack(list(column), out=leaf)
+    return buffer
+
+
+def unpack(buffer: Tensor, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> list[Tensor]:
+    """The tensors in a buffer, as views of it."""
+    tensors = []
+    for start, (shape, dtype) in zip(offsets(shapes)[0], shapes, strict=True):
+        end = start + math.prod(shape) * dtype.itemsize
+        tensors.append(buffer[start:end].view(dtype).view(shape))
+    return tensors
+
+
+def _copied(columns: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
+    """Each column, whose tensors lie in main memory, as one stacked tensor on the device."""
+    return unpack(upload(pack(columns), device), _stacked_shapes(columns)) if columns else []
+
+
+def _stacked_shapes(columns: Sequence[Sequence[Tensor]]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(torch.Size([len(column), *column[0].shape]), column[0].dtype) for column in columns]
