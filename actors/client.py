@@ -75,7 +75,7 @@ class ClientActor(OwnPackages):
     def ping(self) -> None:
         """Answer, as proof of life."""
 
-    # Any: a job, its inputs and its outputs; rayfl/rounds/calls.py lists their types.
+    # Any: a job, its inputs and its outputs; rayfl/rounds/worker_jobs.py lists their types.
     def call(self, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
         """Do one job and return its result; a job with outputs returns a generator of the outputs, then the result.
 

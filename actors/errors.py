@@ -20,20 +20,20 @@ def final_error(error: "RayTaskError", resume: str) -> BaseException:
     memory ran out. `resume` is the command that goes on."""
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
 
-    from rayfl.rounds.errors import ClientError, described, out_of_memory
+    from rayfl.rounds.errors import ClientError, error_text, out_of_memory
 
     cause = unwrapped(error)
     if isinstance(cause, ObjectStoreFullError):
         advice = "raise runtime.object_store_memory_mb"
-        return ClusterError(f"Ray's object store is full ({described(cause)}); {advice}, then go on with: {resume}")
+        return ClusterError(f"Ray's object store is full ({error_text(cause)}); {advice}, then go on with: {resume}")
     if isinstance(cause, OutOfDiskError):
         advice = "free some space where Ray spills to (/tmp/ray unless it was told otherwise)"
         return ClusterError(f"the disk below Ray's object store is full; {advice}, then go on with: {resume}")
     if isinstance(cause, RayError):
-        return ClusterError(f"Ray failed ({described(cause)}); go on with: {resume}")
+        return ClusterError(f"Ray failed ({error_text(cause)}); go on with: {resume}")
     if out_of_memory(cause) and not isinstance(cause, ClientError | ClusterError):
         advice = "use a machine with more, or fewer actors (runtime.actors)"
-        return ClusterError(f"the coordinator ran out of memory ({described(cause)}); {advice}; go on with: {resume}")
+        return ClusterError(f"the coordinator ran out of memory ({error_text(cause)}); {advice}; go on with: {resume}")
     if isinstance(cause, ClusterError) and resume not in str(cause):
         return ClusterError(f"{cause}; then go on with: {resume}")
     return cause

@@ -4,9 +4,9 @@ import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from actors.errors import ClusterError, LostObjects, unwrapped
-from rayfl.rounds.calls import RoundInputs
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.worker_jobs import RoundInputs
 
 
 def readable(error: RayTaskError, shared: Ref, job: Job) -> BaseException:

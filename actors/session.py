@@ -263,7 +263,7 @@ def address() -> str:
 
 def placed(runtime: Runtime, setup: Setup) -> Placement:
     """The client actors of a run in this session. RayflError if the cluster cannot hold them."""
-    return place(runtime, nodes(), setup.most_calls, joined=runtime.cluster is not None)
+    return place(runtime, nodes(), setup.most_actors, joined=runtime.cluster is not None)
 
 
 def shared(runtime: Runtime, parallel: int, most_calls: int) -> Runtime:

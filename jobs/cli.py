@@ -361,7 +361,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
     """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
     with Display() as display:
         display.stage("reading the data")
-        from rayfl.data.check import checked
+        from rayfl.data.check import checked_dataset
         from rayfl.experiment.experiment import read
         from rayfl.experiment.prepare import make_partition
         from rayfl.experiment.sweep import read_sweep
@@ -374,7 +374,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         if path.suffix not in (".png", ".svg"):
             raise RayflError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")
         require_replaceable(path, PARTITION_PICTURE, overwrite)
-        dataset = checked(experiment.data.load())
+        dataset = checked_dataset(experiment.data.load())
         partition = make_partition(experiment, dataset)
         display.close()
         print_table(drawing.table(dataset, partition), 140)

@@ -6,7 +6,7 @@ classes and objects where a file has a name. Beside a path or an `Experiment` th
 overrides ("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a value of Python's.
 
 A mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code
-`rayfl.rounds.calls.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
+`rayfl.rounds.worker_jobs.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
 `rayfl.run_directory.atomic_files.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and at a
 second time at once; it can be resumed.
 """

@@ -184,7 +184,7 @@ def _validated(
             # Also compressors that cannot carry this model: they say so as they make their memory.
             setup = prepare(one.experiment)
             setup.uplink.init(setup.initial)
-            most_calls[one.directory] = setup.most_calls
+            most_calls[one.directory] = setup.most_actors
             place = directory / one.directory
             found = None if overwrite else earlier_run(place, one.experiment)
             if found is None:

@@ -90,14 +90,14 @@ def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
     if code == INT32:
         if body.size != 4 * count:
             raise _damaged(f"it has {body.size} bytes for {count} positions")
-        return _checked(body.copy().view(np.int32).astype(np.int64), size)
+        return _increasing(body.copy().view(np.int32).astype(np.int64), size)
     if code == BITMAP:
         return positions_of(_bits(body, size, count))
     if code == PACKED:
         width = (size - 1).bit_length()
         if body.size != -(-count * width // 8):
             raise _damaged(f"it has {body.size} bytes for {count} positions of {width} bits")
-        return _checked(np.unpackbits(body, count=count * width).reshape(count, width) @ _powers(width), size)
+        return _increasing(np.unpackbits(body, count=count * width).reshape(count, width) @ _powers(width), size)
     if code == GOLOMB:
         return decode_golomb(body, size, count, low_bits(count / size))
     if code != GAPS:
@@ -169,7 +169,7 @@ def _bits(body: np.ndarray, size: int, count: int | None = None) -> np.ndarray:
     return mask
 
 
-def _checked(positions: np.ndarray, size: int) -> np.ndarray:
+def _increasing(positions: np.ndarray, size: int) -> np.ndarray:
     """The positions. ValueError unless they increase and lie in [0, size)."""
     if positions[0] < 0 or positions[-1] >= size or (np.diff(positions) <= 0).any():
         raise _damaged(f"they do not increase from 0 to {size - 1}")

@@ -16,7 +16,7 @@ MOST_CLASSES = 1_000_000
 """Classes that a dataset may have: labels count from 0 without gaps, and a model has an output for each."""
 
 
-def checked(dataset: Dataset) -> Dataset:
+def checked_dataset(dataset: Dataset) -> Dataset:
     """The dataset itself. RayflError, which names its files and the first bad row, for what no model can train on:
     nothing, unequal lengths or shapes, numbers that are not finite, labels or tokens out of range."""
     for split, samples in (("train", dataset.train), ("test", dataset.test)):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rayfl import tree
 from rayfl.data.batches import Batch
-from rayfl.data.check import checked
+from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding, torch_flags
@@ -21,8 +21,8 @@ from rayfl.methods.base import Method
 from rayfl.models import given_weights
 from rayfl.models.base import is_own
 from rayfl.population.sampling import Population
-from rayfl.rounds.answers import checked as checked_hook
-from rayfl.rounds.errors import described
+from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.errors import error_text
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import shown
@@ -37,7 +37,7 @@ def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
     """
     require_installed(experiment.output.track)
     torch_flags.choose(experiment.runtime.instruction_set)
-    dataset = checked(experiment.data.load())
+    dataset = checked_dataset(experiment.data.load())
     task = make_task(experiment, dataset)
     chosen = experiment.method.make(task, experiment.rounds)
     check_inputs(task, experiment.model.name, dataset)
@@ -141,7 +141,7 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
         with torch.random.fork_rng(devices=()), torch.no_grad():
             found = task.evaluated(params, batch)
     except Exception as error:
-        raise RayflError(f"{given}, and raises {described(error)}; it must return logits {wanted}") from error
+        raise RayflError(f"{given}, and raises {error_text(error)}; it must return logits {wanted}") from error
     if not isinstance(found, Tensor):
         what = f"a value of type {type(found).__name__}"
     elif list(found.shape) != wanted:

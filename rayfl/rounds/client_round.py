@@ -9,15 +9,15 @@ from rayfl.data.transfer import to_memory
 from rayfl.methods.base import Carry, Context, Reply, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.answers import checked
-from rayfl.rounds.calls import ClientResult, RoundInputs
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.cutoff import apply_deadline
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, described, out_of_memory
+from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, error_text, out_of_memory
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
+from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
 from rayfl.tree import State
 
 
@@ -43,7 +43,7 @@ class ClientRound:
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
                 ctx = setup.context(self.round, self.plan, client, "personal")
-                self.personal = checked(setup.server_half.personal_message)(server, server_memory, ctx)
+                self.personal = checked_hook(setup.server_half.personal_message)(server, server_memory, ctx)
         self.received: Message = {}
         if self.plan.down and not setup.is_peer:
             self.received = {**message, **setup.for_hooks(self.personal.message)}
@@ -80,20 +80,20 @@ class ClientRound:
     def begin(self) -> Carry:
         """The client's carry before its first step."""
         with naming_round_and_client(self.round, self.client):
-            return checked(self.method.begin)(self.state, self.received, self.ctx)
+            return checked_hook(self.method.begin)(self.state, self.received, self.ctx)
 
     def finish(self, carry: Carry, work: Mapping[str, Work]) -> tuple[ClientResult, ClientOutputs]:
         """End the client's round: its result, and what it leaves behind."""
         setup, sends = self.setup, self.fate.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
-        finished = checked(self.method.finish)(self.state, carry, ctx)
+        finished = checked_hook(self.method.finish)(self.state, carry, ctx)
         message: Message = {}
         fate, uplink_memory, server_memory = self.fate, self.uplink_memory, self.personal.server_memory
         if sends and finished.message is not None:
             message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
             if not setup.is_peer:
                 at_server = replace(ctx, initial=setup.initial) if setup.hooks_on_device else ctx
-                server_memory = checked(setup.server_half.store_uplink)(server_memory, message, at_server)
+                server_memory = checked_hook(setup.server_half.store_uplink)(server_memory, message, at_server)
         elif fate.uploads:
             fate = Fate.SILENT
         result = ClientResult(
@@ -152,5 +152,5 @@ def naming_round_and_client(round: int, client: int) -> Iterator[None]:
         raise MethodError(f"round {round}, client {client}: {error}") from error
     except Exception as error:
         if out_of_memory(error):
-            raise OutOfMemory(f"round {round}, client {client}: out of memory ({described(error)})") from error
+            raise OutOfMemory(f"round {round}, client {client}: out of memory ({error_text(error)})") from error
         raise ClientError(f"round {round}, client {client}: {type(error).__name__}: {error}") from error

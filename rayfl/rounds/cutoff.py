@@ -7,9 +7,9 @@ from dataclasses import replace
 from rayfl.data.batches import steps_within
 from rayfl.methods.base import Plan, Work
 from rayfl.population.fate import Fate
-from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, moment
+from rayfl.rounds.worker_jobs import ClientResult
 
 
 def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:

@@ -20,7 +20,7 @@ from rayfl.data.stacks import StackBatches
 from rayfl.data.transfer import stack, to_device, to_memory, unstack, unstack_in_memory
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
-from rayfl.rounds.answers import checked
+from rayfl.rounds.check_hooks import checked_hook
 
 
 class Engine(Protocol):
@@ -86,7 +86,7 @@ class LocalTask:
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
     """One client after another, whatever the width."""
-    one_step = checked(method.step)
+    one_step = checked_hook(method.step)
     for task in tasks:
         carry = to_device(task.begin(), task.device)
         work: dict[str, Work] = {}
@@ -146,7 +146,7 @@ def _together(
         for row, order in enumerate(orders):
             work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
         if type(method).end_stage is not Method.end_stage:
-            ended = [checked(method.end_stage)(one, stage=stage) for one in rows()]
+            ended = [checked_hook(method.end_stage)(one, stage=stage) for one in rows()]
             if number == len(stages):
                 return list(zip(ended, work, strict=True))
             carry = stack(ended, width, device)
@@ -163,7 +163,7 @@ def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Ord
 
 def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
     """All steps of one stage on a stacked carry [width, ...]. Nothing in here waits for the device."""
-    one_step = checked(method.step)
+    one_step = checked_hook(method.step)
     for index in range(batches.num_steps):
         batch, active = batches.step(index), batches.active(index)
         step = torch.vmap(lambda carry, batch: one_step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
@@ -174,7 +174,7 @@ def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage)
 
 def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
     """One client's carry after a stage: `end_stage` sees it where the other hooks do."""
-    end_stage = checked(method.end_stage)
+    end_stage = checked_hook(method.end_stage)
     if task.on_device or type(method).end_stage is Method.end_stage:
         return end_stage(carry, stage=stage)
     return to_device(end_stage(to_memory(carry, task.device), stage=stage), task.device)

@@ -33,6 +33,6 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(re.search("out of memory|can't allocate memory", str(error)))
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An exception's type and the first of its lines, as part of a sentence."""
     return ": ".join(filter(None, (type(error).__name__, str(error).partition("\n")[0].strip())))

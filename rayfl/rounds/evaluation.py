@@ -18,7 +18,7 @@ from rayfl.data.batches import Batch
 from rayfl.data.datasets import Samples
 from rayfl.data.transfer import to_device
 from rayfl.methods.base import Carry, Context
-from rayfl.rounds.answers import checked
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.engines import LocalTask, run_loop
 from rayfl.rounds.setup import Setup
 from rayfl.tree import State, Tree
@@ -103,7 +103,7 @@ def mean_over_clients(metrics: Iterable[Mapping[str, float]]) -> dict[str, float
 def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:
     """The parameters to judge: what `eval_begin` says, after the method's evaluation stages (thrown away later)."""
     method, stages = setup.method, setup.method.eval_stages(ctx.round)
-    begun = checked(method.eval_begin)(state, model, carry, ctx)
+    begun = checked_hook(method.eval_begin)(state, model, carry, ctx)
     if not stages:
         return begun["params"]
     task = LocalTask(

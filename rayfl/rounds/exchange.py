@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from rayfl.determinism.addition_order import runs
-from rayfl.rounds.calls import MixJob
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.paper_comm import paper_comm
+from rayfl.rounds.worker_jobs import MixJob
 
 CALL_BYTES = 2_500_000_000
 """What a call may hold of its own: the results of all distinct rows of weights, and one receiver's new state.

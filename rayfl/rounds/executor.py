@@ -19,7 +19,7 @@ Ref = Any
 class Job:
     """One call on a worker: what to do, references to the objects it reads, and the number of objects it returns."""
 
-    # Any: a `calls.WorkerJob`; whoever made the job knows its class.
+    # Any: a `worker_jobs.WorkerJob`; whoever made the job knows its class.
     work: Any
     inputs: tuple[Ref, ...] = ()
     num_outputs: int = 0

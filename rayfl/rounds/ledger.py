@@ -10,9 +10,9 @@ from rayfl.population.client import Traits
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds import evaluation
-from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, duration_s, reply_s
+from rayfl.rounds.worker_jobs import ClientResult
 
 
 class RoundRow(NamedTuple):

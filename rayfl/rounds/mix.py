@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rayfl.compress.base import LARGE, Divisible, Message, Packet, Shapes, cuts
 from rayfl.gather import Aggregate, Gather
-from rayfl.rounds.calls import MixJob
+from rayfl.rounds.worker_jobs import MixJob
 from rayfl.tree import Tree
 
 Row = Mapping[int, float]

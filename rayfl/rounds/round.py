@@ -6,12 +6,12 @@ from typing import Any
 
 from rayfl import tree
 from rayfl.determinism.addition_order import runs
-from rayfl.rounds.calls import ClientJob, RoundInputs
 from rayfl.rounds.client_outputs import ClientOutputs, Slots
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker_jobs import ClientJob, RoundInputs
 
 LARGE_MODEL = 2_000_000
 """Above this number of parameters, sending a partial sum costs more than waiting for the slowest call."""

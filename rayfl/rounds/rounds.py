@@ -18,16 +18,7 @@ from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.answers import checked
-from rayfl.rounds.calls import (
-    ClientResult,
-    EvaluateJob,
-    MaskJob,
-    MeanModelJob,
-    PooledJob,
-    ReplyJob,
-    RoundInputs,
-)
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.exchange import bill, in_calls, mix_job
 from rayfl.rounds.executor import Executor, Job, Ref
@@ -38,6 +29,15 @@ from rayfl.rounds.round import Round
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
+from rayfl.rounds.worker_jobs import (
+    ClientResult,
+    EvaluateJob,
+    MaskJob,
+    MeanModelJob,
+    PooledJob,
+    ReplyJob,
+    RoundInputs,
+)
 from rayfl.topology.graphs import link_weights, mixing_weights
 from rayfl.topology.statistics import round_metrics
 from rayfl.tree import Arrays
@@ -46,7 +46,7 @@ from rayfl.tree import Arrays
 def first_run_state(setup: Setup) -> RunState:
     """The run state before round 0."""
     with naming_round(0):
-        return RunState(server={} if setup.is_peer else checked(setup.server_half.init_server)(setup.initial))
+        return RunState(server={} if setup.is_peer else checked_hook(setup.server_half.init_server)(setup.initial))
 
 
 def simulate(
@@ -57,13 +57,13 @@ def simulate(
     rounds: int | None = None,
 ) -> RunState:
     """Run from `run_state` (None: from the start) to `rounds` (None: the experiment's); `on_round` after each round."""
-    play = peer_round if setup.is_peer else server_round
+    one_round = peer_round if setup.is_peer else server_round
     with fixed(setup.threads, torch.device("cpu")):
         run_state = run_state or first_run_state(setup)
         while run_state.round < (setup.rounds if rounds is None else rounds):
             begun = time.perf_counter()
             with naming_round(run_state.round):
-                run_state, record = play(setup, executor, run_state)
+                run_state, record = one_round(setup, executor, run_state)
             record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
             on_round(record, run_state)
     return run_state
@@ -86,7 +86,7 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     inputs = RoundInputs(
         round=number,
         plan=plan,
-        message=checked(half.broadcast)(server, context) if plan.down else {},
+        message=checked_hook(half.broadcast)(server, context) if plan.down else {},
         server=tree.to_arrays(server) if half.overrides("personal_message") else None,
         evaluated=setup.evaluated(number),
     )
@@ -94,7 +94,7 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     received, _ = train(round, server_participants(setup, plan, participation))
     ledger = round.ledger
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
-    server, metrics = checked(half.server_update)(server, received, delivered, context)
+    server, metrics = checked_hook(half.server_update)(server, received, delivered, context)
     ledger.metrics |= metrics
     round.run_state = replace(round.run_state, server=server, round=number + 1)
     if half.overrides("reply") and plan.down:
@@ -164,7 +164,7 @@ def evaluate(round: Round) -> None:
     setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
     if not round.inputs.evaluated:
         return
-    model = {} if setup.is_peer else checked(setup.server_half.model)(round.run_state.server)
+    model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
     round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
     personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
     if setup.is_peer and setup.peer_half.evaluated_from_mean:

@@ -25,7 +25,7 @@ from rayfl.models import flops
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds import engines, stacking
-from rayfl.rounds.answers import checked
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings
 from rayfl.topology.graphs import Topology, link_weights, mixing_weights
@@ -194,7 +194,7 @@ class Setup:
         return stacking.width(self.stack_width, self.method, self.device, self.initial)
 
     @property
-    def most_calls(self) -> int:
+    def most_actors(self) -> int:
         """Actors that a round can use at most: clients that train at once, or stacks of them. Without a server, or
         where the method says so, all clients train."""
         everyone = self.is_peer or self.plan(0).trainers == "all"
@@ -204,11 +204,11 @@ class Setup:
     def first_state(self, client: int) -> State:
         """What a client remembers before its first round."""
         draws = seeding.FirstDraws(self.seed, client)
-        return checked(self.method.init_client)(self.population.traits(client), self.initial, draws)
+        return checked_hook(self.method.init_client)(self.population.traits(client), self.initial, draws)
 
     def first_server_memory(self, client: int) -> State:
         """What the server remembers of a client before the client's first round."""
-        return checked(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
+        return checked_hook(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
@@ -256,7 +256,7 @@ class Setup:
 
     def plan(self, round: int) -> Plan:
         """The method's plan of a round, with the round's shared coin."""
-        return checked(self.method.plan)(round, seeding.coin(self.seed, round))
+        return checked_hook(self.method.plan)(round, seeding.coin(self.seed, round))
 
     def evaluated(self, round: int) -> bool:
         """Whether models are evaluated at the end of this round."""

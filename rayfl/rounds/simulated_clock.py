@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Population
-from rayfl.rounds.calls import ClientResult
+from rayfl.rounds.worker_jobs import ClientResult
 
 
 def arrival_s(traits: Traits, result: ClientResult) -> float:

@@ -9,13 +9,13 @@ from rayfl.gather import Aggregate, Handle
 from rayfl.methods.base import Plan
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds.calls import AddJob, TrainJob
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.cutoff import apply_over_selection
 from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.merge_sums import MOST_ALONE, merge_sums
 from rayfl.rounds.round import Round
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.sum_up import MOST_ALONE, sum_up
+from rayfl.rounds.worker_jobs import AddJob, TrainJob
 from rayfl.tree import Tree
 
 FEW_WORKERS, EVEN = 2, 1.05
@@ -55,7 +55,7 @@ def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate]
     messages = {client: one.message for client, one in delivered.items()} if setup.keeps_messages else {}
     if setup.keeps_messages and not setup.is_peer:
         sums, sum_bytes = add_messages(round, messages)
-    received = sum_up(round, sums, sum_bytes)
+    received = merge_sums(round, sums, sum_bytes)
     for name in setup.relayed:
         received[name] = relayed(round, name, delivered)
     round.run_state = round.run_state.updated(setup.memory_slots, outputs)

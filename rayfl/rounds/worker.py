@@ -17,8 +17,16 @@ from rayfl.data.transfer import to_device
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.answers import checked
-from rayfl.rounds.calls import (
+from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.client_round import ClientRound, naming_round_and_client
+from rayfl.rounds.mask_comparison import MaskBits, mask_bits
+from rayfl.rounds.mix import gather_rows
+from rayfl.rounds.paper_comm import num_values
+from rayfl.rounds.partial_sums import FromClient, Summing, on_wire
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.uplink_memory import with_memory, without_memory
+from rayfl.rounds.worker_jobs import (
     AddJob,
     ClientResult,
     EvaluateJob,
@@ -33,14 +41,6 @@ from rayfl.rounds.calls import (
     TrainJob,
     WorkerJob,
 )
-from rayfl.rounds.client_outputs import ClientOutputs
-from rayfl.rounds.client_round import ClientRound, naming_round_and_client
-from rayfl.rounds.mask_comparison import MaskBits, mask_bits
-from rayfl.rounds.mix import gather_rows
-from rayfl.rounds.paper_comm import num_values
-from rayfl.rounds.setup import Setup
-from rayfl.rounds.sums import FromClient, Summing, on_wire
-from rayfl.rounds.uplink_memory import with_memory, without_memory
 from rayfl.tree import State, Tree
 
 
@@ -156,9 +156,9 @@ class Worker:
         for client, kept in ClientOutputs.unpack(slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "reply")
-                answer = checked(half.reply)(server, self._server_memory(client, kept), ctx)
+                answer = checked_hook(half.reply)(server, self._server_memory(client, kept), ctx)
                 state, uplink_memory = without_memory(self._state(client, kept))
-                state = checked(self.method.receive_reply)(state, answer.message, ctx)
+                state = checked_hook(self.method.receive_reply)(state, answer.message, ctx)
             bits = message_bits(answer.message)
             received = num_values(answer.message)
             results.append(
@@ -180,7 +180,7 @@ class Worker:
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
                 state, uplink_memory = without_memory(self._state(client, kept))
                 # Taken out, so that what only this receiver gathered is free again.
-                state = checked(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
+                state = checked_hook(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
 
     @do.register

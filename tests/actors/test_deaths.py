@@ -18,9 +18,9 @@ from actors.pending import Call
 from actors.placement import Placement
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.calls import EvaluateJob, RoundInputs
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
+from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs
 from tests.actors.toys import experiment, logged
 
 

@@ -27,10 +27,10 @@ from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
 from rayfl.population.fate import Fate
-from rayfl.rounds.calls import EvaluateJob, PooledJob, RoundInputs, TrainJob
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.rounds import RunState, simulate
+from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob, RoundInputs, TrainJob
 from rayfl.tree import State
 from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, logged, played, with_method
 

@@ -12,9 +12,9 @@ from actors.errors import ClusterError
 from actors.pool import PendingCalls
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
-from rayfl.rounds.calls import EvaluateJob, PooledJob
 from rayfl.rounds.executor import Job, JobResult, Wave
 from rayfl.rounds.ledger import RoundRow
+from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.methods.dpsgd import DPSGD
-from rayfl.rounds.calls import MixJob, RoundInputs
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
+from rayfl.rounds.worker_jobs import MixJob, RoundInputs
 from rayfl.tree import State
 from tests.actors.toys import assert_same_bits, experiment, played
 

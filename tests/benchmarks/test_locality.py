@@ -10,8 +10,8 @@ from actors.locality import Inputs
 from actors.pool import RayExecutor
 from benchmarks import locality
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.calls import EvaluateJob
 from rayfl.rounds.executor import Job
+from rayfl.rounds.worker_jobs import EvaluateJob
 
 
 def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.data import check
-from rayfl.data.check import checked, first_row, whole_labels
+from rayfl.data.check import checked_dataset, first_row, whole_labels
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.errors import RayflError
 
@@ -23,7 +23,7 @@ def changed(array: np.ndarray, row: int, value: float) -> np.ndarray:
 
 
 def test_good_data_pass_as_they_are():
-    assert checked(GOOD) is GOOD and checked(TEXT) is TEXT
+    assert checked_dataset(GOOD) is GOOD and checked_dataset(TEXT) is TEXT
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_good_data_pass_as_they_are():
 )
 def test_the_sentence_names_file_and_row(samples: dict, sentence: str):
     with pytest.raises(RayflError) as caught:
-        checked(replace(GOOD, test=replace(VECTORS, **samples)))
+        checked_dataset(replace(GOOD, test=replace(VECTORS, **samples)))
     assert str(caught.value).startswith(sentence)
 
 
 def test_tokens_are_below_the_vocabulary():
     for value in (-1, 9):
         with pytest.raises(RayflError, match=rf"^texts has the token {value} in a train input \(row 5, .*are 0 to 8$"):
-            checked(replace(TEXT, train=replace(TOKENS, inputs=changed(TOKENS.inputs, 5, value))))
-    assert checked(replace(TEXT, vocabulary=None))
+            checked_dataset(replace(TEXT, train=replace(TOKENS, inputs=changed(TOKENS.inputs, 5, value))))
+    assert checked_dataset(replace(TEXT, vocabulary=None))
 
 
 def test_labels_become_whole_numbers_and_none_is_rounded():

@@ -17,10 +17,10 @@ from rayfl.methods.base import Work
 from rayfl.methods.dispfl import DisPFL
 from rayfl.models import MLP
 from rayfl.population.client import Traits
-from rayfl.rounds.calls import MixJob
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import gather_rows
+from rayfl.rounds.worker_jobs import MixJob
 from rayfl.task import Classification
 from rayfl.topology.graphs import RandomNeighbours
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, played, setup_of

@@ -16,9 +16,9 @@ from rayfl.methods.base import Method
 from rayfl.methods.par_weipru import ParWeipru
 from rayfl.methods.shared.pruned_weights import PrunedWeights
 from rayfl.models import MLP
-from rayfl.rounds.calls import MixJob
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import gather_rows
+from rayfl.rounds.worker_jobs import MixJob
 from rayfl.task import Classification
 from rayfl.topology.graphs import RandomNeighbours
 from tests.methods.reference import (

@@ -13,11 +13,11 @@ from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mix import gather_rows, gathered
+from rayfl.rounds.worker_jobs import ClientResult
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import play
 from rayfl.topology.graphs import FullyConnected, Ring, mixing_weights

@@ -9,8 +9,8 @@ from rayfl.methods.base import Work
 from rayfl.population.client import Traits
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds.calls import ClientResult
 from rayfl.rounds.ledger import Ledger, client_row, record
+from rayfl.rounds.worker_jobs import ClientResult
 from tests.methods.reference import SIZES, played, setup_of
 
 TRAITS = Traits(id=3, num_examples=50, examples_per_s=20.0, uplink_bps=1e6, downlink_bps=4e6)

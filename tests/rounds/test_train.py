@@ -10,15 +10,15 @@ import pytest
 from rayfl.determinism.seeding import NOBODY
 from rayfl.gather import Aggregate, WeightedMean
 from rayfl.population.fate import Fate
-from rayfl.rounds.calls import RoundInputs, TrainJob
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
+from rayfl.rounds.partial_sums import Added
 from rayfl.rounds.round import Round
 from rayfl.rounds.rounds import first_run_state
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.sums import Added
 from rayfl.rounds.train import cut_into_calls
 from rayfl.rounds.worker import Worker
+from rayfl.rounds.worker_jobs import RoundInputs, TrainJob
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import play
 from tests.methods.reference import setup_of
@@ -70,7 +70,7 @@ def clients(count: int, **given: Any) -> Setup:
 def test_a_round_can_use_an_actor_for_each_client_that_trains(method: str, given: dict[str, Any], expected: int):
     sampled = {} if method == "local" else {"per_round": 6}
     setup = setup_of(method, {"batch_size": 4}, sizes=(4,) * 10, rounds=1, clients=sampled)
-    assert replace(setup, **given).most_calls == expected
+    assert replace(setup, **given).most_actors == expected
 
 
 def test_a_thousand_participants_give_64_workers_something_to_do():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rayfl.choices.kinds import make
-from rayfl.data.check import checked
+from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.fetch import download
 from rayfl.data.sources.image_file import read_image
@@ -26,7 +26,7 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 
 
 def load(name: str, **options: object) -> Dataset:
-    return checked(make(Source, {"name": name, **options}).load())
+    return checked_dataset(make(Source, {"name": name, **options}).load())
 
 
 def refusal(name: str, **options: object) -> str:

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import csv, parquet
 
 from rayfl.choices.kinds import make
-from rayfl.data.check import checked
+from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.arrays import Arrays
 from rayfl.errors import RayflError
@@ -112,7 +112,7 @@ def test_images_tokens_and_names_of_classes():
 def test_what_is_no_data_is_refused(tmp_path: Path, arrays: dict, sentence: str):
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(RayflError, match=f"mine.npz {sentence}") as caught:
-        checked(load("arrays", path=str(tmp_path / "mine.npz")))
+        checked_dataset(load("arrays", path=str(tmp_path / "mine.npz")))
     assert "\n" not in str(caught.value)
 
 

@@ -6,10 +6,10 @@ tree does not depend on who adds, so no bit does.
 
 from rayfl.determinism.addition_order import Node, halves, ready_nodes
 from rayfl.gather import Aggregate, Collect
-from rayfl.rounds.calls import MergeJob
 from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.partial_sums import Summing
 from rayfl.rounds.round import Round
-from rayfl.rounds.sums import Summing
+from rayfl.rounds.worker_jobs import MergeJob
 
 FEW_BYTES = 32_000_000
 """Bytes of sums that the round loop adds sooner than calls would: a wave of calls takes some milliseconds."""
@@ -18,7 +18,7 @@ MOST_ALONE = 2
 """Workers, and sums, up to which the round loop adds by itself: calls could not add two pairs at once."""
 
 
-def sum_up(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str, Aggregate]:
+def merge_sums(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str, Aggregate]:
     """What arrived by message name, from the sums of nodes that cover the tree; `sums` is used up."""
     setup, executor = round.setup, round.executor
     if not sums:

@@ -15,8 +15,8 @@ from rayfl.determinism.addition_order import add_up
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Sum, WeightedMean
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.partial_sums import Added, FromClient, Packets, Sent, Summing
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.sums import Added, FromClient, Packets, Sent, Summing
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import Shuffled, play
 from tests.methods.reference import setup_of

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rayfl.rounds import sum_up
-from rayfl.rounds.calls import MergeJob
+from rayfl.rounds import merge_sums
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker_jobs import MergeJob
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import Shuffled, play
 from tests.methods.reference import setup_of
@@ -42,7 +42,7 @@ def clients(count: int, method: str = "fedavg", **given: Any) -> Setup:
 @pytest.fixture
 def merged_by_calls(monkeypatch: pytest.MonkeyPatch):
     """However small the sums are."""
-    monkeypatch.setattr(sum_up, "FEW_BYTES", 0)
+    monkeypatch.setattr(merge_sums, "FEW_BYTES", 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpse"])

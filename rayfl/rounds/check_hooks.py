@@ -18,14 +18,14 @@ from torch import Tensor
 from rayfl.compress.base import Packet
 from rayfl.errors import nearest
 from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
-from rayfl.rounds.errors import ClientError, HookError, described, out_of_memory
+from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.tree import Difference
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def checked(hook: Callable[P, T]) -> Callable[P, T]:
+def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
     """A hook of a method, for a call: HookError, in one sentence, where it raises or gives back something else than it
     must. A lack of memory, and what an executor raises, stay what they are."""
     method = getattr(hook, "__self__", None)
@@ -64,11 +64,11 @@ def _explained(method: object, error: Exception) -> str:
     if getattr(method, "on_device", False) and re.search("same device|device type tensor to numpy", str(error)):
         name = type(method).__name__
         return (
-            f"{described(error)}; {name}.on_device = True says that its hooks take tensors of a GPU: make others with "
+            f"{error_text(error)}; {name}.on_device = True says that its hooks take tensors of a GPU: make others with "
             "device=..., take packet.decode_beside(tree) for what was sent, or remove on_device to be given tensors of "
             "main memory"
         )
-    return described(error)
+    return error_text(error)
 
 
 class _WrongAnswerError(Exception):

@@ -14,7 +14,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Finished, Reply
 from rayfl.methods.dpsgd import DPSGD
 from rayfl.methods.fedavg import FedAvg
-from rayfl.rounds.answers import checked
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
@@ -217,5 +217,5 @@ def test_hooks_by_other_names_are_called_too():
 
 def test_methods_of_ours_are_called_as_they_are():
     ours, own = FedAvg(lr=0.1), Late(lr=0.1)
-    assert checked(ours.finish) == ours.finish
-    assert checked(own.finish) != own.finish
+    assert checked_hook(ours.finish) == ours.finish
+    assert checked_hook(own.finish) != own.finish

@@ -28,7 +28,7 @@ class TrainJob:
     """A run of a round's participants to train: the nodes of the summation tree that it is, and each client's fate.
 
     Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then what each node has
-    sent (`sums.Sent`); nothing of the latter where `Setup.keeps_messages`. `packets`: that may be packets.
+    sent (`partial_sums.Sent`); nothing of the latter where `Setup.keeps_messages`. `packets`: that may be packets.
     """
 
     kind: ClassVar[str] = "train"
@@ -100,7 +100,7 @@ class MixJob:
 class AddJob:
     """Messages to add up, one for each leaf of the nodes.
 
-    Inputs: (message, weight) by client. Outputs: the sums of each node (`sums.Added`).
+    Inputs: (message, weight) by client. Outputs: the sums of each node (`partial_sums.Added`).
     """
 
     kind: ClassVar[str] = "add"
