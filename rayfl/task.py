@@ -79,17 +79,16 @@ class Task(ABC):
             value = objective(leaves, batch)
         return value.detach(), _named(leaves, torch.autograd.grad(value, list(leaves.values()), materialize_grads=True))
 
-    def hvp(self, params: Tree, batch: Batch, vector: Tree, objective: Objective | None = None) -> Tree:
-        """Hessian of the objective at `params` times `vector`."""
-        objective = objective or self.loss
+    def hvp(self, params: Tree, batch: Batch, vector: Tree) -> Tree:
+        """Hessian of the loss at `params` times `vector`."""
         if self.uses_functorch:
-            gradient = torch.func.grad(objective)
+            gradient = torch.func.grad(self.loss)
             # Backward twice: forward mode knows fewer operators and warns of torch.jit at its first use.
             return torch.func.grad(lambda p: _inner(gradient(p, batch), vector))(params)
         leaves = _leaves(params)
         values = list(leaves.values())
         with torch.enable_grad():
-            first = torch.autograd.grad(objective(leaves, batch), values, create_graph=True, materialize_grads=True)
+            first = torch.autograd.grad(self.loss(leaves, batch), values, create_graph=True, materialize_grads=True)
             product = _inner(_named(leaves, first), vector)
         if not product.requires_grad:
             return {name: torch.zeros_like(tensor) for name, tensor in params.items()}

@@ -73,16 +73,12 @@ class Dataset:
         """Shape of one sample: (channels, height, width), (dim,) or (length,)."""
         return self.train.inputs.shape[1:]
 
-    def prepare(self, inputs: np.ndarray, generator: np.random.Generator | None = None) -> Tensor:
-        """The batch that a model sees, as a tensor that owns its memory: float32, or int64 for tokens.
+    def prepare(self, inputs: np.ndarray) -> Tensor:
+        """The batch that a model sees, not augmented, as a tensor that owns its memory: float32, or int64 for tokens.
 
-        `inputs` are rows of `train.inputs` or `test.inputs`. They are augmented only if a `generator` is given and
-        the dataset asks for it.
+        `inputs` are rows of `train.inputs` or `test.inputs`.
         """
-        images = torch.tensor(inputs)
-        if self.augment and generator is not None:
-            images = cropped(images, torch.from_numpy(draw_crops(len(images), generator)))
-        return self.normalise(images)
+        return self.normalise(torch.tensor(inputs))
 
     def normalise(self, inputs: Tensor, constants: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only typed for others.

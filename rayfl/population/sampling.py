@@ -106,10 +106,6 @@ class Participation:
         """The clients selected, ascending."""
         return tuple(self.fates)
 
-    def with_fate(self, *fates: str) -> tuple[int, ...]:
-        """The selected clients for which one of these fates was drawn."""
-        return tuple(client for client, fate in self.fates.items() if fate in fates)
-
 
 @dataclass(frozen=True)
 class Population:

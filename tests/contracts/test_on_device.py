@@ -60,7 +60,7 @@ class MadeUp(Task):
             name: (tensor * 0.3 - tensor**3 + shift).clamp(-1, 1) for name, tensor in params.items()
         }
 
-    def hvp(self, params: Tree, batch: Batch, vector: Tree, objective: Objective | None = None) -> Tree:
+    def hvp(self, params: Tree, batch: Batch, vector: Tree) -> Tree:
         return {name: vector[name] * (0.3 + tensor * tensor) for name, tensor in params.items()}
 
 

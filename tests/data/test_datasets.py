@@ -8,7 +8,6 @@ from rayfl.choices.kinds import named
 from rayfl.data.datasets import Dataset, Samples, Source, cropped, draw_crops
 from rayfl.data.sources.digits import FOLDER, Digits
 from rayfl.data.sources.idx import read_idx
-from rayfl.determinism.seeding import generator
 
 
 def dataset_of(inputs: np.ndarray, kind: str, **values) -> Dataset:
@@ -53,15 +52,6 @@ def test_prepared_batches_share_no_memory_with_the_data(kind):
         warnings.simplefilter("error")
         dataset.prepare(inputs).zero_()
     assert inputs.min() == 1
-
-
-def test_augmentation_needs_a_generator_and_the_dataset_asking_for_it():
-    inputs = np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8)
-    plain = dataset_of(inputs, "image", mean=(0.0,), std=(1.0,))
-    augmented = dataset_of(inputs, "image", mean=(0.0,), std=(1.0,), augment=True)
-    assert torch.equal(augmented.prepare(inputs), plain.prepare(inputs))
-    assert torch.equal(plain.prepare(inputs, generator(0)), plain.prepare(inputs))
-    assert not torch.equal(augmented.prepare(inputs, generator(0)), plain.prepare(inputs))
 
 
 def test_crops_are_windows_of_the_framed_image_mirrored_half_of_the_time():

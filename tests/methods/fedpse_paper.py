@@ -21,6 +21,7 @@ from tests.methods.reference import (
     trained,
     weight,
 )
+from tests.population.fates import with_fate
 
 Training = Callable[[Setup, int, int, Vectors], tuple[Vectors, int]]
 
@@ -125,7 +126,7 @@ def compare(setup: Setup, train: Training = trained) -> Paper:
     """Everything that a round leaves behind, round by round."""
     paper = Paper(setup, train)
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = setup.population.sample_round(round).with_fate("delivered")
+        delivered = with_fate(setup.population.sample_round(round), "delivered")
         paper.play(round, delivered)
         compare_clients(setup, paper, record, run_state, delivered)
         if delivered:

@@ -33,6 +33,7 @@ from tests.methods.convex import (
     prox,
     rand_k,
 )
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 
@@ -105,7 +106,7 @@ def followed(method: ADIANA, here: Setup, given: Parameters) -> dict[str, list[n
     seen: dict[str, list[np.ndarray]] = {"y": [], "z": [], "w": [], "shift": []}
     for round in range(here.rounds):
         x = theta1 * z + theta2 * w + (1 - theta1 - theta2) * y
-        there = here.population.sample_round(round).with_fate("delivered")
+        there = with_fate(here.population.sample_round(round), "delivered")
         old, estimates = shifts.copy(), []
         for i in there:
             generator = draws(here, round, i)

@@ -11,6 +11,7 @@ from rayfl.gather import Aggregate, Collect, Handle
 from rayfl.methods.fedmgda import FedMGDA
 from rayfl.tree import Tree
 from tests.methods.reference import SIZES, Vectors, doubles, initial, played, setup_of, trained
+from tests.population.fates import with_fate
 
 P = 6 * 3 + 3
 HYPER = {"lr": 0.5, "batch_size": 4}
@@ -52,7 +53,7 @@ def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any]):
     params = initial(setup)
     spread = 0.0
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = setup.population.sample_round(round).with_fate("delivered")
+        delivered = with_fate(setup.population.sample_round(round), "delivered")
         ends = [trained(setup, round, client, params)[0] for client in delivered]
         deltas = [{name: params[name] - end[name] for name in params} for end in ends]
         lengths = [np.linalg.norm(flat(delta)) for delta in deltas]

@@ -12,6 +12,7 @@ from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from tests.contracts.seams.closed_form import flat
 from tests.methods.personal import CLIENTS, made, personal
+from tests.population.fates import with_fate
 
 ABSENCES = ({"per_round": 2}, {"dropout_before_download": 0.3, "dropout_after_training": 0.2, "upload_loss": 0.2})
 
@@ -31,7 +32,7 @@ def test_with_every_entry_it_is_fedavg(clients: dict[str, Any]):
     away = 0
     for round, (state, other) in enumerate(zip(play(here)[1], play(plain)[1], strict=True)):
         own, x = personal(here, state, "base"), flat(other.server["params"])
-        there = here.population.sample_round(round).with_fate("delivered")
+        there = with_fate(here.population.sample_round(round), "delivered")
         for i in there:
             np.testing.assert_allclose(own[i], x, rtol=1e-5, atol=1e-5)
         away += len(CLIENTS) - len(there)

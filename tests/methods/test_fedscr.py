@@ -32,6 +32,7 @@ from tests.methods.reference import (
     trained_by_torch,
     weight,
 )
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 BASE = {"lr": 0.3, "batch_size": 0, "steps": 3}
@@ -147,7 +148,7 @@ def check(paper: Paper, record: RoundRecord, run_state: RunState, delivered: tup
 def compare(setup: Setup, train: Training = trained) -> Paper:
     paper = Paper(setup, train)
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = setup.population.sample_round(round).with_fate("delivered")
+        delivered = with_fate(setup.population.sample_round(round), "delivered")
         losses = {m.client: m.value for m in record.metrics if m.name == "train/loss" and m.client is not None}
         paper.play(round, delivered, losses)
         check(paper, record, run_state, delivered)

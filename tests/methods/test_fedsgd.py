@@ -19,6 +19,7 @@ from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN
 from tests.methods.averaging import ABSENCES, ENGINES, assert_follows, made
 from tests.methods.reference import NUM_CLASSES, setup_of
+from tests.population.fates import with_fate
 
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
@@ -33,7 +34,7 @@ def test_follows_its_equation(hyper: dict[str, Any], clients: dict[str, Any], en
     uniform, x, path = hyper.get("weighting") == "uniform", start(here), []
     for round in range(6):
         total, weights = np.zeros(10), 0.0
-        for client in here.population.sample_round(round).with_fate("delivered"):
+        for client in with_fate(here.population.sample_round(round), "delivered"):
             size = hyper.get("batch_size") or TRAIN[client]
             (batch,) = batches(here, round, client, steps=1, batch_size=size)
             weight = 1.0 if uniform else TRAIN[client]

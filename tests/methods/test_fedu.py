@@ -21,6 +21,7 @@ from rayfl.topology.graphs import (
 from tests.contracts.every_method import experiment
 from tests.contracts.seams.closed_form import batches, flat
 from tests.methods.personal import CLIENTS, MODEL_BITS, common, curvature, made, personal, rounds_of
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 GRAPHS = (
@@ -51,9 +52,9 @@ def followed(here: Any, server: bool) -> list[tuple[np.ndarray, list[int]]]:
     hyper, w, seen = here.method.hyper, common(here), []
     for round in range(here.rounds):
         drawn = here.population.sample_round(round, everyone=not server)
-        there = list(drawn.with_fate("delivered"))
+        there = list(with_fate(drawn, "delivered"))
         # Peers that are away from the exchange train all the same, unless they vanish with what they trained.
-        trains = there if server else sorted({*there, *drawn.with_fate("dropped_before_download")})
+        trains = there if server else sorted({*there, *with_fate(drawn, "dropped_before_download")})
         for k in trains:
             for batch in batches(here, round, k, epochs=None, steps=hyper.steps, batch_size=hyper.batch_size):
                 w[k] = w[k] - hyper.lr * hyper.lr_decay**round * batch.gradient(w[k])

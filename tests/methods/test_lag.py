@@ -16,6 +16,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import Points, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 MODEL = 320
@@ -48,8 +49,8 @@ def followed(here: Setup, clients: list[Points] | None = None) -> list[Round]:
     for round in range(here.rounds):
         drawn = here.population.sample_round(round)
         asked, uploads = set(), set()
-        for k in (*drawn.with_fate("delivered"), *drawn.with_fate("dropped_after_training")):
-            away = k not in drawn.with_fate("delivered")
+        for k in (*with_fate(drawn, "delivered"), *with_fate(drawn, "dropped_after_training")):
+            away = k not in with_fate(drawn, "delivered")
             change = clients[k].gradient(x) + hyper["l2"] * x - sent[k]
             if "smoothness" in hyper:
                 point = uploaded[k]

@@ -13,6 +13,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import RandomNeighbours
 from rayfl.tree import Tree
 from tests.methods.reference import SIZES, Vectors, batches, initial, played, setup_of, softmax_gradient
+from tests.population.fates import with_fate
 
 ROUNDS, RATIO = 6, 0.2
 HYPER = {"lr": 0.5, "epochs": 2, "batch_size": 4, "momentum": 0.5, "weight_decay": 0.01, "prune_ratio": RATIO}
@@ -69,7 +70,7 @@ def test_equals_the_equations(clients: dict[str, Any], hyper: dict[str, Any], ta
                 x[i], left[i] = initial(here), left[i] * (1 - RATIO)
                 x[i]["1.weight"] = x[i]["1.weight"] * masks[i]
             ends.append(trained(here, round, i, x[i], masks[i]))
-        present = here.population.sample_round(round, everyone=True).with_fate("delivered")
+        present = with_fate(here.population.sample_round(round, everyone=True), "delivered")
         graph = RandomNeighbours(degree=2).receives(count, here.seed, round)
         for i in range(count):
             heard = [i, *(j for j in np.flatnonzero(graph[i]) if j in present)] if i in present else [i]

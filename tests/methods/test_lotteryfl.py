@@ -17,6 +17,7 @@ from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of
 from tests.methods.test_lottery_dsgd import HYPER, RATIO, accuracy, trained
 from tests.methods.test_subfedavg import bits
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 ROUNDS = 7
@@ -47,7 +48,7 @@ def test_equals_the_equations(clients: dict[str, Any], min_accuracy: float, targ
     for round, (record, run_state) in enumerate(played(here)):
         ends: dict[int, Vectors] = {}
         down, changed = [bits(int(mask.sum()), changed=False) for mask in masks], {}
-        for i in here.population.sample_round(round).with_fate("delivered"):
+        for i in with_fate(here.population.sample_round(round), "delivered"):
             begun = {**x, "1.weight": x["1.weight"] * masks[i]}
             good, thick = accuracy(here, begun, i) > min_accuracy, left[i] > target[i]
             gates.add((bool(good), thick))

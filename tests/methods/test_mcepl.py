@@ -23,6 +23,7 @@ from rayfl.task import Classification
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology
 from tests.contracts.every_method import experiment
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, initial, played, setup_of, softmax_gradient
+from tests.population.fates import with_fate
 
 LAYER, BIAS = "1.weight", "1.bias"
 
@@ -74,7 +75,7 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
     tuned = hyper.lr if given is None else given
     for round, (record, run_state) in enumerate(played(here)):
         status = here.population.sample_round(round, everyone=True)
-        present, lost = set(status.with_fate("delivered")), set(status.with_fate("dropped_after_training"))
+        present, lost = set(with_fate(status, "delivered")), set(with_fate(status, "dropped_after_training"))
         assert here.topology is not None
         graph = here.topology.receives(count, here.seed, round)
         g, sent = {}, {}

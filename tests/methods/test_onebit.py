@@ -13,6 +13,7 @@ from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
 from tests.methods.reference import doubles, initial, played, setup_of, softmax_gradient
+from tests.population.fates import with_fate
 
 CLIENTS = range(4)
 GROUPS = (slice(0, 4), slice(4, 8), slice(8, 10))
@@ -34,7 +35,7 @@ def followed(here: Setup) -> tuple[list[np.ndarray], list[np.ndarray]]:
     weights = np.array(TRAIN if hyper["weighting"] == "samples" else (1, 1, 1, 1), np.float64)
     x, errors, path, seen = start(here), np.zeros((4, 10)), [], []
     for round in range(here.rounds):
-        drawn, total = here.population.sample_round(round).with_fate("delivered"), np.zeros(10)
+        drawn, total = with_fate(here.population.sample_round(round), "delivered"), np.zeros(10)
         for k in drawn:
             wanted = hyper["lr"] * hyper["lr_decay"] ** round * points(here, k).gradient(x)
             wanted += errors[k] if hyper["error_feedback"] else 0

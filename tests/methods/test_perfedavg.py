@@ -26,6 +26,7 @@ from tests.methods.averaging import (
     wells,
 )
 from tests.methods.reference import Vectors, initial, played, setup_of, softmax_gradient
+from tests.population.fates import with_fate
 
 ALPHA, BETA = 0.2, 0.15
 HYPER = {"alpha": ALPHA, "lr": BETA, "steps": 3, "batch_size": 2}
@@ -53,7 +54,7 @@ def meta_trained(here: Setup, factors: Factors = untouched) -> list[np.ndarray]:
     """x after every round; `factors` multiply the averaged delta."""
     x, server, path = start(here), Server(), []
     for round in range(here.rounds):
-        delivered = here.population.sample_round(round).with_fate("delivered")
+        delivered = with_fate(here.population.sample_round(round), "delivered")
         if delivered:
             ends = [trained(here, round, client, x) for client in delivered]
             mean = np.average(ends, axis=0, weights=[share(here, client) for client in delivered])

@@ -16,6 +16,7 @@ from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.methods.reference import doubles, initial, setup_of, softmax_gradient
 from tests.methods.reference import played as played_of
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 MODEL, ONE_BIT, TWO_BITS = 320, 16, 24
@@ -28,7 +29,7 @@ def followed(here: Setup, momentum: float = 0.0, l2: float = 0.0) -> tuple[list[
     x, memory, path, sums = start(here), np.zeros((4, 10)), [], []
     for round in range(here.rounds):
         total = np.zeros(10)
-        for k in here.population.sample_round(round).with_fate("delivered"):
+        for k in with_fate(here.population.sample_round(round), "delivered"):
             gradient = points(here, k).gradient(x) + l2 * x
             memory[k] = momentum * memory[k] + (1 - momentum) * gradient
             total += np.where(memory[k] >= 0, 1, -1)
@@ -83,9 +84,9 @@ def test_who_was_away_downloads_the_model_and_who_was_there_only_votes(clients: 
     version, has, seen = 0, dict.fromkeys(range(4), 0), set()
     for round, (record, run_state, x) in enumerate(zip(records, run_states, path, strict=True)):
         drawn = here.population.sample_round(round)
-        delivered = drawn.with_fate("delivered")
+        delivered = with_fate(drawn, "delivered")
         expected = {}
-        for k in (*delivered, *drawn.with_fate("dropped_after_training")):
+        for k in (*delivered, *with_fate(drawn, "dropped_after_training")):
             expected[k] = (0, 0) if has[k] == version else (0, MODEL)
         version += bool(delivered)
         for k in delivered:

@@ -15,6 +15,7 @@ from rayfl.methods.subfedavg import SubFedAvg
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of, softmax_gradient
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 ROUNDS, RATIO = 7, 0.2
@@ -91,7 +92,7 @@ def test_equals_the_equations(
         ends: dict[int, Vectors] = {}
         down = {i: bits(int(mask.sum()), changed=False) for i, mask in enumerate(masks)}
         changed = {}
-        for i in here.population.sample_round(round).with_fate("delivered"):
+        for i in with_fate(here.population.sample_round(round), "delivered"):
             begun = {"1.weight": x["1.weight"] * masks[i], "1.bias": x["1.bias"]}
             end, early, late = trained(here, round, i, begun, masks[i])
             slim = {**end, "1.weight": end["1.weight"] * late}

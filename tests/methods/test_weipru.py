@@ -31,6 +31,7 @@ from tests.methods.reference import (
     setup_of,
     softmax_gradient,
 )
+from tests.population.fates import with_fate
 
 LAYER, BIAS = "1.weight", "1.bias"
 RATIOS = [0.3, 0.5, 0.8, 0.3, 0.5]
@@ -87,7 +88,7 @@ def test_equals_the_equations(method: str, hyper: dict[str, Any]):
     came_back = 0
     for round, (record, run_state) in enumerate(played(here)):
         status = here.population.sample_round(round, everyone=True)
-        present, lost = set(status.with_fate("delivered")), set(status.with_fate("dropped_after_training"))
+        present, lost = set(with_fate(status, "delivered")), set(with_fate(status, "dropped_after_training"))
         graph, before = here.topology.receives(len(x), here.seed, round), [prune(x[i], r) for i, r in enumerate(RATIOS)]
         for i in set(range(len(x))) - lost:
             x[i] = step(here, round, i, x[i], prune(x[i], RATIOS[i]))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rayfl.population.distributions import LogNormal, Uniform
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Clients, Participation, Population
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 
@@ -127,9 +128,9 @@ def test_everyone_means_everyone():
 
 def test_among():
     draw = Participation({1: Fate.DELIVERED, 4: Fate.DROPPED_AFTER_TRAINING, 6: Fate.DELIVERED})
-    assert draw.with_fate("delivered") == (1, 6)
-    assert draw.with_fate("dropped_after_training", "delivered") == (1, 4, 6)
-    assert draw.with_fate("dropped_before_download") == ()
+    assert with_fate(draw, "delivered") == (1, 6)
+    assert with_fate(draw, "dropped_after_training", "delivered") == (1, 4, 6)
+    assert with_fate(draw, "dropped_before_download") == ()
 
 
 def test_traits():

@@ -23,6 +23,7 @@ from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
 from tests.methods.reference import Vectors, doubles, initial, played, setup_of, trained
+from tests.population.fates import with_fate
 from tests.refusals import refused
 
 P = 21
@@ -75,7 +76,7 @@ def expected(setup: Setup, inner: Setup) -> tuple[list[Vectors], list[Vectors]]:
     assert isinstance(hyper, ElasticHyper)
     params, models, ratios = initial(setup), [], []
     for round in range(setup.rounds):
-        clients = setup.population.sample_round(round).with_fate("delivered")
+        clients = with_fate(setup.population.sample_round(round), "delivered")
         shares = np.array([len(setup.partition.train[client]) for client in clients], float)
         shares /= shares.sum()
         ends = [trained(inner, round, client, params)[0] for client in clients]
