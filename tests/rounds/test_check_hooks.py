@@ -95,7 +95,7 @@ def test_a_wrong_answer_is_told_with_its_hook_and_line(hook: str, answer: Any, w
     with pytest.raises((MethodError, HookError)) as caught:
         play(setup(kind))
     found = re.fullmatch(r"(round 0(?:, client 0)?: )?(.*)", str(caught.value))
-    assert found and found[2] == f"Mine.{hook} (test_answers.py, line {LINE}) {words}"
+    assert found and found[2] == f"Mine.{hook} (test_check_hooks.py, line {LINE}) {words}"
     assert (found[1] is not None) == isinstance(caught.value, MethodError)
 
 
@@ -142,7 +142,7 @@ def test_what_a_hook_raises_is_an_error_of_the_method(hook: str, of: str):
     records = []
     with pytest.raises(MethodError) as caught:
         records += play(setup(type("Mine", (Late,), {"__module__": __name__, "hook": hook})))
-    words = f"round 1{of}: Mine.{hook} (test_answers.py, line {RAISED}): ValueError: one"
+    words = f"round 1{of}: Mine.{hook} (test_check_hooks.py, line {RAISED}): ValueError: one"
     assert str(caught.value) == words and not records
     assert str(pickle.loads(pickle.dumps(caught.value))) == words  # noqa: S301 (our own)
 
@@ -152,7 +152,7 @@ def test_the_line_is_one_of_the_methods_own(engine: str):
     line = Deep.step.__code__.co_firstlineno + 1
     with pytest.raises(MethodError) as caught:
         play(setup(Deep, runtime={"engine": engine}))
-    assert str(caught.value) == f"round 0, client 0: Deep.step (test_answers.py, line {line}): KeyError: '1.weight'"
+    assert str(caught.value) == f"round 0, client 0: Deep.step (test_check_hooks.py, line {line}): KeyError: '1.weight'"
 
 
 class Executors(RuntimeError):
