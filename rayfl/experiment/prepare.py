@@ -22,6 +22,7 @@ from rayfl.models import given_weights
 from rayfl.models.base import is_own
 from rayfl.population.sampling import Population
 from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.errors import error_text
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
@@ -159,7 +160,7 @@ def check(setup: Setup, experiment: Experiment) -> None:
         peers = setup.num_clients
         # Who receives from whom, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
-    setup.check()
+    check_setup(setup)
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
     memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
     runtime = experiment.runtime

@@ -1,4 +1,4 @@
-"""ClientOutputs: the objects that a client leaves behind in a call, which a later call reads again."""
+"""ClientOutputs: the objects that a call returns for a client, and that a later call reads."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class Slots:
-    """Which objects each client has in a call. A call lists them client by client, in the order of these fields."""
+    """The kinds of objects that a call has for each client, listed client by client in the order of the fields."""
 
     state: bool = False
     memory: bool = False
@@ -21,13 +21,13 @@ class Slots:
         return self.state + self.memory + self.message + len(self.packets)
 
 
-# Any: where a call is made these are references; where it is done, the objects behind them.
+# Any: the caller has references; the worker has the objects behind them.
 @dataclass(frozen=True)
 class ClientOutputs:
-    """What one client leaves behind in a call; None where nothing is, or where the call has no slot for it.
+    """The objects of one client in a call; None if there is no such object, or if the call has no slot for it.
 
-    `memory`: what the server keeps of the client; `message`: what it sent (with its weight where there is a server);
-    `packets`: what of it the server sends on unopened, by message name.
+    `memory`: the server's memory of the client; `message`: the client's message (with its weight, if there is a
+    server); `packets`: the packets that the server forwards without decoding them, by message name.
     """
 
     state: Any = None
@@ -55,5 +55,5 @@ class ClientOutputs:
 
     @classmethod
     def _next(cls, slots: Slots, left: Iterator[Any]) -> Self:
-        state, memory, message = [next(left) if there else None for there in (slots.state, slots.memory, slots.message)]
+        state, memory, message = [next(left) if has else None for has in (slots.state, slots.memory, slots.message)]
         return cls(state, memory, message, {name: next(left) for name in slots.packets})

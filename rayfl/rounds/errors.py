@@ -1,4 +1,4 @@
-"""Errors of a client's work, and the words for them. Nothing here loads torch: a refused mistake comes at once."""
+"""Errors of a client's work, and their messages. Does not import torch, so that mistakes are reported at once."""
 
 import re
 import sys
@@ -9,30 +9,30 @@ class ClientError(RuntimeError):
 
 
 class OutOfMemory(ClientError):
-    """A client's work found no memory: nothing is wrong with its code, and another worker may have more."""
+    """A client's work ran out of memory. Its code is not at fault, and another worker may have more memory."""
 
 
 class HookError(RuntimeError):
-    """A hook of somebody's own method raised, or gave back something else than it must; the round is not named yet."""
+    """A third party's hook failed or returned the wrong type; the message does not name the round yet."""
 
 
 class MethodError(ClientError):
-    """The same, with its round and client."""
+    """A `HookError` whose message names the round and the client."""
 
 
 SMALLER = "start a new run with a smaller method.batch_size, or with engine='vmap' a smaller runtime.stack_width"
-"""What makes local work need less memory; it changes the numbers, so that a resumed run cannot have it."""
+"""How local work can be made to need less memory. It changes the results, so a resumed run cannot do it."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there was no memory, of the machine or of its GPU."""
+    """Whether an exception says that the machine or its GPU ran out of memory."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError | OutOfMemory) or (torch and isinstance(error, torch.cuda.OutOfMemoryError)):
         return True
-    # What torch's own allocator on the CPU raises, and CUDA's libraries, has no type of its own.
+    # torch's allocator on the CPU and CUDA's libraries raise a plain RuntimeError.
     return isinstance(error, RuntimeError) and bool(re.search("out of memory|can't allocate memory", str(error)))
 
 
 def error_text(error: BaseException) -> str:
-    """An exception's type and the first of its lines, as part of a sentence."""
+    """An exception's type and the first line of its message, as part of a sentence."""
     return ": ".join(filter(None, (type(error).__name__, str(error).partition("\n")[0].strip())))

@@ -1,4 +1,4 @@
-"""Executor: where jobs on clients run. `InlineExecutor` runs them here, without Ray; actors/pool.py on Ray actors."""
+"""Executor: runs jobs on clients. `InlineExecutor` runs them in this process, actors/pool.py on Ray actors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from rayfl.rounds.errors import SMALLER, ClientError, OutOfMemory
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
 
-# Any: what a reference is only its executor knows (a Ray ObjectRef, or the value itself).
+# Any: only the executor knows the type of its references (a Ray ObjectRef, or the value itself).
 Ref = Any
 
 
@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """A job's small result, and references to its outputs, which stay where they were made."""
+    """A job's small result, and references to its outputs, which stay on the node where they were made."""
 
     result: Any
     outputs: list[Ref]
@@ -35,7 +35,7 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Wave:
-    """How far the jobs of one `run` have come: their kind, and how many of their clients are done."""
+    """Progress of the jobs of one `run`: their kind, the number of clients that are done, and of all clients."""
 
     kind: str
     done: int
@@ -56,15 +56,15 @@ def num_clients(jobs: Iterable[Job]) -> int:
 
 
 class Executor(Protocol):
-    """Runs jobs. Results come in the order of the jobs, whoever did them and in whatever order they were ready."""
+    """Runs jobs. Results are in the order of the jobs, whichever worker did them and whenever they were ready."""
 
     @property
     def num_workers(self) -> int:
-        """Workers that take jobs now."""
+        """Number of workers that take jobs now."""
         ...
 
     def put(self, value: Any) -> Ref:
-        """Make `value` readable by every worker, once."""
+        """Store `value` once, so that every worker can read it."""
         ...
 
     def get(self, ref: Ref) -> Any:
@@ -72,11 +72,11 @@ class Executor(Protocol):
         ...
 
     def handle(self, ref: Ref) -> Handle:
-        """A packet's reference as something that workers can open."""
+        """A handle with which workers can open the packet behind a reference."""
         ...
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        """Do all jobs, which are of one class. ClientError where a client's own code fails."""
+        """Do all jobs, which are of one class. Raises ClientError if a client's own code fails."""
         ...
 
 
@@ -114,7 +114,7 @@ class InlineExecutor:
         return InlinePacket(ref)
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        """Do all jobs here."""
+        """Do all jobs in this process."""
         self._wave = Wave.of(jobs)
         setup = self.worker.setup
         try:

@@ -1,4 +1,4 @@
-"""The clients' masks compared pair by pair, beside their labels (Dai et al., DisPFL, ICML 2022, Figure 5).
+"""Compares the clients' masks and their labels, pair by pair (Dai et al., DisPFL, ICML 2022, Figure 5).
 
 The Hamming distance of two masks is the share of entries that one keeps and the other does not, over all entries that
 are masked. The similarity of two clients' labels is the cosine between the distributions of their training labels.
@@ -25,7 +25,7 @@ class MaskBits(NamedTuple):
 
 
 def mask_bits(mask: Tree) -> MaskBits:
-    """All entries of a mask in bits."""
+    """Pack all entries of a mask into bits."""
     entries = tree.vector(mask).numpy()
     return MaskBits(np.packbits(entries), entries.size)
 
@@ -53,9 +53,9 @@ def of_others(matrix: np.ndarray) -> np.ndarray:
 
 
 def compared(setup: Setup, masks: Sequence[MaskBits]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """By name what pairs have, [n, n - 1] each, and how distance and similarity correlate (Pearson, over pairs).
+    """The distances and similarities of all pairs by name, [n, n - 1] each, and their Pearson correlation over pairs.
 
-    Without classes there is no similarity; without two different values of each no correlation.
+    There is no similarity if labels are not classes, and no correlation if one of both has only one value.
     """
     pairs = {HAMMING: of_others(hamming(masks))}
     labels = setup.dataset.train.labels

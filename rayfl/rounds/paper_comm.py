@@ -1,8 +1,8 @@
-"""The communication that papers report, beside the real bytes: numbers only, in one direction.
+"""Computes the communication that papers report: only numbers count, and only what a node receives.
 
-Dai et al., DisPFL, ICML 2022, Table 1, column "Comm": 4 bytes for every number that the busiest node receives, which is
-a peer, or the server, or a client that is sent more than the server gets (other clients' models); positions and masks
-are not counted. 1 MB = 1e6 bytes. Table 3 has the mean over peers instead; with a server it is that over the clients.
+Dai et al., DisPFL, ICML 2022, Table 1, column "Comm": 4 bytes for every number that the busiest node receives. That is
+a peer, or the server, or a client that receives more than the server does (other clients' models). Positions and masks
+do not count. 1 MB = 1e6 bytes. Table 3 has the mean over peers instead; with a server it is the mean over the clients.
 """
 
 import math
@@ -45,10 +45,9 @@ def _(codec: SparseCodec, packet: Packet) -> int:
 
 
 def paper_comm(graph: np.ndarray, values: Mapping[int, int]) -> dict[str, float]:
-    """`comm/busiest_megabytes` and `comm/mean_megabytes` of a round.
+    """`comm/busiest_megabytes` and `comm/mean_megabytes` of a round among peers; {} if nobody sent a number.
 
-    graph: boolean [n, n], True where row receives from column; values: numbers in each sender's message. {} if nobody
-    sent a number.
+    graph: boolean [n, n], True where row receives from column; values: numbers in each sender's message.
     """
     sizes = np.zeros(len(graph))
     sizes[list(values)] = list(values.values())
@@ -59,7 +58,10 @@ def paper_comm(graph: np.ndarray, values: Mapping[int, int]) -> dict[str, float]
 
 
 def server_comm(arrived: int, received: Sequence[int], num_clients: int) -> dict[str, float]:
-    """The same two of a round with a server: numbers that `arrived` there, and that each client in it received."""
+    """The same metrics of a round with a server.
+
+    arrived: numbers that the server received; received: numbers that each of its clients received.
+    """
     if not arrived and not any(received):
         return {}
     busiest, mean = max(arrived, *received, 0), sum(received) / num_clients

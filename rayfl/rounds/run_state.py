@@ -1,4 +1,4 @@
-"""RunState: what outlives a round, and how calls read it and write it."""
+"""RunState: what is kept from one round to the next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +10,10 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class RunState:
-    """What outlives a round: the next round's number, the server's state, and references to what clients left behind.
+    """What is kept from one round to the next: the next round's number, the server's state, and references to the
+    clients' states and to the server's memories of clients.
 
-    `states` and `server_memories` lack the clients that have not taken part yet.
+    A client that has not taken part yet is in neither `states` nor `server_memories`.
     """
 
     round: int = 0
@@ -21,12 +22,12 @@ class RunState:
     server_memories: Mapping[int, Ref] = field(default_factory=dict)
 
     def inputs(self, slots: Slots, clients: Sequence[int]) -> tuple[Ref, ...]:
-        """What a call reads of the clients' states and the server's memories of them; None before the first round."""
+        """References to the states and memories of clients, which a call reads; None before a client's first round."""
         kept = (ClientOutputs(self.states.get(client), self.server_memories.get(client)) for client in clients)
         return tuple(ref for outputs in kept for ref in outputs.pack(slots))
 
     def updated(self, slots: Slots, outputs: Mapping[int, ClientOutputs]) -> "RunState":
-        """With the new states and memories that clients left behind."""
+        """The run state with the new states and memories of these clients."""
         states = {client: one.state for client, one in outputs.items()} if slots.state else {}
         memories = {client: one.memory for client, one in outputs.items()} if slots.memory else {}
         return replace(self, states={**self.states, **states}, server_memories={**self.server_memories, **memories})

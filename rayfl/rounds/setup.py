@@ -1,4 +1,4 @@
-"""Setup: everything of an experiment that stays the same through all rounds, shared with every worker."""
+"""Setup: everything in an experiment that is the same in all rounds. Every worker has it."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,17 +18,16 @@ from rayfl.data.partition import Partition
 from rayfl.data.transfer import to_device
 from rayfl.determinism import seeding
 from rayfl.determinism.process import Precision
-from rayfl.errors import RayflError
 from rayfl.gather import Relay
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.models import flops
 from rayfl.population.client import Traits
-from rayfl.population.sampling import Clients, Population
+from rayfl.population.sampling import Population
 from rayfl.rounds import engines, stacking
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings
-from rayfl.topology.graphs import Topology, link_weights, mixing_weights
+from rayfl.topology.graphs import Topology, link_weights
 from rayfl.tree import Arrays, State, Tree
 
 
@@ -49,7 +48,7 @@ class Evaluation(Settings):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to do any client's work. Pickles with its large arrays out of band."""
+    """All that a worker needs to do any client's work. Pickles with its large arrays out of band."""
 
     seed: int
     rounds: int
@@ -64,17 +63,17 @@ class Setup:
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine_name: str = "auto"
     stack_width: int | None = None
-    """Clients of a stack; None: by the rule of `stacking`."""
+    """Number of clients in a stack; None: `stacking` chooses it."""
     device_name: str = "cpu"
     threads: int = 1
     precision: Precision = "fp32"
     identity: str = ""
-    """A digest of all that decides the numbers; "" where nobody compares it. Checkpoints have it."""
+    """A digest of everything that decides the numbers, which checkpoints store; "" if nobody compares it."""
 
     # Any: fields and what was computed from them.
     def __getstate__(self) -> dict[str, Any]:
-        # Pickle reads in order: plugin files must have run before it comes to objects of their classes.
-        # Each process puts the samples on its own device, and looks at the initial arrays where they are.
+        # Pickle reads in order: plug-in files must be loaded before objects of their classes.
+        # Each process makes the fields that are left out from the others, without a copy of the initial arrays.
         fields = {
             name: value
             for name, value in vars(self).items()
@@ -94,7 +93,7 @@ class Setup:
 
     @cached_property
     def initial_on_device(self) -> Tree:
-        """The same where local work runs."""
+        """The parameters of round 0 on the device where local work runs."""
         return to_device(self.initial, self.device)
 
     @property
@@ -104,22 +103,22 @@ class Setup:
 
     @property
     def device(self) -> torch.device:
-        """Where local work runs."""
+        """The device where local work runs."""
         return torch.device(self.device_name)
 
     @property
     def hooks_on_device(self) -> bool:
-        """Whether clients' hooks and uplinks are given tensors of a device, where local work runs on one."""
+        """Whether clients' hooks and uplinks get tensors on the GPU that local work runs on; False on a CPU."""
         return self.device.type != "cpu" and self.method.on_device and self.uplink.takes_device
 
     @cached_property
     def device_data(self) -> DeviceData:
-        """The dataset where local work runs."""
+        """The dataset on the device where local work runs."""
         return DeviceData(self.dataset, self.device)
 
     @cached_property
     def forward_flops(self) -> int:
-        """Operations of one example's forward pass through the dense model; 0 where they are not known."""
+        """Operations of one example's forward pass through the dense model; 0 if unknown."""
         return flops.forward_flops(self.method.task.weight_uses, params=self.initial)
 
     @property
@@ -151,34 +150,34 @@ class Setup:
 
     @cached_property
     def relayed(self) -> tuple[str, ...]:
-        """The names of messages that the server sends on unopened."""
+        """The names of the messages that the server forwards without decoding them."""
         return () if self.is_peer else tuple(n for n, rule in self.method.gather.items() if isinstance(rule, Relay))
 
     @cached_property
     def retention_ratios(self) -> dict[int, float]:
-        """The retention ratio that the experiment gives each client; {} where it gives none."""
+        """The retention ratio that the experiment gives each client; {} if it gives none."""
         if self.population.settings.retention_ratio is None:
             return {}
         return {client: self.population.traits(client).retention_ratio for client in range(self.num_clients)}
 
     @property
     def keeps_messages(self) -> bool:
-        """Whether messages are kept until it is known who needs them (peers, `take_first`)."""
+        """Whether messages are stored until it is known who needs them (peers, `take_first`)."""
         return self.is_peer or self.population.settings.take_first is not None
 
     @cached_property
     def state_slots(self) -> Slots:
-        """A client's state alone."""
+        """The objects of a client between rounds that its evaluation reads: its state."""
         return Slots(self.stateful)
 
     @cached_property
     def memory_slots(self) -> Slots:
-        """What is remembered of a client between rounds: its state, and the server's memory of it."""
+        """The objects of a client between rounds: its state, and the server's memory of the client."""
         return Slots(self.stateful, self.has_server_memory)
 
     @cached_property
     def output_slots(self) -> Slots:
-        """What a client leaves behind when it has trained."""
+        """The objects that a client's training returns."""
         return Slots(self.stateful, self.has_server_memory, self.keeps_messages, self.relayed)
 
     @cached_property
@@ -188,26 +187,28 @@ class Setup:
 
     @cached_property
     def work_width(self) -> int:
-        """Clients that are trained together: a stack under vmap, one in the loop."""
+        """Number of clients trained together: a stack under vmap, one in the loop."""
         if self.engine is not engines.run_vmap:
             return 1
         return stacking.width(self.stack_width, self.method, self.device, self.initial)
 
     @property
     def most_actors(self) -> int:
-        """Actors that a round can use at most: clients that train at once, or stacks of them. Without a server, or
-        where the method says so, all clients train."""
+        """The largest number of actors that a round can use: one per client that trains, or per stack of clients.
+
+        Without a server, or if the method says so, all clients train.
+        """
         everyone = self.is_peer or self.plan(0).trainers == "all"
         clients = self.num_clients if everyone else self.population.settings.num_selected
         return -(-clients // self.work_width)
 
     def first_state(self, client: int) -> State:
-        """What a client remembers before its first round."""
+        """A client's state before its first round."""
         draws = seeding.FirstDraws(self.seed, client)
         return checked_hook(self.method.init_client)(self.population.traits(client), self.initial, draws)
 
     def first_server_memory(self, client: int) -> State:
-        """What the server remembers of a client before the client's first round."""
+        """The server's memory of a client before the client's first round."""
         return checked_hook(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
 
     def data(self, client: int) -> ClientData:
@@ -215,7 +216,7 @@ class Setup:
         return ClientData(self.dataset, self.partition, client, self.device_data)
 
     def context(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
-        """What a method may know in this round about this client (`seeding.NOBODY`: the server)."""
+        """The context that a method gets in this round for this client (`seeding.NOBODY`: for the server)."""
         traits: Traits | None = None if client == seeding.NOBODY else self.population.traits(client)
         sees_graph = client == seeding.NOBODY and self.method.uses_graph
         return Context(
@@ -233,18 +234,18 @@ class Setup:
         )
 
     def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
-        """`context` for the hooks of a client that trains: the initial parameters lie where they work."""
+        """`context` for the hooks of a client that trains, with the initial parameters on the hooks' device."""
         ctx = self.context(round, plan, client, purpose)
         return replace(ctx, initial=self.initial_on_device) if self.hooks_on_device else ctx
 
     def for_hooks(self, message: Message) -> Message:
-        """A message whose packets decode where the hooks of clients that train work."""
+        """The message with packets that decode on the device of the hooks of clients that train."""
         if not self.hooks_on_device:
             return message
         return {name: OnDevice.of(packet, self.device) for name, packet in message.items()}
 
     def uplink_of(self, client: Traits) -> Compressor:
-        """The client's uplink: with its own retention ratio where it has one that the method does not use itself."""
+        """The client's uplink; it keeps the client's own retention ratio, unless the method itself uses that ratio."""
         if not client.retention_given or self.method.honours_retention:
             return self.uplink
         return self.uplink.keeping(client.retention_ratio) or self.uplink
@@ -255,69 +256,10 @@ class Setup:
         return link_weights(self.topology.receives(self.num_clients, self.seed, round), self.topology.weights)
 
     def plan(self, round: int) -> Plan:
-        """The method's plan of a round, with the round's shared coin."""
+        """The method's plan for a round, made with the round's shared coin."""
         return checked_hook(self.method.plan)(round, seeding.coin(self.seed, round))
 
     def evaluated(self, round: int) -> bool:
         """Whether models are evaluated at the end of this round."""
         every = self.evaluation.every
         return round == self.rounds - 1 or (every > 0 and (round + 1) % every == 0)
-
-    def check(self) -> None:
-        """RayflError where the method and the rest of the experiment do not go together."""
-        check_splits(self.method, self.partition)
-        check_retention(self.method, self.uplink, self.population.settings)
-        if self.evaluation.masks and self.method.mask(self.first_state(0)) is None:
-            raise RayflError(
-                f"=true compares masks, and clients of {type(self.method).__name__} keep none; remove it",
-                ("evaluation", "masks"),
-            )
-        if self.is_peer:
-            check_peers(self.method, self.population.settings)
-        name = type(self.method).__name__
-        if self.topology is None:
-            if self.is_peer and self.method.gather:
-                raise RayflError(f"{name} exchanges among peers; add a [topology] table")
-            if self.method.uses_graph:
-                raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
-        elif not self.is_peer and not self.method.uses_graph:
-            raise RayflError(f"{name} has a server; remove the [topology] table")
-        else:
-            # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
-            mixing_weights(self.topology.receives(self.num_clients, self.seed, 0), self.topology.weights)
-        self.method.check(self.num_clients, self.topology, self.seed)
-
-
-def check_peers(method: Method, clients: Clients) -> None:
-    """RayflError for what only a server can do, or what only happens to its clients."""
-    for name in ("dropout_after_download", "upload_loss", "deadline_s", "take_first"):
-        if getattr(clients, name):
-            raise RayflError(
-                f"={getattr(clients, name)} needs a server, and {type(method).__name__} has none; remove it, or use "
-                "dropout_before_download and dropout_after_training",
-                ("clients", name),
-            )
-
-
-def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
-    """RayflError for retention ratios that neither the method nor the uplink uses, or that no theory covers."""
-    if clients.retention_ratio is None or method.honours_retention:
-        return
-    name, key = type(method).__name__, ("clients", "retention_ratio")
-    if uplink.keeping(1.0) is None:
-        raise RayflError(
-            f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "
-            "sends a share of the model, or an uplink that does, for example topk",
-            key,
-        )
-    if method.needs_one_omega:
-        raise RayflError(f" gives every client an uplink of its own, and {name} needs one for all; remove it", key)
-
-
-def check_splits(method: Method, partition: Partition) -> None:
-    """RayflError if the method needs a split that the partition left empty."""
-    for split, share in method.splits.items():
-        if not len(partition.split(split).indices):
-            raise RayflError(
-                f"{type(method).__name__} needs {split} examples; set splits.{split}_ratio (for example {share})"
-            )

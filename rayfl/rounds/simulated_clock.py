@@ -1,4 +1,4 @@
-"""The simulated clock: when a client is done, and how long a round lasts, from bytes, work and speeds."""
+"""The simulated clock: computes from bytes, work and speeds when a client is done and how long a round lasts."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from rayfl.rounds.worker_jobs import ClientResult
 
 
 def arrival_s(traits: Traits, result: ClientResult) -> float:
-    """Seconds from the round's beginning until the client is done, or gone: download, then work, then upload."""
+    """Seconds from the start of the round until the client is done or gone: download, then work, then upload."""
     if result.cut_s is not None:
         return result.cut_s
     return (
@@ -24,16 +24,16 @@ def reply_s(traits: Traits, result: ClientResult) -> float:
 
 
 def moment(seconds: float) -> float:
-    """Seconds to twelve digits, for comparisons: sums that differ in how they were rounded are the same moment."""
+    """Seconds rounded to twelve digits, so that sums that differ only by rounding errors compare as equal."""
     return float(f"{seconds:.12g}")
 
 
 def duration_s(population: Population, results: Iterable[ClientResult]) -> float:
-    """Simulated seconds of a round: until the last awaited client is back, gone or cut off, and then until the last
-    has its reply.
+    """Simulated seconds of a round: until every awaited client is back, gone or cut off, and then until the last
+    one has its reply.
 
-    A client is gone at the moment at which it vanishes or its update is lost. Nobody waits for those that train for
-    themselves: who was not selected, and peers that are away from the exchange.
+    A client is gone when it vanishes or its update is lost. Clients that train for themselves are not awaited: those
+    that were not selected, and peers that miss the exchange.
     """
     awaited = [(population.traits(result.client), result) for result in results if result.fate.awaited]
     back = (arrival_s(traits, result) for traits, result in awaited)

@@ -1,4 +1,4 @@
-"""The rule for how clients are trained: one after another, or so many at once as the model and the device allow."""
+"""Chooses whether clients are trained one after another or in stacks, and how wide a stack is."""
 
 import torch
 
@@ -12,22 +12,23 @@ from rayfl.tree import Tree
 MOST_STACKED = 64
 """The widest stack that the rule chooses on a GPU."""
 MOST_ENTRIES = 1 << 25
-"""Parameters of a stack that the rule chooses on a GPU: 128 MB of float32, and as much for each gradient and moment."""
+"""Parameters of a stack on a GPU, at most: 128 MB of float32, and as much again for each gradient and moment."""
 LARGE_CONVOLUTIONS = 100_000_000
-"""Operations of all convolutions in an example's forward pass from which a client is trained alone on a GPU.
+"""A client is trained alone on a GPU if the convolutions of one example's forward pass need this number of operations.
 
-Convolutions under vmap become grouped ones, which are slower where a single one keeps a GPU busy. The number was chosen
-by counting (resnet20: 81 million, vgg11: 306), not by measuring."""
+Under vmap convolutions become grouped convolutions, which are slower if a single one keeps the GPU busy. The number was
+chosen from the operations of known models (resnet20: 81 million, vgg11: 306), not from measurements."""
 ON_CPU = 16
-"""Clients of a stack on a CPU, where only `engine = "vmap"` stacks."""
+"""Clients of a stack on a CPU, where clients are stacked only with `engine = "vmap"`."""
 
 
 def choose(name: str, method: Method, device: torch.device, params: Tree) -> Engine:
     """The engine of a run: "loop", "vmap" or "auto". `params`: the shapes of one client's model.
 
-    The rule of "auto": vmap on a GPU, where small models leave it idle otherwise; the loop on a CPU, where vmap makes
-    convolutions slower; the loop for what cannot run under vmap (LSTM, dropout), and for what would be slower in stacks
-    (large convolutions, and models of which fewer than two fit into a stack). ValueError where "vmap" cannot be.
+    "auto" is vmap on a GPU, because small models alone leave it idle, and the loop on a CPU, because vmap makes
+    convolutions slower there. It is the loop also for models that cannot run under vmap (LSTM, dropout), and for models
+    that would be slower in stacks (large convolutions, and models of which fewer than two fit into a stack).
+    RayflError if "vmap" is impossible.
     """
     vmappable = method.task.vmappable
     if name == "vmap" and not vmappable:
@@ -39,10 +40,10 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
 
 
 def width(given: int | None, method: Method, device: torch.device, params: Tree) -> int:
-    """Clients of a stack: as given, or by the rule.
+    """Number of clients in a stack: `given`, or a number that depends on the model and the device alone.
 
-    On a GPU as many as have `MOST_ENTRIES` parameters together, from 2 to `MOST_STACKED`; on a CPU `ON_CPU`. Neither
-    the participants nor the workers play a part, so they cannot change a bit.
+    On a GPU so that a stack has `MOST_ENTRIES` parameters, from 2 to `MOST_STACKED` clients; on a CPU `ON_CPU`. The
+    participants and the number of workers do not matter, so they cannot change a bit.
     """
     if given is not None:
         return given
@@ -50,13 +51,13 @@ def width(given: int | None, method: Method, device: torch.device, params: Tree)
 
 
 def convolution_flops(method: Method, params: Tree) -> int:
-    """Operations of the convolutions in one example's forward pass; 0 where they are not known."""
+    """Operations of the convolutions in one example's forward pass; 0 if unknown."""
     uses = {name: times for name, times in method.task.weight_uses.items() if params[name].dim() > 2}
     return flops.forward_flops(uses, params=params)
 
 
 def _fits(method: Method, params: Tree) -> int:
-    """Clients that one stack holds on a GPU by the rule; 1 where stacks would be slower."""
+    """Number of clients in one stack on a GPU; 1 if stacks would be slower."""
     if convolution_flops(method, params) >= LARGE_CONVOLUTIONS:
         return 1
     return max(1, min(MOST_STACKED, MOST_ENTRIES // max(1, tree.num_entries(params))))

@@ -1,21 +1,21 @@
-"""The memory of a client's uplink compressor: kept beside the method's state, and never shown to the method."""
+"""The memory of a client's uplink compressor, which is stored beside the method's state and hidden from the method."""
 
 from rayfl.compress.base import Message, Packet, encode_trees
 from rayfl.methods.base import Context, Upload
 from rayfl.tree import State
 
 UPLINK_MEMORY = "uplink memory"
-"""Its place in a client's stored state; no method may use this name."""
+"""The memory's name in a client's stored state; no method may use this name."""
 
 
 def without_memory(stored: State) -> tuple[State, State]:
-    """The method's state, and the compressor's memory by message name."""
+    """Split a stored state into the method's state and the compressor's memory by message name."""
     state = dict(stored)
     return state, state.pop(UPLINK_MEMORY, {})
 
 
 def with_memory(state: State, memory: State) -> State:
-    """What is stored of a client: the inverse of `without_memory`."""
+    """Join both into the state that is stored: the inverse of `without_memory`."""
     return {**state, UPLINK_MEMORY: memory} if memory else state
 
 

@@ -16,8 +16,8 @@ from jobs.standard_output import outliving_its_reader
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.sweep import read_sweep
+from rayfl.rounds.check_setup import check_retention
 from rayfl.rounds.errors import ClientError
-from rayfl.rounds.setup import check_retention
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.saved_models import load_model
 from tests.contracts.seams.quadratic import Quadratic

@@ -12,6 +12,7 @@ import torch
 
 from rayfl import tree
 from rayfl.methods.lotteryfl import LotteryFL
+from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of
@@ -101,4 +102,4 @@ def test_settings():
     assert hyper["min_accuracy"] == 0.2
     assert (gate.name, gate.split, train.epochs, train.batch_size) == ("gate", "validation", 10, 10)
     with refused(names=["LotteryFL", "validation", "splits.validation_ratio", "0.2"]):
-        setup_of("lotteryfl", {}).check()
+        check_setup(setup_of("lotteryfl", {}))

@@ -12,6 +12,7 @@ from rayfl.data.batches import schedule
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Stage
 from rayfl.methods.subfedavg import SubFedAvg
+from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of, softmax_gradient
@@ -176,4 +177,4 @@ def test_settings():
         SubFedAvg(steps=3)
     # Without validation examples a run does not begin.
     with refused(names=["SubFedAvg", "validation", "splits.validation_ratio"]):
-        setup_of("subfedavg", {}).check()
+        check_setup(setup_of("subfedavg", {}))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.errors import RayflError
+from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow
 from rayfl.testing.comparison import assert_same_bits, contents
@@ -123,4 +124,4 @@ def test_a_client_that_returns_is_billed_what_it_missed(tmp_path: Any):
 def test_peers_have_no_server_that_hangs_up(clients: dict[str, Any]):
     name = next(iter(clients))
     with pytest.raises(RayflError, match=rf"^clients\.{name}=.* needs a server, and Local has none; remove it"):
-        setup_of("local", {}, clients=clients).check()
+        check_setup(setup_of("local", {}, clients=clients))

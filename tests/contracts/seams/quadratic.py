@@ -15,6 +15,7 @@ from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.methods.base import Method
 from rayfl.population.sampling import Clients, Population
+from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
@@ -101,5 +102,5 @@ def setup(
         engine_name=engine,
         stack_width=stack_width,
     )
-    made.check()
+    check_setup(made)
     return made

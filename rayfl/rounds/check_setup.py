@@ -1,0 +1,69 @@
+"""Checks before a run that the method and the rest of the experiment go together."""
+
+from rayfl.compress.base import Compressor
+from rayfl.data.partition import Partition
+from rayfl.errors import RayflError
+from rayfl.methods.base import Method
+from rayfl.population.sampling import Clients
+from rayfl.rounds.setup import Setup
+from rayfl.topology.graphs import mixing_weights
+
+
+def check_setup(setup: Setup) -> None:
+    """Raise RayflError if the method and the rest of the experiment do not go together."""
+    check_splits(setup.method, setup.partition)
+    check_retention(setup.method, setup.uplink, setup.population.settings)
+    if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
+        raise RayflError(
+            f"=true compares masks, and clients of {type(setup.method).__name__} keep none; remove it",
+            ("evaluation", "masks"),
+        )
+    if setup.is_peer:
+        check_peers(setup.method, setup.population.settings)
+    name = type(setup.method).__name__
+    if setup.topology is None:
+        if setup.is_peer and setup.method.gather:
+            raise RayflError(f"{name} exchanges among peers; add a [topology] table")
+        if setup.method.uses_graph:
+            raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
+    elif not setup.is_peer and not setup.method.uses_graph:
+        raise RayflError(f"{name} has a server; remove the [topology] table")
+    else:
+        # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
+        mixing_weights(setup.topology.receives(setup.num_clients, setup.seed, 0), setup.topology.weights)
+    setup.method.check(setup.num_clients, setup.topology, setup.seed)
+
+
+def check_peers(method: Method, clients: Clients) -> None:
+    """Reject settings that need a server."""
+    for name in ("dropout_after_download", "upload_loss", "deadline_s", "take_first"):
+        if getattr(clients, name):
+            raise RayflError(
+                f"={getattr(clients, name)} needs a server, and {type(method).__name__} has none; remove it, or use "
+                "dropout_before_download and dropout_after_training",
+                ("clients", name),
+            )
+
+
+def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
+    """Reject retention ratios that neither method nor uplink uses, or that the method's theory does not cover."""
+    if clients.retention_ratio is None or method.honours_retention:
+        return
+    name, key = type(method).__name__, ("clients", "retention_ratio")
+    if uplink.keeping(1.0) is None:
+        raise RayflError(
+            f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "
+            "sends a share of the model, or an uplink that does, for example topk",
+            key,
+        )
+    if method.needs_one_omega:
+        raise RayflError(f" gives every client an uplink of its own, and {name} needs one for all; remove it", key)
+
+
+def check_splits(method: Method, partition: Partition) -> None:
+    """Reject a partition that left a split empty that the method needs."""
+    for split, share in method.splits.items():
+        if not len(partition.split(split).indices):
+            raise RayflError(
+                f"{type(method).__name__} needs {split} examples; set splits.{split}_ratio (for example {share})"
+            )
