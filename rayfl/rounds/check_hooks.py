@@ -1,7 +1,7 @@
-"""What the hooks of a method give back, checked where the rounds call them, and what they raise, with its place.
+"""Checks what the hooks of a third party's method return, and names the hook and the line if one fails.
 
-Methods of ours are called as they are: their types are checked when they are written. A method from elsewhere is told
-in one sentence which hook of which class gave back what, and what is wanted.
+Hooks of built-in methods are called without checks, because pyright checks their types. For others an error says in one
+sentence which hook of which class returned the wrong type, and which type it must return.
 """
 
 import functools
@@ -26,13 +26,15 @@ T = TypeVar("T")
 
 
 def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
-    """A hook of a method, for a call: HookError, in one sentence, where it raises or gives back something else than it
-    must. A lack of memory, and what an executor raises, stay what they are."""
+    """Wrap a third party's hook: raise HookError if it fails or returns the wrong type.
+
+    Out-of-memory errors and an executor's errors pass through.
+    """
     method = getattr(hook, "__self__", None)
-    # A static method knows of no class.
+    # A static method does not know its class.
     if not isinstance(hook, MethodType) or type(method).__module__.startswith("rayfl."):
         return hook
-    # By where it lies, since a hook may be another function's second name.
+    # Found by its place in the class, since a hook may be a second name of another function.
     name = next((name for name in _CHECKS if getattr(type(method), name, None) is hook.__func__), None)
     if name is None:
         return hook
@@ -43,7 +45,7 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         try:
             answer = hook(*args, **kwargs)
         except Exception as error:
-            # A lost object, or a packet that a node took with it, is not the method's fault.
+            # The method does not cause the loss of an object or of a node.
             of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
             if of_executor or isinstance(error, ClientError | HookError) or out_of_memory(error):
                 raise
@@ -60,7 +62,7 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
 
 
 def _explained(method: object, error: Exception) -> str:
-    """The error, and the way out of one about where tensors lie."""
+    """The error; if it is about devices of tensors, also what to change."""
     if getattr(method, "on_device", False) and re.search("same device|device type tensor to numpy", str(error)):
         name = type(method).__name__
         return (
@@ -72,7 +74,7 @@ def _explained(method: object, error: Exception) -> str:
 
 
 class _WrongAnswerError(Exception):
-    """What came, and what is wanted."""
+    """Says what a hook returned and what it must return."""
 
 
 def _called(method: object, hook: str, place: tuple[str, int] | None) -> str:
@@ -94,14 +96,14 @@ def _line(method: object, error: Exception) -> tuple[str, int] | None:
     return (frames[-1].filename, frames[-1].lineno or 0) if frames else None
 
 
-# Any: in all of the following whatever a hook gave back.
+# Any: in all of the following functions a hook's return value.
 def _refuse(found: Any, wanted: str) -> NoReturn:
     what = "nothing" if found is None else f"a value of type {type(found).__name__}"
     raise _WrongAnswerError(f"returns {what}; it must return {wanted}")
 
 
 def _carry(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    """Only what costs nothing in a loop over steps."""
+    """Checks only the type of the carry, since this runs at every step."""
     if not isinstance(found, dict):
         _refuse(found, "the carry, tensors by name")
 
@@ -122,7 +124,7 @@ def _require_state(found: Any, wanted: str, path: str = "") -> None:
     for name, value in found.items():
         if isinstance(value, dict):
             _require_state(value, wanted, f"{path}{name}.")
-        # A server may keep a packet that it relays as the handle that came with it.
+        # A server may keep the handle of a packet that it forwards.
         elif not (isinstance(value, Tensor) or callable(getattr(value, "open", None))):
             raise _WrongAnswerError(
                 f"returns {f'{path}{name}'!r} as a value of type {type(value).__name__}; a state holds tensors by name"
@@ -150,7 +152,7 @@ def _message(found: Any, method: object, args: tuple[Any, ...]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Also a tensor or an array that is one."""
+    """Whether a value is a number; a tensor or an array of one number counts too."""
     return isinstance(value, Real) or (hasattr(value, "shape") and not value.shape)
 
 
@@ -195,7 +197,7 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
             raise _WrongAnswerError(
                 f"sends {name!r} as a value of type {type(part).__name__}; it must be a tree, a Difference or a Packet"
             )
-        # Nobody would read a tree under another name; packets may be there to be billed alone.
+        # Nobody would read a tree under another name; a packet may be sent only to be billed.
         if name not in method.gather and not read_alone:
             raise _WrongAnswerError(
                 f"sends {name!r}, which {type(method).__name__}.gather does not have: {nearest(name, method.gather)}"
@@ -218,7 +220,7 @@ def _updated(found: Any, method: object, args: tuple[Any, ...]) -> None:
 
 
 def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> str | None:
-    """The first name of a state that another one lacks."""
+    """The first name in the state `before` that the state `now` lacks; None if it has all."""
     for name, value in before.items():
         if name not in now:
             return f"{path}{name}"
@@ -247,4 +249,4 @@ _CHECKS: Mapping[str, Callable[[Any, Any, tuple[Any, ...]], None]] = {
     "reply": _reply,
     "mix": _state,
 }
-"""By hook the check of what it gives back."""
+"""The check of each hook's return value."""

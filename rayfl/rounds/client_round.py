@@ -51,7 +51,7 @@ class ClientRound:
         self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client")
 
     def untrained(self) -> ClientResult | None:
-        """The result of a client that need not train, since it drops out or misses the deadline; None if it trains."""
+        """The result of a client that drops out or misses the deadline, and so need not train; None if it trains."""
         work: dict[str, Work] = {}
         if self.fate is not Fate.DROPPED_AFTER_DOWNLOAD:
             task = self.local_task()
@@ -83,7 +83,7 @@ class ClientRound:
             return checked_hook(self.method.begin)(self.state, self.received, self.ctx)
 
     def finish(self, carry: Carry, work: Mapping[str, Work]) -> tuple[ClientResult, ClientOutputs]:
-        """End the client's round: its result, and what it leaves behind."""
+        """End the client's round; returns its result and the objects that are kept of it."""
         setup, sends = self.setup, self.fate.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
         finished = checked_hook(self.method.finish)(self.state, carry, ctx)
@@ -100,7 +100,7 @@ class ClientRound:
             self.client,
             fate,
             message_bits=message_bits(message),
-            # What a peer sends is billed when it is known who receives it.
+            # A peer's message is billed once its receivers are known.
             billed_bits=0 if setup.is_peer else message_bits(message),
             downlink_bits=self.downlink_bits,
             work=work,
@@ -130,7 +130,7 @@ class ClientRound:
         return result, outputs
 
     def operations(self, ctx: Context) -> dict[str, float]:
-        """`flops/training` of the dense model, which a method that trains less says itself; {} where not known."""
+        """The metric `flops/training` of the dense model; {} if unknown. A method that trains less reports its own."""
         forward = self.setup.forward_flops
         if not forward or not self.plan.stages:
             return {}
@@ -143,7 +143,7 @@ class ClientRound:
 
 @contextmanager
 def naming_round_and_client(round: int, client: int) -> Iterator[None]:
-    """An error inside names the round and the client, and pickles. OutOfMemory where memory was what failed."""
+    """Wrap errors in a ClientError that pickles and names the round and the client; OutOfMemory if memory ran out."""
     try:
         yield
     except ClientError:

@@ -1,4 +1,4 @@
-"""Who is back in time: the deadline and over-selection, and what a client has used when it is cut off."""
+"""Cuts clients off: by the deadline and by over-selection, with what they have used until then."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from rayfl.rounds.worker_jobs import ClientResult
 def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:
     """The result, cut off if the client is awaited and not back by the deadline.
 
-    Made where the client trains, because one that cannot be back in time need not train.
+    The worker decides this before training, because a client that is late need not train.
     """
     deadline_s = setup.population.settings.deadline_s
     if deadline_s is None or not plan.up or not result.fate.awaited:
@@ -26,10 +26,10 @@ def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResu
 
 
 def apply_over_selection(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
-    """The results by client; where only the first to finish are taken, the others are cut off when these are back.
+    """The results by client. If only the first to finish are taken, the others are cut off when these are back.
 
-    Who finishes at the same moment is taken in the order of the ids. A client with nothing to say finishes, too; one
-    that vanishes or whose update is lost does not, and is cut off as well if it is still busy then.
+    Clients that finish at the same moment are taken in the order of their ids. A client with nothing to send finishes
+    too. A client that vanishes or whose update is lost does not finish, and is cut off if it is still busy then.
     """
     by_client = {result.client: result for result in sorted(results, key=lambda result: result.client)}
     wanted = setup.population.settings.take_first
@@ -47,7 +47,7 @@ def apply_over_selection(setup: Setup, plan: Plan, results: Iterable[ClientResul
 
 
 def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fate: Fate) -> ClientResult:
-    """What a client has used when the server stops waiting after `close_s` seconds: whole bytes, and whole steps."""
+    """The result of a client after `close_s` seconds, when the server stops waiting: whole bytes and whole steps."""
     traits = setup.population.traits(result.client)
     busy_s = close_s - result.downlink_bits / traits.downlink_bps
     sending_s = busy_s - result.num_examples / traits.examples_per_s
@@ -64,12 +64,12 @@ def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fat
 
 
 def _whole(amount: float) -> int:
-    """How many whole ones there are, where 2.9999999 is 3: times are differences of rounded numbers."""
+    """Round down, but count 2.9999999 as 3, because times are differences of rounded numbers."""
     return max(0, math.floor(round(amount, 3)))
 
 
 def _work_within(setup: Setup, plan: Plan, result: ClientResult, num_examples: int) -> dict[str, Work]:
-    """The part of the work that a client finishes within a number of examples, stage by stage."""
+    """The part of the work that a client finishes within `num_examples` examples, stage by stage."""
     done = {}
     for stage in (stage for stage in plan.stages if stage.name in result.work):
         planned, size = result.work[stage.name], setup.data(result.client).num_examples(stage.split)

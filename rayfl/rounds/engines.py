@@ -1,9 +1,9 @@
-"""Local work: carries go in, trained carries come out, one client after another or stacked under vmap.
+"""Engines of local work: they train the carries of clients, one client after another or a stack under vmap.
 
-`run_loop` finishes one client before the next begins, so memory is one carry. `run_vmap` advances a stack of clients at
-once: unequal batches are padded with weight 0 and clients that have no step left keep their carry, so both engines
+`run_loop` finishes one client before the next begins, so only one carry is in memory. `run_vmap` advances a stack of
+clients at once: it pads unequal batches with weight 0, and clients without steps left keep their carry, so both engines
 compute the same up to rounding. A stack always has its full width, and a batch its full size, so that a client's bits
-do not depend on the others of its stack (but for full batches, which are padded to the largest of them).
+do not depend on the other clients of its stack (except full batches, which are padded to the largest of the stack).
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -29,7 +29,7 @@ class Engine(Protocol):
     def __call__(
         self, method: Method, tasks: Sequence["LocalTask"], width: int = 1
     ) -> Iterator[tuple[Carry, dict[str, Work]]]:
-        """`width`: clients of a full stack."""
+        """`width`: number of clients in a full stack."""
         ...
 
 
@@ -51,7 +51,7 @@ class LocalTask:
     """Whether the trained carry stays on the device (`Setup.hooks_on_device`)."""
 
     def planned(self, stage: Stage) -> Work:
-        """The work that a stage is."""
+        """The amount of work in a stage."""
         return Work(
             *amount(
                 self.data.num_examples(stage.split),
@@ -64,14 +64,14 @@ class LocalTask:
         )
 
     def order(self, stage: Stage) -> Order:
-        """The stage's batches in the order that this (seed, round, client) gives; the first ones for a `share`."""
+        """The order of the stage's batches for this (seed, round, client); only the first if `share` is below 1."""
         return self.data.order(stage.split, **self._drawn(stage))
 
     def batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
-        """The batches of `order`, one after another."""
+        """Yield the batches of `order`."""
         return self.data.batches(stage.split, **self._drawn(stage))
 
-    # Any: what `ClientData.order` takes.
+    # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage) -> dict[str, Any]:
         generator = seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches")
         return {
@@ -85,7 +85,7 @@ class LocalTask:
 
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """One client after another, whatever the width."""
+    """Train one client after another; `width` is ignored."""
     one_step = checked_hook(method.step)
     for task in tasks:
         carry = to_device(task.begin(), task.device)
@@ -103,10 +103,10 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """One stack of clients at once, under torch.vmap; all must have the same stages.
+    """Train one stack of clients at once under torch.vmap; all must have the same stages.
 
-    Clients whose carries differ in shape (other candidates, other layers) are stacked apart. A stack of fewer clients
-    than `width` is filled with copies of its first carry, whose results are thrown away.
+    Clients whose carries differ in shape (other candidates, other layers) form separate stacks. A stack of fewer
+    clients than `width` is filled with copies of its first carry, whose results are dropped.
     """
     twin = method.with_task(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
@@ -118,7 +118,7 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
         if max(width, len(own)) > 1:
             found = _together(twin, [tasks[row] for row in own], list(own.values()), width)
         else:
-            # Nothing to stack, and torch refuses GroupNorm on images under a vmap over one client.
+            # There is nothing to stack, and torch rejects GroupNorm on images under a vmap over one client.
             ((row, carry),) = own.items()
             found = run_loop(method, [replace(tasks[row], begin=lambda carry=carry: carry)])
         done |= zip(own, found, strict=True)
@@ -128,7 +128,7 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
 def _together(
     method: Method, tasks: Sequence[LocalTask], own: list[Carry], width: int
 ) -> list[tuple[Carry, dict[str, Work]]]:
-    """All stages of clients whose carries have the same shape."""
+    """Run all stages of clients whose carries have the same shape."""
     device, width = tasks[0].device, max(width, len(tasks))
     work: list[dict[str, Work]] = [{} for _ in tasks]
     stages = tasks[0].stages
@@ -154,7 +154,7 @@ def _together(
 
 
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
-    """The batches of a stack's stage, whose full size is the same whoever is in the stack."""
+    """The batches of a stage for a stack; their size does not depend on the clients in the stack."""
     data = tasks[0].data
     size = stage.batch_size and min(stage.batch_size, data.most_examples(stage.split))
     group = stage.batches_per_step
@@ -162,7 +162,7 @@ def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Ord
 
 
 def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
-    """All steps of one stage on a stacked carry [width, ...]. Nothing in here waits for the device."""
+    """Run all steps of one stage on a stacked carry [width, ...], without waiting for the device."""
     one_step = checked_hook(method.step)
     for index in range(batches.num_steps):
         batch, active = batches.step(index), batches.active(index)
@@ -173,7 +173,7 @@ def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage)
 
 
 def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
-    """One client's carry after a stage: `end_stage` sees it where the other hooks do."""
+    """One client's carry after a stage. `end_stage` gets it on the same device as the other hooks."""
     end_stage = checked_hook(method.end_stage)
     if task.on_device or type(method).end_stage is Method.end_stage:
         return end_stage(carry, stage=stage)
@@ -182,7 +182,7 @@ def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry
 
 @contextmanager
 def _forked(method: Method, task: LocalTask) -> Iterator[None]:
-    """Models that draw random numbers do so from a forked torch state keyed by the client's round."""
+    """Give a model that draws random numbers a torch state of its own, keyed by client and round."""
     if not method.task.stochastic:
         yield
         return
@@ -210,7 +210,7 @@ def _size(batch: Batch | tuple[Batch, ...]) -> int:
 
 
 def _stacked(batch: Batch | tuple[Batch, ...]) -> Any:
-    """Along which dimension vmap maps each field: the first, but for absent weights."""
+    """The dimension along which vmap maps each field: the first, or None for absent weights."""
     if isinstance(batch, Batch):
         return Batch(0, 0, None if batch.weights is None else 0)  # type: ignore[arg-type]
     return tuple(_stacked(part) for part in batch)

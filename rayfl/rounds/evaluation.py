@@ -1,4 +1,4 @@
-"""Judging models: on the pooled test set and on each client's own split, after the exchange and after local training.
+"""Evaluates models on the pooled test set and on each client's own split, after the exchange and after local training.
 
 Metric names are `<where>/<what>`: `pooled/accuracy` (the global model on the pooled test set), `own/accuracy` (each
 client's model on its own test split, after the exchange), `own_after_training/accuracy` (the same after local
@@ -24,15 +24,15 @@ from rayfl.rounds.setup import Setup
 from rayfl.tree import State, Tree
 
 BATCH = 1000
-"""Examples judged at once."""
+"""Number of examples evaluated at once."""
 MOST_GROUPS = 12
-"""The most different retention ratios that make groups of clients."""
+"""With more different retention ratios than this, clients are not grouped by ratio."""
 
 
 def evaluate_client(
     setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context
 ) -> dict[str, float]:
-    """The metrics of one client's model; `carry` is given after local training."""
+    """The metrics of one client's model; `carry` is given if it is evaluated right after local training."""
     suffix = "" if carry is None else "_after_training"
     params = _adapted(setup, state, model, carry, ctx)
     test = setup.dataset.test
@@ -78,7 +78,7 @@ def own_splits(setup: Setup, values: Mapping[str, np.ndarray]) -> dict[int, dict
 def means_by_retention(setup: Setup, metrics: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """Each accuracy's mean over the clients of one retention ratio (Dis-PFL, Figure 4), from the metrics by client.
 
-    {} where all clients have one ratio, or where there are so many that they form no groups.
+    {} if all clients have one ratio, or if there are more than MOST_GROUPS ratios.
     """
     ratios = setup.retention_ratios
     groups = sorted(set(ratios.values()))
@@ -101,7 +101,7 @@ def mean_over_clients(metrics: Iterable[Mapping[str, float]]) -> dict[str, float
 
 
 def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:
-    """The parameters to judge: what `eval_begin` says, after the method's evaluation stages (thrown away later)."""
+    """The parameters to evaluate: those of `eval_begin`, after the method's evaluation stages, which are not kept."""
     method, stages = setup.method, setup.method.eval_stages(ctx.round)
     begun = checked_hook(method.eval_begin)(state, model, carry, ctx)
     if not stages:

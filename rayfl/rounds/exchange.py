@@ -1,4 +1,4 @@
-"""An exchange among peers: who mixes in which call, with which weights, and what every link costs."""
+"""Plans an exchange among peers: the calls with their receivers and weights, and the bill of every link."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ from rayfl.rounds.paper_comm import paper_comm
 from rayfl.rounds.worker_jobs import MixJob
 
 CALL_BYTES = 2_500_000_000
-"""What a call may hold of its own: the results of all distinct rows of weights, and one receiver's new state.
+"""Memory that a call may use for the results of all distinct rows of weights and for one receiver's new state.
 
-Results are let go as the new states go to the object store, so that both together are never more than the new states.
+Results are freed while the new states go to the object store, so both together never take more than the new states.
 """
 
 
@@ -32,9 +32,9 @@ def bill(graph: np.ndarray, senders: Collection[int], ledger: Ledger) -> None:
 def in_calls(
     receivers: Sequence[int], weights: np.ndarray, num_workers: int, model_bytes: int
 ) -> list[tuple[int, ...]]:
-    """The receivers of each call: one call a worker, or more where a call would hold too much at once.
+    """The receivers of each call: one call per worker, or more if a call would use too much memory.
 
-    Every call opens all messages that its receivers hear, so the fewer the better. No result depends on it.
+    Every call decodes all messages for its receivers, so fewer calls decode less. Results do not depend on the calls.
     """
 
     def held(part: tuple[int, ...]) -> int:
@@ -49,7 +49,7 @@ def in_calls(
 
 
 def mix_job(receivers: Sequence[int], weights: np.ndarray, present: np.ndarray) -> MixJob:
-    """The rows of the mixing matrix [n, n] that these receivers need; an absent peer's row is empty."""
+    """The job for these receivers, with their rows of the mixing matrix [n, n]; an absent peer's row is empty."""
     rows = {
         client: {int(sender): float(weights[client, sender]) for sender in np.flatnonzero(weights[client])}
         if present[client]

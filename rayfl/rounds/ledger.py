@@ -1,4 +1,4 @@
-"""The books of a round: what each client did and was billed, and the rows that go into the records."""
+"""Ledger: what each client did and was billed in a round, and the rows that go into the records."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -40,9 +40,9 @@ class ClientRow(NamedTuple):
 
 
 class MetricRow(NamedTuple):
-    """One value of the round; `client` None: of the server or a mean over clients.
+    """One value of the round; `client` is None for values of the server and for means over clients.
 
-    What pairs of clients have (`mask/hamming`) is a row for each other client, in ascending order.
+    A value of pairs of clients (`mask/hamming`) has a row for each other client, in ascending order.
     """
 
     client: int | None
@@ -66,9 +66,9 @@ class RoundRecord:
 
 @dataclass
 class Ledger:
-    """The results of a round's clients: of their training first, then what later waves of calls add.
+    """The results of a round's clients: first those of their training, to which later waves of calls add.
 
-    `pairs`: what each client has with each of the others, by name, [num_clients, num_clients - 1].
+    `pairs`: values of pairs of clients by name, each [num_clients, num_clients - 1].
     """
 
     participation: Participation
@@ -77,12 +77,12 @@ class Ledger:
     pairs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def result(self, client: int) -> ClientResult:
-        """A client's result so far; without one, the fate that was drawn for it."""
+        """A client's result so far; if it has none, a result with the fate that was drawn for it."""
         drawn = self.participation.fates.get(client, Fate.NOT_SELECTED)
         return self.results.get(client) or ClientResult(client, drawn)
 
     def add(self, later: ClientResult) -> None:
-        """Add a later wave's result of a client: downloads add up, metrics join."""
+        """Add a later wave's result of a client: downloads are added up, metrics are joined."""
         result = self.result(later.client)
         self.results[later.client] = replace(
             result,

@@ -1,7 +1,7 @@
-"""A round's partial sums become one: added along the summation tree, by calls on the workers where there are many.
+"""Merges a round's partial sums into one, along the summation tree; if there are many, calls on the workers add them.
 
-The sums stay where they were made and travel from worker to worker, so that one of them reaches the round loop. The
-tree does not depend on who adds, so no bit does.
+Partial sums go from worker to worker, so that only one reaches the round loop. The tree does not depend on the workers,
+so they cannot change a bit.
 """
 
 from rayfl.determinism.addition_order import Node, halves, ready_nodes
@@ -12,14 +12,14 @@ from rayfl.rounds.round import Round
 from rayfl.rounds.worker_jobs import MergeJob
 
 FEW_BYTES = 32_000_000
-"""Bytes of sums that the round loop adds sooner than calls would: a wave of calls takes some milliseconds."""
+"""Up to this number of bytes the round loop adds faster than calls, since a wave of calls takes some milliseconds."""
 
 MOST_ALONE = 2
-"""Workers, and sums, up to which the round loop adds by itself: calls could not add two pairs at once."""
+"""Up to this number of workers or sums the round loop adds by itself, since calls could not add two pairs at once."""
 
 
 def merge_sums(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str, Aggregate]:
-    """What arrived by message name, from the sums of nodes that cover the tree; `sums` is used up."""
+    """The aggregates by message name, from the sums of nodes that cover the tree; empties `sums`."""
     setup, executor = round.setup, round.executor
     if not sums:
         return {name: rule.empty() for name, rule in setup.method.gather.items()}
@@ -30,9 +30,9 @@ def merge_sums(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str,
 
 
 def added_by_calls(round: Round, num_sums: int, sum_bytes: int) -> bool:
-    """Whether calls add the sums: more than two workers, more than two sums, and more than few bytes.
+    """Whether calls add the sums: with more than two workers, more than two sums, and more than FEW_BYTES bytes.
 
-    Messages that are collected and not added are all wanted in the end, and would travel again with every call.
+    Collected messages are not added: the round loop needs all of them, and every call would copy them again.
     """
     setup, num_workers = round.setup, round.executor.num_workers
     collects = any(isinstance(rule, Collect) for name, rule in setup.method.gather.items() if name not in setup.relayed)
@@ -40,7 +40,7 @@ def added_by_calls(round: Round, num_sums: int, sum_bytes: int) -> bool:
 
 
 def merge(round: Round, sums: dict[Node, Ref], root: Node) -> None:
-    """Add sums by calls until `root` alone is left; each wave adds the halves of every node that has both."""
+    """Add sums by calls until only `root` is left; each wave adds the two halves of every node that has both."""
     while root not in sums:
         works = [MergeJob(node, halves(node)) for node in ready_nodes(root, sums)]
         jobs = [Job(work, tuple(sums.pop(part) for part in work.parts), 1) for work in works]

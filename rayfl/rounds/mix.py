@@ -1,8 +1,8 @@
-"""What the receivers of an exchange gather: weighted sums over the messages that they hear.
+"""Computes what the receivers of an exchange gather: weighted sums over their neighbours' messages.
 
-Messages are gone through a piece at a time: it is decoded once, and added for all who hear its sender while it lies in
-the processor's cache. Of the sums only the results are kept. Additions follow the senders' order and are made entry by
-entry, so that neither the pieces nor who is served by the same call can change a bit.
+Messages are read in pieces. A piece is decoded once, and added for all receivers while it is in the processor's cache.
+Only the results of the sums are kept. Additions follow the senders' order and are made entry by entry, so that neither
+the pieces nor the other receivers of a call can change a bit.
 """
 
 import math
@@ -25,7 +25,7 @@ Row = Mapping[int, float]
 def gather_rows(
     rules: Mapping[str, Gather], job: MixJob, messages: Mapping[int, Message]
 ) -> dict[int, dict[str, Aggregate]]:
-    """Per receiver what it gathered by message name, {} for an empty row. Receivers with equal rows share one."""
+    """The aggregates of each receiver by message name; {} for an empty row. Receivers with equal rows share them."""
     keys = {client: tuple(sorted(row.items())) for client, row in job.rows.items()}
     rows = {key: dict(key) for key in keys.values() if key}
     shares: dict[tuple[tuple[int, float], ...], dict[str, Aggregate]] = {key: {} for key in keys.values()}
@@ -37,7 +37,7 @@ def gather_rows(
 
 
 def gathered(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> list[Aggregate]:
-    """What each row gathers of the packets, whose order is that of the additions; of an entrywise rule the result."""
+    """The aggregate for each row, added in the order of the packets; an entrywise rule keeps only the result."""
     shapes = common_shapes(list(packets.values())) if rule.entrywise else None
     if shapes is None:
         totals = added(rule, packets, rows)
@@ -58,7 +58,7 @@ def gathered(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -
 
 
 def added(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> list[Aggregate]:
-    """The sum of each row; every packet is decoded once."""
+    """Add the packets up for each row, and decode every packet once."""
     totals = [rule.empty() for _ in rows]
     for sender, packet in packets.items():
         packet = packet.opened()
@@ -70,28 +70,28 @@ def added(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> l
 
 
 def common_shapes(packets: Sequence[Packet]) -> Shapes | None:
-    """The shapes of packets that can be read in pieces; None if some cannot, or differ."""
+    """The common shapes of packets that can be read in pieces; None if shapes differ or a packet has no pieces."""
     codecs = [packet.codec for packet in packets]
     shapes = {codec.shapes if isinstance(codec, Divisible) else None for codec in codecs}
     return shapes.pop() if len(shapes) == 1 else None
 
 
 def in_pieces(packets: Mapping[int, Packet]) -> Iterator[dict[int, Packet]]:
-    """By sender the first piece of every packet, then the second, and so on."""
+    """Yield the first piece of every packet by sender, then the second pieces, and so on."""
     pieces = [packet.pieces() for packet in packets.values()]
     for each in zip(*pieces, strict=True):
         yield dict(zip(packets, each, strict=True))
 
 
 def keep_result_only(total: Aggregate, result: Tree) -> Aggregate:
-    """An aggregate that keeps its result, and not the sums that it was made of."""
+    """An aggregate that has its result, and no longer the sums."""
     return replace(total, sum={}, weights={}, known=result)
 
 
 def blank(shape: tuple[int, ...]) -> Tensor:
-    """A float32 tensor to be filled. A large one has pages of its own, which are free again as soon as it is.
+    """An uninitialised float32 tensor. A large one has memory pages of its own, which are freed with it.
 
-    The allocator would keep them (`prepare_process`), beside what becomes of the results in the object store.
+    The allocator would keep the pages (`prepare_process`) beside the copies of the results in the object store.
     """
     size = math.prod(shape)
     if size < LARGE:

@@ -1,7 +1,7 @@
-"""What the clients below a node of the summation tree have sent: their sum, or their packets where these are smaller.
+"""The messages of the clients below a node of the summation tree: their sum, or the packets if these are smaller.
 
-Packets go no further than to the call that merges what two nodes have sent, which adds them. The rule looks at sizes
-alone, and changes no bit: whoever adds the packets follows the tree.
+Packets go only to the call that merges two nodes, which adds them. The choice depends on sizes alone. It changes no
+bit, because additions follow the tree wherever they are made.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from rayfl.rounds.client_round import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
 Sums = dict[str, Aggregate]
-"""The sums of a node, by message name."""
+"""The aggregates of a node, by message name."""
 
 
 class FromClient(NamedTuple):
@@ -30,7 +30,7 @@ class FromClient(NamedTuple):
 
 @dataclass(frozen=True)
 class Added:
-    """The sums of a node by message name, on the wire (`gather.to_wire`), and the bytes of all."""
+    """The sums of a node by message name, as `gather.to_wire` makes them, and their bytes."""
 
     # Any: see `gather.to_wire`.
     sums: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Added:
 class Packets:
     """The messages of a node by leaf, not added up, and the bytes that their sums would have.
 
-    Leaves that have sent nothing are left out.
+    Leaves without a message are left out.
     """
 
     by_leaf: Mapping[int, FromClient]
@@ -49,18 +49,18 @@ class Packets:
 
 
 Sent = Added | Packets
-"""What the clients below a node have sent."""
+"""The messages of the clients below a node, added up or as packets."""
 
 
 class Sizes:
-    """The bits of packets, and of their sum."""
+    """Counts the bits of packets and the bytes of their sum."""
 
     def __init__(self, rules: Mapping[str, Gather]) -> None:
         self.rules, self.bits = rules, 0
         self.sums = dict.fromkeys(rules, 0)
 
     def add(self, message: Message) -> None:
-        """One more message, of packets that are added up."""
+        """Count one more message."""
         self.bits += message_bits(message)
         for name, packet in message.items():
             self.sums[name] = self.rules[name].sum_bytes(self.sums[name], packet)
@@ -72,22 +72,22 @@ class Sizes:
 
     @property
     def packets_are_smaller(self) -> bool:
-        """Than their sum; also where there are none."""
+        """True if the packets together are smaller than their sum, or if there are no packets."""
         return self.bits < 8 * self.sum_bytes or not self.bits
 
 
 class Summing:
-    """Adds up what clients send, by the rules of the method's `gather`."""
+    """Adds up messages by the rules of the method's `gather`."""
 
     def __init__(self, setup: Setup) -> None:
         self.rules = setup.method.gather
         self.relayed, self.device = setup.relayed, setup.device
 
     def sent(self, node: Node, next_sent: Callable[[], FromClient | None], round: int, packets: bool = False) -> Sent:
-        """What a node's clients have sent; `next_sent` gives the next leaf's message, None where there is none.
+        """The messages of a node's clients; `next_sent` returns the next leaf's message, or None if it has none.
 
-        `packets`: they may stay as they are; kept until they are no longer smaller than their sum, and added from then
-        on. An error names `round` and the client.
+        `packets`: return packets instead of sums if the packets are smaller. They are held until they are no longer
+        smaller, and added from then on. An error names `round` and the client.
         """
         held: dict[int, FromClient] = {}
         sizes, asked = Sizes(self.rules), node[0]
@@ -110,7 +110,7 @@ class Summing:
         return on_wire(self._in_memory(add_up(node, self._empty, add, merged)))
 
     def summed(self, root: Node, parts: Mapping[Node, Sent]) -> Sums:
-        """The sums of a node, from what nodes that cover it have sent, which stays as it is."""
+        """The sums of a node, from those of nodes that cover it; `parts` is not changed."""
         return total(root, {node: self._opened(node, part) for node, part in parts.items()}, joined, merged)
 
     def _opened(self, node: Node, part: Sent) -> Sums:
@@ -124,28 +124,28 @@ class Summing:
         return add_up(node, self._empty, add, merged)
 
     def _in_memory(self, sums: Sums) -> Sums:
-        """Sums in main memory: one copy for all that was added up on the device."""
+        """The sums in main memory; those on the device are copied together."""
         if self.device.type == "cpu":
             return sums
         trees = to_memory({name: (one.sum, one.weights) for name, one in sums.items()}, self.device)
         return {name: replace(one, sum=trees[name][0], weights=trees[name][1]) for name, one in sums.items()}
 
     def _gathered(self, message: Message) -> Message:
-        """The packets that are added up: the others are billed, or relayed."""
+        """The packets that are added up; the others are only billed, or forwarded."""
         return {name: packet for name, packet in message.items() if name in self.rules and name not in self.relayed}
 
     def _empty(self) -> Sums:
         return {name: rule.empty() for name, rule in self.rules.items()}
 
     def _add(self, sums: Sums, one: FromClient) -> Sums:
-        """Add a client's message to what others have sent."""
+        """Add a client's message to the sums."""
         for name, packet in self._gathered(one.message).items():
             sums[name] = self.rules[name].add(sums[name], packet, one.weight, one.client)
         return sums
 
 
 def written(one: FromClient, round: int) -> FromClient:
-    """The same message with all buffers made."""
+    """The same message with the buffers of all packets made."""
     with naming_round_and_client(round, one.client):
         return one._replace(message={name: packet.written() for name, packet in one.message.items()})
 

@@ -1,4 +1,4 @@
-"""The rounds of an experiment over an `Executor`: who works, in which order messages are added, what is recorded.
+"""Runs the rounds of an experiment on an `Executor`.
 
 No method's name appears here. Randomness is keyed by (seed, round, client, purpose) and additions follow
 `determinism/addition_order.py`, so a round's result does not depend on where its jobs ran.
@@ -71,7 +71,7 @@ def simulate(
 
 @contextmanager
 def naming_round(round: int) -> Iterator[None]:
-    """An error of somebody's own method inside, which no client had, names the round."""
+    """Make errors of a third party's hook name the round, if the hook did not run for a client."""
     try:
         yield
     except HookError as error:

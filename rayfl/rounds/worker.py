@@ -1,8 +1,8 @@
-"""Worker: the work on clients, as pure functions of a job. A Ray actor holds one; so does InlineExecutor.
+"""Worker: does the jobs of worker_jobs.py, as pure functions. Each Ray actor has one, and so has InlineExecutor.
 
-A job names clients and comes with their states; it returns one small result and one object for each thing that must
-outlive the call (a client's state, the server's memory of it, a message that others will read). A worker keeps
-nothing between calls but the setup.
+A job names clients and comes with their states. It returns one small result, and one object for each thing that is kept
+after the call: a client's state, the server's memory of the client, or a message that others will read. A worker keeps
+nothing but the setup between calls.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,10 +57,10 @@ class Worker:
     # Any: inputs and outputs are states, memories or messages; each class of job says which.
     @singledispatchmethod
     def do(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
-        """Do one job, by the method for its class; returns its result and its outputs.
+        """Do one job with the method for its class; returns its result and its outputs.
 
-        `outputs` may be an iterator, which makes each output when it is asked for: so the worker need not hold them
-        all.
+        The outputs may be an iterator that makes each of them when it is asked for it, so that they need not all be in
+        memory.
         """
         raise NotImplementedError(type(job))
 
@@ -90,7 +90,7 @@ class Worker:
     def _trained(
         self, round_inputs: RoundInputs, job: TrainJob, kept: Mapping[int, ClientOutputs]
     ) -> Iterator[tuple[ClientRound, ClientResult, ClientOutputs]]:
-        """Every client of the job in order, trained one after another or a stack at a time."""
+        """Train the clients of the job in order, one after another or a stack at a time."""
         message = (
             self.setup.for_hooks(round_inputs.message) if self.setup.hooks_on_device else opened(round_inputs.message)
         )
@@ -121,33 +121,33 @@ class Worker:
                 if one.client in untrained:
                     yield one, untrained[one.client], ClientOutputs()
                     continue
-                # The result is bound to no name, so that its trees are free before the next client trains.
+                # No variable holds the result, so that its memory is free before the next client trains.
                 yield one, *self._finished(one, trained)
 
     def _finished(
         self, one: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]
     ) -> tuple[ClientResult, ClientOutputs]:
-        """The end of a client's round, once its training is over."""
+        """End a client's round after its training."""
         with naming_round_and_client(one.round, one.client):
             return one.finish(*next(trained))
 
     @do.register
     def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
-        """Add up messages as `train` does where nobody has to be waited for; nobody has a result."""
+        """Add up stored messages as `train` adds those of the clients that it trains. There are no client results."""
         senders = (FromClient(client, *one) for client, one in zip(job.clients, inputs, strict=True))
         sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
         return Trained(sum_bytes=sum(one.sum_bytes for one in sent)), [*sent]
 
     @do.register
     def merge(self, job: MergeJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
-        """Add up what nodes have sent."""
+        """Add up the sums or packets of several nodes."""
         return None, [on_wire(self.summing.summed(job.node, dict(zip(job.parts, inputs, strict=True))))]
 
     @do.register
     def reply(
         self, job: ReplyJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
-        """The server's answers after its update, taken in by the clients."""
+        """Make the server's replies after its update, and let the clients receive them."""
         slots, half = self.setup.memory_slots, self.setup.server_half
         assert round_inputs.server is not None
         server = tree.to_tensors(round_inputs.server)
@@ -169,7 +169,7 @@ class Worker:
 
     @do.register
     def mix(self, job: MixJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
-        """Every receiver gathers its neighbours' messages; outputs: the receivers' new states."""
+        """Let every receiver gather its neighbours' messages. Outputs: the receivers' new states."""
         return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
 
     def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
@@ -179,7 +179,7 @@ class Worker:
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
                 state, uplink_memory = without_memory(self._state(client, kept))
-                # Taken out, so that what only this receiver gathered is free again.
+                # Removed here, so that sums of this receiver alone are freed.
                 state = checked_hook(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
 
@@ -187,7 +187,7 @@ class Worker:
     def evaluate(
         self, job: EvaluateJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
-        """Every client's model after the exchange."""
+        """Evaluate every client's model after the exchange."""
         model = None if round_inputs.model is None else tree.to_tensors(round_inputs.model)
         results: list[ClientResult] = []
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
@@ -200,7 +200,7 @@ class Worker:
 
     @do.register
     def mean_model(self, job: MeanModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
-        """The mean of the clients' own models, added up in their order; output: that model."""
+        """Add up the clients' own models in the clients' order. Output: their mean."""
         total: Tree = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             own = self.method.final_model(self._state(client, kept))
@@ -211,7 +211,7 @@ class Worker:
     def evaluate_pooled(
         self, job: PooledJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """The global model on a run of the pooled test set or of all train splits: every metric for each example."""
+        """Evaluate the global model on a part of the pooled test set or of all train splits: each example's metrics."""
         assert round_inputs.model is not None
         model, dataset = tree.to_tensors(round_inputs.model), self.setup.dataset
         if job.split == "test":
@@ -223,7 +223,7 @@ class Worker:
     def masks(
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[int, MaskBits], list[Any]]:
-        """Every client's mask, by client."""
+        """Return every client's mask, by client."""
         found: dict[int, MaskBits] = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             mask = self.method.mask(self._state(client, kept))
@@ -232,18 +232,18 @@ class Worker:
         return found, []
 
     def _state(self, client: int, kept: ClientOutputs) -> State:
-        """A client's state; a client that comes for the first time gets its first one."""
+        """A client's state; before the client's first round the state that the method begins with."""
         if not self.setup.stateful:
             return {}
         return self.setup.first_state(client) if kept.state is None else tree.to_tensors(kept.state)
 
     def _server_memory(self, client: int, kept: ClientOutputs) -> State:
-        """The server's memory of a client; of one that comes for the first time its first one."""
+        """The server's memory of a client; before the client's first round the one that the method begins with."""
         if not self.setup.has_server_memory:
             return {}
         return self.setup.first_server_memory(client) if kept.memory is None else tree.to_tensors(kept.memory)
 
 
 def opened(message: Message) -> Message:
-    """A message whose packets are decoded at most once, however many read them."""
+    """A message whose packets are decoded at most once, even if several clients read them."""
     return {name: packet.opened() for name, packet in message.items()}

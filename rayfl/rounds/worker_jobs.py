@@ -1,4 +1,4 @@
-"""What travels between the round loop and the workers: jobs, the inputs that they share, and their results."""
+"""The jobs that the round loop gives to workers, the inputs that all jobs of a wave share, and the results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from rayfl.tree import Arrays
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """What all jobs of one wave have in common; put once. `server` is the server's state where methods need it."""
+    """The inputs that all jobs of one wave share, stored once. `server`: the server's state, if workers need it."""
 
     round: int
     plan: Plan
@@ -25,10 +25,10 @@ class RoundInputs:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """A run of a round's participants to train: the nodes of the summation tree that it is, and each client's fate.
+    """Trains consecutive participants of a round: nodes of the summation tree, and each client's fate.
 
-    Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then what each node has
-    sent (`partial_sums.Sent`); nothing of the latter where `Setup.keeps_messages`. `packets`: that may be packets.
+    Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then, unless
+    `Setup.keeps_messages`, the messages of each node (`partial_sums.Sent`). `packets`: these may be packets.
     """
 
     kind: ClassVar[str] = "train"
@@ -38,7 +38,7 @@ class TrainJob:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """All clients in order, one for each leaf of the nodes."""
+        """All clients in order, one per leaf of the nodes."""
         return tuple(self.fates)
 
     @property
@@ -49,39 +49,39 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class ClientJob:
-    """Clients, and nothing else: what is done with them is the job's class."""
+    """A job on clients that needs nothing else; its class says what is done with them."""
 
     kind: ClassVar[str]
     clients: tuple[int, ...]
 
 
 class ReplyJob(ClientJob):
-    """Clients that receive the server's reply. Inputs and outputs: `Setup.memory_slots`."""
+    """Gives clients the server's reply. Inputs and outputs: `Setup.memory_slots`."""
 
     kind: ClassVar[str] = "reply"
 
 
 class EvaluateJob(ClientJob):
-    """Clients whose own models are evaluated. Inputs: `Setup.state_slots`."""
+    """Evaluates clients' own models. Inputs: `Setup.state_slots`."""
 
     kind: ClassVar[str] = "evaluate"
 
 
 class MaskJob(ClientJob):
-    """Clients whose masks are wanted. Inputs: `Setup.state_slots`."""
+    """Returns clients' masks. Inputs: `Setup.state_slots`."""
 
     kind: ClassVar[str] = "masks"
 
 
 class MeanModelJob(ClientJob):
-    """Clients whose models are averaged. Inputs: `Setup.state_slots`. Output: the mean."""
+    """Averages clients' models. Inputs: `Setup.state_slots`. Output: the mean."""
 
     kind: ClassVar[str] = "mean_model"
 
 
 @dataclass(frozen=True)
 class MixJob:
-    """Receivers with their mixing rows {sender: weight}. Inputs: the receivers' states, then the senders' messages.
+    """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
 
     Outputs: the receivers' new states.
     """
@@ -98,7 +98,7 @@ class MixJob:
 
 @dataclass(frozen=True)
 class AddJob:
-    """Messages to add up, one for each leaf of the nodes.
+    """Adds up messages, one per leaf of the nodes.
 
     Inputs: (message, weight) by client. Outputs: the sums of each node (`partial_sums.Added`).
     """
@@ -110,7 +110,7 @@ class AddJob:
 
 @dataclass(frozen=True)
 class MergeJob:
-    """A node of the summation tree, and nodes that cover it. Inputs: what these have sent. Output: its sum."""
+    """Adds up the sums of a node of the summation tree. Inputs: those of nodes that cover it. Output: its sum."""
 
     kind: ClassVar[str] = "merge"
     node: Node
@@ -119,7 +119,7 @@ class MergeJob:
 
 @dataclass(frozen=True)
 class PooledJob:
-    """A run of the pooled test set, or of all clients' training examples, on which the global model is evaluated."""
+    """Evaluates the global model on a part of the pooled test set, or of all clients' training examples."""
 
     kind: ClassVar[str] = "evaluate_pooled"
     first: int
@@ -128,17 +128,17 @@ class PooledJob:
 
 
 WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | PooledJob
-"""What a worker can be asked to do; the job's class decides which of its methods does it."""
+"""A job for a worker; the job's class decides which method of the worker does it."""
 
 
 @dataclass(frozen=True)
 class ClientResult:
     """What one client did in a wave of calls, and what it is billed.
 
-    `message_bits`: size of the message that it encoded; `billed_bits`: what it sent, which is less for a client that
-    was cut off, and more for a peer with several receivers. `relayed`: names of the packets that it left for others to
-    read unopened. `num_values`: numbers in its message, which papers count instead of bits, and `num_received` those in
-    what a server sent it. `reply_bits`: the part of the downlink that came after the server's update. `cut_s`: when
+    `message_bits`: size of the message that it encoded; `billed_bits`: bits that it sent, which are less for a client
+    that was cut off, and more for a peer with several receivers. `relayed`: names of its packets that the server
+    forwards. `num_values`: numbers in its message, which papers count instead of bits; `num_received`: numbers in the
+    server's messages to it. `reply_bits`: the part of the downlink that came after the server's update. `cut_s`: when
     the server stopped waiting, in simulated seconds.
     """
 
@@ -168,7 +168,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class Trained:
-    """The results of a job's clients, and the bytes that the sums of all its nodes have, or would have."""
+    """The results of a job's clients, and the bytes of the sums of all its nodes, even if it returned packets."""
 
     results: tuple[ClientResult, ...] = ()
     sum_bytes: int = 0
