@@ -92,6 +92,6 @@ def check_sentence(text: str, names: Sequence[object]) -> None:
 
 def mentions(text: str, name: str) -> bool:
     """True if `name` stands in `text` as whole words and whole numbers: neither 1 in "10" or "1.5" nor lr in "lrs"."""
-    before = r"(?<![\w.])" if name[:1].isdigit() else r"(?<!\w)" if name[:1].isalpha() or name[:1] in "-+_." else ""
+    before = r"(?<![\w.])" if name[:1].isdigit() else r"(?<!\w)" if re.match(r"[^\W\d]|[-+]\d", name) else ""
     after = r"(?!\w|\.\d)" if name[-1:].isdigit() else r"(?!\w)" if name[-1:].isalpha() or name[-1:] == "_" else ""
     return re.search(before + re.escape(name) + after, text) is not None

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rayfl.errors import RayflError, UnknownName, nearest
 from rayfl.settings import Settings, describe, shown
+from tests.refusals import refused
 
 
 class Range(Settings):
@@ -52,37 +53,36 @@ RIGHT: dict[str, Any] = {"count": 2, "widths": [3, 4], "pair": [1, 2], "inner": 
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "names"),
     [
-        ({"cuont": 3}, "unknown key 'cuont': did you mean 'count'?"),
-        ({"count": 1, "zzz": 3}, "unknown key 'zzz': known are: count, inner, kind, on, pair, widths"),
-        ({"count": 1, "inner": {"ratoi": 3}}, "unknown key 'inner.ratoi': did you mean 'ratio'?"),
-        ({}, "count is missing"),
-        ({"count": 0}, "count=0 is not allowed; it must be a whole number of at least 1"),
-        ({"count": "3"}, "count='3' is not allowed; it must be a whole number of at least 1"),
-        ({"count": 3.0}, "count=3.0 is not allowed; it must be a whole number of at least 1"),
-        ({"count": True}, "count=true is not allowed; it must be a whole number of at least 1"),
-        ({"count": None}, "count=None is not allowed; it must be a whole number of at least 1"),
-        ({"count": 1, "kind": "c"}, "kind='c' is not allowed; it must be 'a' or 'b'"),
-        ({"count": 1, "on": 1}, "on=1 is not allowed; it must be true or false"),
-        ({"count": 1, "widths": [1, "x"]}, "widths=[1, 'x'] is not allowed; it must be a list of whole numbers"),
-        ({"count": 1, "widths": 3}, "widths=3 is not allowed; it must be a list of whole numbers"),
-        ({"count": 1, "pair": [1]}, "pair=[1] is not allowed; it must be a list of 2 whole numbers, or be left out"),
-        ({"count": 1, "inner": 3}, "inner=3 is not allowed; it must be a table with ratio and weights"),
-        ({"count": 1, "inner": {"ratio": 2}}, "inner.ratio=2 is not allowed; it must be a number in (0, 1]"),
-        ({"count": 1, "inner": {"ratio": 0.25}}, "inner.ratio=0.25 is a quarter; take another"),
-        ({"count": 1, "inner": {"ratio": 0.75}}, "inner.ratio: three quarters are too much"),
-        ({"count": 13}, "count=13 and kind='a' do not go together"),
-        ({"count": 14}, "fourteen is odd"),
-        ({"count": 1, "inner": {"ratio": NAN}}, "inner.ratio=nan is not allowed; it must be a number in (0, 1]"),
-        ({"count": 1, "inner": {"ratio": INF}}, "inner.ratio=inf is not allowed; it must be a number in (0, 1]"),
+        ({"cuont": 3}, ["cuont", "count"]),
+        ({"count": 1, "zzz": 3}, ["zzz", "count, inner, kind, on, pair, widths"]),
+        ({"count": 1, "inner": {"ratoi": 3}}, ["inner.ratoi", "ratio"]),
+        ({}, ["count", "missing"]),
+        ({"count": 0}, ["count=0", "at least 1"]),
+        ({"count": "3"}, ["count='3'", "at least 1"]),
+        ({"count": 3.0}, ["count=3.0", "at least 1"]),
+        ({"count": True}, ["count=true", "at least 1"]),
+        ({"count": None}, ["count=None", "at least 1"]),
+        ({"count": 1, "kind": "c"}, ["kind='c'", "'a'", "'b'"]),
+        ({"count": 1, "on": 1}, ["on=1", "true or false"]),
+        ({"count": 1, "widths": [1, "x"]}, ["widths=[1, 'x']", "numbers"]),
+        ({"count": 1, "widths": 3}, ["widths=3", "numbers"]),
+        ({"count": 1, "pair": [1]}, ["pair=[1]", "2"]),
+        ({"count": 1, "inner": 3}, ["inner=3", "table", "ratio"]),
+        ({"count": 1, "inner": {"ratio": 2}}, ["inner.ratio=2", "(0, 1]"]),
+        ({"count": 1, "inner": {"ratio": 0.25}}, ["inner.ratio=0.25", "quarter"]),
+        ({"count": 1, "inner": {"ratio": 0.75}}, ["inner.ratio", "three quarters"]),
+        ({"count": 13}, ["count=13", "kind='a'"]),
+        ({"count": 14}, ["fourteen is odd"]),
+        ({"count": 1, "inner": {"ratio": NAN}}, ["inner.ratio=nan", "(0, 1]"]),
+        ({"count": 1, "inner": {"ratio": INF}}, ["inner.ratio=inf", "(0, 1]"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_one_sentence(given: dict[str, Any], sentence: str):
-    with pytest.raises(RayflError) as error:
+def test_one_sentence(given: dict[str, Any], names: list[str]):
+    with refused(names=names) as error:
         Outer(**given)
-    assert str(error.value) == sentence
     assert isinstance(error.value, ValueError)
 
 
@@ -97,17 +97,16 @@ def test_a_union_is_one_sentence(value: Any, text: str):
 
 
 @pytest.mark.parametrize(
-    ("value", "sentence"),
+    ("value", "names"),
     [
-        ({"lo": 1}, "unknown key 'weights.lo': did you mean 'low'?"),
-        ({"low": 1.0}, "weights.high is missing"),
-        ({"low": 1.0, "high": "x"}, "weights.high='x' is not allowed; it must be a number"),
+        ({"lo": 1}, ["weights.lo", "low"]),
+        ({"low": 1.0}, ["weights.high", "missing"]),
+        ({"low": 1.0, "high": "x"}, ["weights.high='x'", "a number"]),
     ],
 )
-def test_what_is_wrong_in_the_table_that_was_meant_is_said(value: Any, sentence: str):
-    with pytest.raises(RayflError) as error:
+def test_what_is_wrong_in_the_table_that_was_meant_is_said(value: Any, names: list[str]):
+    with refused(names=names):
         Inner(weights=value)
-    assert str(error.value) == sentence
 
 
 def test_what_is_right_passes():

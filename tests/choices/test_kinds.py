@@ -7,9 +7,9 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.errors import RayflError
 from rayfl.models import Architecture
 from rayfl.topology.graphs import Topology
+from tests.refusals import refused
 
 KINDS: list[type[kinds.Choice]] = [Compressor, Source, PartitionScheme, Architecture, Topology]
 
@@ -44,16 +44,15 @@ def test_a_table_makes_an_object():
 
 
 @pytest.mark.parametrize(
-    ("table", "sentence"),
+    ("table", "names"),
     [
-        ({}, "name is missing; a compressor is one of "),
-        ({"name": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'?"),
-        ({"name": 3}, "unknown compressor 3: known are: bernoulli, "),
-        ({"name": ["topk"]}, "unknown compressor ['topk']: did you mean 'topk'?"),
-        ({"name": "topk", "keep": 3}, "unknown key 'keep': did you mean 'keep_ratio'?"),
+        ({}, ["name", "missing", "topk"]),
+        ({"name": "topkk"}, ["topkk", "topk"]),
+        ({"name": 3}, ["compressor 3", "topk"]),
+        ({"name": ["topk"]}, ["topk", "unknown", "compressor"]),
+        ({"name": "topk", "keep": 3}, ["keep", "keep_ratio"]),
     ],
 )
-def test_what_is_not_there(table: dict[str, object], sentence: str):
-    with pytest.raises(RayflError) as error:
+def test_what_is_not_there(table: dict[str, object], names: list[str]):
+    with refused(names=names):
         kinds.make(Compressor, table)
-    assert str(error.value).startswith(sentence)

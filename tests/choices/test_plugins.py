@@ -14,7 +14,6 @@ from rayfl.choices.kinds import find, known, make, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import read
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
@@ -22,6 +21,7 @@ from rayfl.models import Architecture
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 METHOD = '''
 from pydantic import Field
@@ -66,13 +66,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "own.toml").write_text(EXPERIMENT)
     monkeypatch.chdir(tmp_path)
     return folder
-
-
-def refused(*arguments: object) -> str:
-    """The sentence with which a command ends in exit code 2."""
-    result = rayfl(*arguments)
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output + result.stderr
-    return result.stderr.removeprefix("rayfl: ").strip()
 
 
 def test_a_file_is_run_once_and_found_again_by_its_path(home: Path) -> None:
@@ -131,9 +124,9 @@ def test_an_installed_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.__name__ == "Halved" and reference(found) == "halved"
     assert known(Method)["halved"] is found and "halved" not in known(Compressor)
     assert "halved" in rayfl("methods").output and "the half" in rayfl("methods", "halved").output
-    with pytest.raises(RayflError, match=r"^unknown method 'halve': did you mean 'halved'\?$"):
+    with refused(names=["halve", "halved"]):
         find(Method, "halve")
-    with pytest.raises(RayflError, match=r"'Halved' is a method, and no dataset; give a subclass of rayfl\.data"):
+    with refused(names=["Halved", "rayfl.data"]):
         find(Source, "halved")
 
 
@@ -147,9 +140,9 @@ def test_two_plugins_of_one_name_and_one_of_ours(home: Path, monkeypatch: pytest
         ("third", "fedavg", "twin_parts:Halved"),
         ("fourth", "digits", "twin_parts:Halved"),
     )
-    with pytest.raises(RayflError, match=r"^the packages (one and other|other and one) both have a plugin 'halved'"):
+    with refused(names=["both", "halved"]):
         find(Method, "halved")
-    with pytest.raises(RayflError, match=r"^third has a method 'fedavg', which is the name of one of ours"):
+    with refused(names=["fedavg", "third", "method"]):
         find(Method, "fedavg")
     assert find(Source, "digits").__module__.startswith("rayfl."), "a method of that name is no dataset"
     assert "halved" not in known(Method), "what cannot be loaded hides nothing else"
@@ -161,51 +154,53 @@ def test_hyper_parameters_of_a_file_are_listed(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "sentence"),
+    ("name", "source", "names"),
     [
-        ("else/where.py:Halved", METHOD, "there is no file mine/else/where.py; give the path of a Python file"),
-        ("mine2.py:Halved", METHOD, "there is no file mine/mine2.py; did you mean 'mine/mine.py'?"),
-        ("mine.py:Halved", "x = 1\nx = = 2\n", "mine/mine.py:2 is no Python: invalid syntax; correct it"),
+        ("else/where.py:Halved", METHOD, ["mine/else/where.py", "Python"]),
+        ("mine2.py:Halved", METHOD, ["mine/mine2.py", "mine/mine.py"]),
+        ("mine.py:Halved", "x = 1\nx = = 2\n", ["mine/mine.py:2", "no Python"]),
         (
             "mine.py:Halved",
             "def f():\n    return 1 / 0\n\nf()\n",
-            "mine/mine.py:2 cannot be imported: ZeroDivisionError: division by zero",
+            ["mine/mine.py:2", "ZeroDivisionError"],
         ),
         (
             "mine.py:Halved",
             "\nimport not_there_at_all\n",
-            "mine/mine.py:2 cannot be imported: ModuleNotFoundError: No module named 'not_there_at_all'",
+            ["mine/mine.py:2", "ModuleNotFoundError", "not_there_at_all"],
         ),
-        ("mine.py:Halve", METHOD, "mine/mine.py has no 'Halve': did you mean 'Halved'?"),
-        ("mine.py", METHOD, "'mine.py' names a file only; name its class too, as in mine.py:Class"),
+        ("mine.py:Halve", METHOD, ["mine/mine.py", "Halve", "Halved"]),
+        ("mine.py", METHOD, ["mine.py:Class"]),
         (
             "mine.py:NoMethod",
             METHOD,
-            "mine/mine.py:17: 'NoMethod' is a class, and no method; give a subclass of rayfl.methods.base.Method",
+            ["mine/mine.py:17", "NoMethod", "rayfl.methods.base.Method"],
         ),
-        ("mine.py:function", METHOD, "mine/mine.py:21: 'function' is a function, and no method; give a subclass"),
+        ("mine.py:function", METHOD, ["mine/mine.py:21", "function"]),
         (
             "mine.py:TopK",
             "from rayfl.compress.sparse import TopK\n",
-            "'TopK' is a compressor, and no method; give a subclass",
+            ["TopK", "compressor", "method"],
         ),
         (
             "mine.py:Half",
             "from rayfl.methods.base import Method\n\nclass Half(Method):\n    pass\n",
-            "mine/mine.py:3: the method 'Half' lacks begin, finish, plan, step; define it",
+            ["mine/mine.py:3", "Half"],
         ),
-        ("no_such_package.parts:Halved", METHOD, "there is no module 'no_such_package' for"),
+        ("no_such_package.parts:Halved", METHOD, ["no_such_package", "module"]),
     ],
 )
-def test_what_is_no_plugin_is_refused_before_anything_starts(home: Path, name: str, source: str, sentence: str) -> None:
+def test_what_is_no_plugin_is_refused_before_anything_starts(
+    home: Path, name: str, source: str, names: list[str]
+) -> None:
     (home / "mine.py").write_text(source)
     (home / "own.toml").write_text(EXPERIMENT.replace("mine.py:Halved", name))
-    assert sentence in refused("run", "mine/own.toml")
+    refused(rayfl("run", "mine/own.toml"), names=names)
     assert not Path("runs").exists()
 
 
 def test_unknown_options_are_refused_with_the_nearest(home: Path) -> None:
-    assert refused("run", "mine/own.toml", "method.halff=1.0") == ("unknown key 'method.halff': did you mean 'half'?")
+    refused(rayfl("run", "mine/own.toml", "method.halff=1.0"), names=["method.halff", "'half'"])
 
 
 def test_a_name_of_ours_is_not_given_twice(home: Path) -> None:
@@ -213,7 +208,7 @@ def test_a_name_of_ours_is_not_given_twice(home: Path) -> None:
         "from rayfl.compress.sparse import TopK\n\n"
         "class Mine(TopK):\n    name = 'dense'\n\nclass Other(TopK):\n    pass\n"
     )
-    with pytest.raises(RayflError, match=r"mine.py:3: the compressor 'Mine' is called 'dense', which is the name"):
+    with refused(names=["mine.py:3", "Mine", "dense"]):
         find(Compressor, "mine/mine.py:Mine")
     made = make(Compressor, {"name": "mine/mine.py:Other", "keep_ratio": 0.5})
     assert isinstance(made, TopK) and made.name == "Other"
@@ -234,11 +229,10 @@ def test_a_run_keeps_the_file_and_is_resumed_from_its_copy(home: Path) -> None:
     (home / "mine.py").write_text(METHOD.replace("0.5", "0.25"))
     result = rayfl("resume", "short", "--rounds", 3)
     assert result.exit_code == 0, result.output
-    sentence = refused("resume", "short", "--rounds", 4, "method.name=mine/mine.py:Halved")
-    began = f"is not what the run in {Path('short').absolute()} began with"
-    assert sentence.startswith(f"the file of method.name {began}, files/plugin-")
+    changed = ["method.name", Path("short").absolute(), "files/plugin-"]
+    refused(rayfl("resume", "short", "--rounds", 4, "method.name=mine/mine.py:Halved"), names=changed)
     copy.write_text(METHOD + "\n")
-    assert began in refused("resume", "short", "--rounds", 4)
+    refused(rayfl("resume", "short", "--rounds", 4), names=changed)
     copy.write_text(METHOD)
     assert rayfl("resume", "short", "--rounds", 4).exit_code == 0
     assert_same_run(Path("long"), Path("short"))
@@ -257,7 +251,7 @@ def test_a_sweep_over_methods_of_ones_own(home: Path) -> None:
 
 
 def test_a_model_is_no_method_and_says_so() -> None:
-    with pytest.raises(RayflError, match="'Logistic' is a model, and no method"):
+    with refused(names=["Logistic", "model", "method"]):
         find(Method, make(Architecture, {"name": "logistic"}).__class__)
 
 

@@ -11,6 +11,7 @@ from rayfl.data.batches import Batch, ClientData, amount, schedule, steps_within
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import generator
 from tests.data.toys import numbered_images
+from tests.refusals import refused
 
 
 def plan(num_examples: int, *, epochs=None, steps=None, batch_size=None, batches_per_step=1, seed=0):
@@ -102,22 +103,22 @@ def test_the_seed_decides():
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "names"),
     [
-        ({"epochs": 1, "steps": 1}, "epochs=1 and steps=1: give exactly one of them"),
-        ({}, "epochs=None and steps=None: give exactly one of them"),
-        ({"epochs": 0}, "epochs=0 is below 1"),
-        ({"steps": 1, "batch_size": 0}, "batch_size=0 is below 1"),
-        ({"steps": 1, "batches_per_step": 0}, "batches_per_step=0 is below 1"),
+        ({"epochs": 1, "steps": 1}, ["epochs=1", "steps=1"]),
+        ({}, ["epochs=None", "steps=None"]),
+        ({"epochs": 0}, ["epochs=0", "at least 1"]),
+        ({"steps": 1, "batch_size": 0}, ["batch_size=0", "at least 1"]),
+        ({"steps": 1, "batches_per_step": 0}, ["batches_per_step=0", "at least 1"]),
     ],
 )
-def test_impossible_schedules_are_refused(given, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_impossible_schedules_are_refused(given, names):
+    with refused(names=names):
         plan(5, **given)
 
 
 def test_no_samples_are_refused():
-    with pytest.raises(ValueError, match="there are no samples"):
+    with refused(names=["no samples"]):
         plan(0, epochs=1)
 
 
@@ -150,9 +151,9 @@ def test_several_batches_a_step_come_as_tuples():
 
 
 def test_an_empty_split_names_the_client():
-    with pytest.raises(ValueError, match="client 0 has no validation samples"):
+    with refused(names=["client 0", "validation"]):
         client_data().batches("validation", epochs=1, generator=generator(0))
-    with pytest.raises(ValueError, match="client 0 has no heldout samples"):
+    with refused(names=["client 0", "heldout"]):
         client_data().all("heldout")
 
 

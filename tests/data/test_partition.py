@@ -5,6 +5,7 @@ import pytest
 
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import generator
+from tests.refusals import refused
 
 
 def partition_of(sizes: list[int]) -> Partition:
@@ -29,7 +30,7 @@ def test_shards_from_owners_are_sorted_within_each_client():
 
 @pytest.mark.parametrize("client", [-1, 2])
 def test_an_unknown_client_is_an_index_error(client):
-    with pytest.raises(IndexError, match=f"client {client} is not one of the 2 clients"):
+    with refused(names=[f"{client}", "2 clients"], error=IndexError):
         Shards.empty(2)[client]
 
 
@@ -66,16 +67,16 @@ def test_hold_out_is_random_and_seeded():
 
 
 def test_hold_out_names_the_client_that_would_keep_nothing():
-    with pytest.raises(ValueError, match="client 1 has 2 train samples and would keep none"):
+    with refused(names=["client 1", "2 train samples", "validation_ratio=0.3", "heldout_ratio=0.3"]):
         partition_of([5, 2, 1]).hold_out(0.3, 0.3, generator(0))
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan")])
 def test_hold_out_refuses_ratios_outside_its_range(ratio):
-    with pytest.raises(ValueError, match=r"heldout_ratio=.* is outside \[0, 1\)"):
+    with refused(names=["heldout_ratio=", "[0, 1)"]):
         partition_of([5]).hold_out(0.0, ratio, generator(0))
 
 
 def test_an_unknown_split_is_named():
-    with pytest.raises(ValueError, match="split='dev' is not known: give one of train, validation, heldout, test"):
+    with refused(names=["split='dev'", "validation", "heldout"]):
         partition_of([5]).split("dev")

@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from rayfl.choices.kinds import Choice, named
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read, to_toml
 from rayfl.experiment.identity import determining_settings
 from rayfl.methods.base import Method
 from rayfl.settings import KINDS, Settings, describe
+from tests.refusals import refused
 
 BASE: dict[str, Any] = {
     "rounds": 5,
@@ -159,20 +159,17 @@ def test_overrides(override: str, path: str, value: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "names"),
     [
         (["method.mu=0.9", "method=fedprox"],
-         "method=fedprox replaces the whole table 'method', so that method.mu=0.9 before it is dropped; give "
-         "method=fedprox first"),
+         ["method=fedprox", "method.mu=0.9"]),
         (["method.optimizer.lr=1", "rounds=2", 'method.optimizer="sgd"'],
-         """method.optimizer="sgd" replaces the whole table 'method.optimizer', so that method.optimizer.lr=1 before """
-         'it is dropped; give method.optimizer="sgd" first'),
+         ["method.optimizer=\"sgd\"", "method.optimizer.lr=1"]),
     ],
 )  # fmt: skip
-def test_no_override_is_dropped_by_a_later_one(overrides: list[str], sentence: str, tmp_path: Path):
-    with pytest.raises(RayflError) as caught:
+def test_no_override_is_dropped_by_a_later_one(overrides: list[str], names: list[str], tmp_path: Path):
+    with refused(names=names):
         read(written(tmp_path), overrides)
-    assert str(caught.value) == sentence
     assert read(written(tmp_path), ["method=fedprox", "method.mu=0.9"]).as_dict()["method"]["mu"] == 0.9
 
 
@@ -182,44 +179,41 @@ def test_later_overrides_win(tmp_path: Path):
 
 @pytest.mark.parametrize("override", ["rounds", "=3", "", ".=3", "method.=3", "method..lr=3"])
 def test_what_is_no_override(override: str, tmp_path: Path):
-    with pytest.raises(RayflError) as error:
+    with refused(names=[override, "key=value", "method.lr=0.1"]):
         read(written(tmp_path), [override])
-    assert str(error.value) == f"{override!r} is not an override; write key=value, for example method.lr=0.1"
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("override", "names"),
     [
-        ("rounds.x=3", "'rounds.x=3' is not an override: rounds is 5, which has no keys"),
-        ("method.keep_rato=3", "unknown key 'method.keep_rato': did you mean 'keep_ratio'?"),
-        ("mehtod.lr=3", "unknown key 'mehtod': did you mean 'method'?"),
-        ("rounds=seven", "rounds='seven' is not allowed; it must be a whole number of at least 1"),
-        ("output.report=True", "output.report='True' is not allowed; it must be true or false"),
-        ("rounds=1\nseed=2", "rounds='1\\nseed=2' is not allowed; it must be a whole number of at least 1"),
+        ("rounds.x=3", ["rounds.x=3", "5"]),
+        ("method.keep_rato=3", ["method.keep_rato", "keep_ratio"]),
+        ("mehtod.lr=3", ["mehtod", "method"]),
+        ("rounds=seven", ["rounds='seven'", "at least 1"]),
+        ("output.report=True", ["output.report='True'", "true or false"]),
+        ("rounds=1\nseed=2", ["rounds='1\\nseed=2'", "at least 1"]),
     ],
 )
-def test_an_override_that_does_not_fit(override: str, sentence: str, tmp_path: Path):
-    with pytest.raises(RayflError) as error:
+def test_an_override_that_does_not_fit(override: str, names: list[str], tmp_path: Path):
+    with refused(names=names):
         read(written(tmp_path), [override])
-    assert str(error.value) == sentence
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):
-    with pytest.raises(RayflError, match=r"^there is no file .*; give the path of an experiment's TOML file$"):
+    with refused(names=["TOML", "experiment"]):
         read(tmp_path / "demo.toml")
     there = written(tmp_path)
-    with pytest.raises(RayflError) as error:
+    with refused(names=[f"{tmp_path / 'dmeo.toml'}", f"{there!s}"]):
         read(tmp_path / "dmeo.toml")
-    assert str(error.value) == f"there is no file {tmp_path / 'dmeo.toml'}; did you mean {str(there)!r}?"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(RayflError, match=r"cannot be read \(is a directory\); give the path"):
+    with refused(names=["cannot be read", "directory", "TOML"]):
         read(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RayflError, match=r"binary\.toml is not UTF-8 text; give the path"):
+    with refused(names=["binary.toml", "UTF-8"]):
         read(tmp_path / "binary.toml")
-    with pytest.raises(RayflError, match=r"demo\.toml is not valid TOML: .*line 1, column 10"):
+    with refused(names=["demo.toml", "TOML", "line 1", "10"]):
         read(written(tmp_path, "rounds = \n"))
-    with pytest.raises(RayflError, match=r"^rounds is missing$"):
+    with refused(names=["missing", "rounds"]):
         read(written(tmp_path, ""))

@@ -13,6 +13,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.models import Architecture
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
+from tests.refusals import refused
 
 BASE: dict[str, Any] = {
     "rounds": 2,
@@ -77,45 +78,42 @@ IMAGES = {"name": "synthetic", "shape": [1, 16, 16], "samples_per_group": 10}
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "names"),
     [
         ({"data": "digits", "model": "convnet2"},
-         "convnet2 needs images [channels, height, width] of at least 16x16, and the data's inputs are [1, 8, 8]"),
+         ["convnet2", "[channels, height, width]", "at least 16x16", "[1, 8, 8]"]),
         ({"model": "convnet2"},
-         "convnet2 needs images [channels, height, width] of at least 16x16, and the data's inputs are [8]; choose"),
-        ({"clients": {"count": 200}}, "clients.count=200 is more than the 180 train samples of dataset "
-                                          "'synthetic', of which every client needs one: lower clients.count"),
-        ({"partition": "natural", "clients": {"count": 11}}, "clients.count=11, but dataset 'synthetic' has 10 owners"),
+         ["convnet2", "[channels, height, width]", "at least 16x16", "[8]"]),
+        ({"clients": {"count": 200}}, ["clients.count=200", "180", "synthetic", "lower"]),
+        ({"partition": "natural", "clients": {"count": 11}}, ["clients.count=11", "synthetic", "10 owners"]),
         ({"clients": {"count": 90}, "splits": {"validation_ratio": 0.9}},
-         "client 0 has 2 train samples and would keep none after validation_ratio=0.9 and heldout_ratio=0.0"),
-        ({"topology": "ring"}, "FedAvg has a server; remove the [topology] table"),
-        ({"data": {"name": "fashion-mnist", "root": "/nowhere"}}, "/nowhere has no train-images-idx3-ubyte"),
+         ["client 0", "2", "validation_ratio=0.9", "heldout_ratio=0.0"]),
+        ({"topology": "ring"}, ["FedAvg", "server", "remove", "[topology]"]),
+        ({"data": {"name": "fashion-mnist", "root": "/nowhere"}}, ["/nowhere", "train-images-idx3-ubyte"]),
     ],
 )  # fmt: skip
-def test_parts_that_do_not_fit(given: dict[str, Any], sentence: str):
-    with pytest.raises(ValueError) as error:
+def test_parts_that_do_not_fit(given: dict[str, Any], names: list[str]):
+    with refused(names=names) as error:
         prepared(given)
-    assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "names"),
     [
-        ({"clients": {"count": 10**9}}, "clients.count=1000000000 is more than the 180 train samples of dataset 'syn"),
+        ({"clients": {"count": 10**9}}, ["clients.count=1000000000", "180"]),
         ({"model": {"name": "mlp", "hidden": [10**13]}},
-         "model 'mlp' (model.hidden=[10000000000000]) with its gradient takes "),
+         ["mlp", "model.hidden=[10000000000000]"]),
         ({"model": {"name": "mlp", "hidden": [2**62, 2**62]}},
-         "model 'mlp' (model.hidden=[4611686018427387904, 4611686018427387904]) has more entries than torch can count"),
-        ({"runtime": {"engine": "vmap", "stack_width": 10**12}}, "runtime.stack_width=1000000000000 copies of the mod"),
-        ({"runtime": {"object_store_memory_mb": 10**9}}, "runtime.object_store_memory_mb=1000000000 takes 1.0 PB of m"),
+         ["mlp", "model.hidden=[4611686018427387904, 4611686018427387904]"]),
+        ({"runtime": {"engine": "vmap", "stack_width": 10**12}}, ["runtime.stack_width=1000000000000", "copies"]),
+        ({"runtime": {"object_store_memory_mb": 10**9}}, ["runtime.object_store_memory_mb=1000000000", "1.0 PB"]),
     ],
 )  # fmt: skip
-def test_what_no_machine_has_the_memory_for(given: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_no_machine_has_the_memory_for(given: dict[str, Any], names: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(ValueError) as error:
+    with refused(names=names):
         prepared(given)
-    assert str(error.value).startswith(sentence)
 
 
 def test_convnet2_fits_images_of_16_by_16():
@@ -124,7 +122,7 @@ def test_convnet2_fits_images_of_16_by_16():
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"^runtime\.device='cuda' needs a GPU, and this machine has none; use"):
+    with refused(names=["runtime.device='cuda'", "GPU"]):
         prepared({"runtime": {"executor": "inline", "device": "cuda"}})
     assert prepared({"runtime": {"num_gpus": 0.5}}).device_name == "cuda", "Ray may have GPUs elsewhere"
 
@@ -142,25 +140,25 @@ class Extra(Architecture):
 
 def test_models_that_cannot_be_trained_so():
     assert prepared({"model": Extra(layer="dropout")}).method.task.stochastic
-    with pytest.raises(ValueError, match=r"^engine='vmap' cannot run a model with dropout or recurrent layers; use "):
+    with refused(names=["engine='vmap'", "dropout", "recurrent"]):
         prepared({"model": Extra(layer="dropout"), "runtime": {"engine": "vmap"}})
-    with pytest.raises(ValueError, match=r"^layer '0' is BatchNorm1d, which federated averaging breaks; use GroupNorm"):
+    with refused(names=["layer '0'", "BatchNorm1d", "GroupNorm"]):
         prepared({"model": Extra(layer="norm")})
 
 
 @pytest.mark.parametrize(
-    ("method", "topology", "words"),
+    ("method", "topology", "names"),
     [
-        ("local", {"name": "random", "degree": 10}, "degree=10 is too many neighbours for 3 peers; at most 2 fit"),
+        ("local", {"name": "random", "degree": 10}, ["degree=10", "3 peers", "at most 2"]),
         (
             "local",
             {"name": "random", "degree": 1, "weights": "metropolis"},
-            "metropolis weights need a symmetric graph",
+            ["metropolis", "symmetric", "uniform"],
         ),
-        ("fedavg", "ring", r"FedAvg has a server; remove the \[topology\] table"),
+        ("fedavg", "ring", ["FedAvg", "server", "remove", "[topology]"]),
     ],
 )
-def test_a_graph_that_cannot_be_is_refused_before_anything_starts(method, topology, words):
+def test_a_graph_that_cannot_be_is_refused_before_anything_starts(method, topology, names):
     table: dict[str, Any] = {
         "rounds": 1,
         "data": "digits",
@@ -170,5 +168,5 @@ def test_a_graph_that_cannot_be_is_refused_before_anything_starts(method, topolo
         "method": method,
         "topology": topology,
     }
-    with pytest.raises(ValueError, match=words):
+    with refused(names=names):
         prepare(Experiment(**table))

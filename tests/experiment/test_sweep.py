@@ -7,9 +7,9 @@ import pytest
 from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import read
 from rayfl.experiment.sweep import Combination, directory_name, read_sweep
+from tests.refusals import refused
 
 BASE = """
 name = "base"
@@ -113,29 +113,31 @@ def test_the_experiment_that_a_sweep_varies_can_be_read_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sweep", "sentence"),
+    ("sweep", "names"),
     [
-        ("seed = 3", "sweep.seed=3 is not allowed; it must be a list of at least one value"),
-        ("method.lr = []", "sweep.method.lr=[] is not allowed; it must be a list of at least one value"),
-        ("seed = [1, 1]", "two combinations of the sweep are called 'seed=1'; give their items a label each"),
-        ('uplink = [{name = "topk", label = 3}]', "sweep.uplink has the label 3; a label must be text"),
-        ("seed = [0]\nmethod.lr = [0.1, -1]", "seed=0, lr=-1: method.lr=-1 is not allowed; it must be a number"),
-        ("method.lrr = [0.1]", "lrr=0.1: unknown key 'method.lrr': did you mean 'lr'?"),
-        ('uplink = ["topkk"]', "topkk: unknown compressor 'topkk': did you mean 'topk'?"),
-        ("rounds.x = [1]", "x=1: 'rounds.x' is not an override: rounds is 2, which has no keys"),
-        ('uplink = [{name = "topk", label = "a b"}, {name = "dense", label = "a;b"}]', "are called 'a-b'"),
+        ("seed = 3", ["sweep.seed=3", "a list"]),
+        ("method.lr = []", ["sweep.method.lr=[]", "at least one value"]),
+        ("seed = [1, 1]", ["two combinations", "seed=1", "label"]),
+        ('uplink = [{name = "topk", label = 3}]', ["sweep.uplink", "label 3", "text"]),
+        ("seed = [0]\nmethod.lr = [0.1, -1]", ["seed=0, lr=-1", "method.lr=-1", "greater than 0"]),
+        ("method.lrr = [0.1]", ["lrr=0.1", "method.lrr", "'lr'"]),
+        ('uplink = ["topkk"]', ["topkk", "topk"]),
+        ("rounds.x = [1]", ["x=1", "rounds.x", "rounds is 2"]),
+        (
+            'uplink = [{name = "topk", label = "a b"}, {name = "dense", label = "a;b"}]',
+            ["two combinations", "'a-b'", "label"],
+        ),
     ],
 )
-def test_a_mistake_gets_one_sentence_that_names_the_combination(tmp_path, sweep, sentence):
-    with pytest.raises(RayflError) as raised:
+def test_a_mistake_gets_one_sentence_that_names_the_combination(tmp_path, sweep, names):
+    with refused(names=names):
         swept(tmp_path, sweep)
-    assert sentence in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_sweep_is_a_table(tmp_path):
     file = tmp_path / "base.toml"
     file.write_text(f"sweep = [1]\n{BASE}")
-    with pytest.raises(RayflError, match=r"sweep=\[1\] is not allowed; it must be a table of lists"):
+    with refused(names=["sweep=[1]", "table", "lists"]):
         read_sweep(file)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.experiment.toml import dumps
+from tests.refusals import refused
 
 scalars = st.one_of(
     st.booleans(),
@@ -43,5 +44,5 @@ def test_nan_and_infinity():
 
 @pytest.mark.parametrize("value", [b"x", [1, None], {"a": {1, 2}}], ids=str)
 def test_what_toml_cannot_hold(value: Any):
-    with pytest.raises(ValueError, match=r"TOML cannot hold .* of type"):
+    with refused(names=["TOML", "type"]):
         dumps({"key": value})

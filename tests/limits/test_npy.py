@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rayfl.limits.npy import read_npy, read_npz
+from tests.refusals import refused
 
 
 def with_header(header: str, content: bytes = b"") -> bytes:
@@ -34,33 +35,33 @@ def test_arrays_come_back(tmp_path: Path, array: np.ndarray):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "names"),
     [
-        (b"", "it has no header of numpy's"),
-        (b"\x93NUMPY\x01\x00\xff", "it has no header of numpy's"),
-        (with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (3,"), "it has no header of numpy's"),
-        (with_header("{'descr': '<f8', 'shape': (1,)}"), "it has no header of numpy's"),
-        (with_header("(" * 90), "it has no header of numpy's"),
+        (b"", ["no header"]),
+        (b"\x93NUMPY\x01\x00\xff", ["no header"]),
+        (with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (3,"), ["no header"]),
+        (with_header("{'descr': '<f8', 'shape': (1,)}"), ["no header"]),
+        (with_header("(" * 90), ["no header"]),
         (
             with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000), }", b"12345678"),
-            r"its header announces 8.0 TB of shape \[1000000000, 1000\], and it has 8 bytes",
+            ["header", "8.0 TB", "[1000000000, 1000]", "8 bytes"],
         ),
-        (with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }"), r"its header has the shape \[-1\]"),
+        (with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }"), ["header", "[-1]"]),
         (
             with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (0, 9223372036854775807, 9), }"),
-            "its header does not fit what follows it",
+            ["header does not fit"],
         ),
-        (with_header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"1234"), "it holds Python objects"),
-        (npy(np.arange(4.0))[:-1], r"its header announces 32 bytes of shape \[4\], and it has 31 bytes"),
+        (with_header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"1234"), ["Python objects"]),
+        (npy(np.arange(4.0))[:-1], ["header", "32 bytes", "[4]", "31 bytes"]),
     ],
 )
-def test_what_is_no_array_is_refused_alone_and_in_an_archive(tmp_path: Path, content: bytes, reason: str):
+def test_what_is_no_array_is_refused_alone_and_in_an_archive(tmp_path: Path, content: bytes, names: list[str]):
     (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(ValueError, match=f"^{reason}"):
+    with refused(names=names, error=ValueError):
         read_npy(tmp_path / "a.npy")
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("inputs.npy", content)
-    with pytest.raises(ValueError, match=f"^{reason}"):
+    with refused(names=names, error=ValueError):
         read_npz(tmp_path / "a.npz", ["inputs"])
 
 
@@ -74,8 +75,8 @@ def test_damaged_and_lying_archives_are_refused(tmp_path: Path):
             read_npz(path, ["inputs"])
     # The directory at the end says how large the array is: 8128 bytes become 3 GB.
     path.write_bytes(whole.replace(struct.pack("<I", 8128), struct.pack("<I", 3_000_000_000)))
-    with pytest.raises(ValueError, match=r"^its inputs.npy announces more bytes than it can hold"):
+    with refused(names=["inputs.npy", "announces more bytes"], error=ValueError):
         read_npz(path, ["inputs"])
     path.write_bytes(whole.replace(b"\x08\x00", b"\x63\x00"))
-    with pytest.raises(ValueError, match=r"^it is a damaged archive"):
+    with refused(names=["damaged archive"], error=ValueError):
         read_npz(path, ["inputs"])

@@ -20,6 +20,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import Shuffled, play
 from tests.methods.reference import setup_of
+from tests.refusals import refused
 
 SIZE = 1000
 
@@ -123,7 +124,7 @@ def test_a_message_that_is_not_finite_names_its_client():
     assert one is not None
     x = gather.tree.Difference({"w": torch.full((SIZE,), math.nan)}, {"w": torch.zeros(SIZE)})
     packet, _ = Dense().encode_difference(x, {}, None)  # type: ignore[arg-type]
-    with pytest.raises(ClientError, match="round 0, client 10: ValueError: tensor 'w' holds NaN"):
+    with refused(names=["round 0", "client 10", "ValueError", "'w'", "NaN"], error=ClientError):
         sent_by(WeightedMean(), [one._replace(message={"delta": packet})])
 
 

@@ -10,6 +10,7 @@ from rayfl.data.partitions.even import LambdaRatio
 from rayfl.data.partitions.labels import LabelsPerClient
 from rayfl.data.sources.synthetic import Synthetic
 from rayfl.determinism.seeding import generator
+from tests.refusals import refused
 
 OPTIONS = {LambdaRatio: {"ratio": 0.5}, LabelsPerClient: {"labels_per_client": 3}, DirichletClass: {"min_samples": 1}}
 SCHEMES = [scheme for scheme in named(PartitionScheme).values() if issubclass(scheme, PartitionScheme)]
@@ -67,7 +68,7 @@ def test_the_generator_decides(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_more_clients_than_samples_are_refused_with_one_sentence(scheme):
-    with pytest.raises(ValueError, match=r"client") as error:
+    with refused(names=["client"]) as error:
         make_partition(scheme, num_clients=1000)
     assert "\n" not in str(error.value)
     assert "1000" in str(error.value) or "leaves client" in str(error.value)
@@ -75,5 +76,5 @@ def test_more_clients_than_samples_are_refused_with_one_sentence(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_no_clients_are_refused(scheme):
-    with pytest.raises(ValueError, match="num_clients=0 is below 1"):
+    with refused(names=["num_clients=0", "at least one"]):
         make_partition(scheme, num_clients=0)

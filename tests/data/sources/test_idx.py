@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.sources.idx import find_idx, read_idx
-from rayfl.errors import RayflError
+from tests.refusals import refused
 
 SIX_BYTES = bytes([0, 0, 0x08, 2]) + struct.pack(">2I", 2, 3) + bytes([1, 2, 3, 4, 5, 255])
 
@@ -26,24 +26,24 @@ def test_wider_types_are_big_endian(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "names"),
     [
-        (SIX_BYTES[:-1], "has 17 bytes where its header says 18"),
-        (SIX_BYTES + b"\0", "has more bytes where its header says 18"),
-        (SIX_BYTES[:10], "cut off within its header"),
-        (b"\x89PNG and more", "is not an IDX file: its first bytes are '89 50 4e 47'"),
-        (b"", "is not an IDX file"),
-        (gzip.compress(SIX_BYTES, mtime=0)[:-4], "cannot be read"),
-        (gzip.compress(SIX_BYTES, mtime=0)[:12] + b"\xff" * 20, "cannot be read|is not an IDX file"),
-        (gzip.compress(SIX_BYTES + bytes(10**6)), "has more bytes where its header says 18"),
-        (SIX_BYTES[:4] + b"\xff" * 8, r"takes 18\.4 EB of memory, and this machine has .*; fetch it again"),
-        (bytes([0, 0, 8, 200]) + bytes(800), "is not an IDX file"),
+        (SIX_BYTES[:-1], ["17 bytes", "says 18"]),
+        (SIX_BYTES + b"\0", ["more bytes", "says 18"]),
+        (SIX_BYTES[:10], ["cut off", "header"]),
+        (b"\x89PNG and more", ["IDX", "89 50 4e 47"]),
+        (b"", ["IDX file", "first bytes"]),
+        (gzip.compress(SIX_BYTES, mtime=0)[:-4], ["cannot be read"]),
+        (gzip.compress(SIX_BYTES, mtime=0)[:12] + b"\xff" * 20, ["fetch it again"]),
+        (gzip.compress(SIX_BYTES + bytes(10**6)), ["more bytes", "says 18"]),
+        (SIX_BYTES[:4] + b"\xff" * 8, ["18.4 EB", "memory"]),
+        (bytes([0, 0, 8, 200]) + bytes(800), ["IDX file", "first bytes"]),
     ],
 )
-def test_damaged_files_are_named(tmp_path, content, sentence):
+def test_damaged_files_are_named(tmp_path, content, names):
     path = tmp_path / "damaged"
     path.write_bytes(content)
-    with pytest.raises(RayflError, match=sentence) as error:
+    with refused(names=["damaged", *names]) as error:
         read_idx(path)
     assert str(path) in str(error.value)
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from rayfl.data.sources.image_folders import CINIC10, TinyImageNet
-from rayfl.errors import RayflError
 from tests.data.files import write_image
+from tests.refusals import refused
 
 
 def flat(red: int, side: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_cinic_may_train_on_its_validation_images_too(tmp_path):
 def test_a_split_with_other_classes_is_refused(tmp_path):
     write_cinic(tmp_path)
     (tmp_path / "test" / "truck").rename(tmp_path / "test" / "ship")
-    with pytest.raises(RayflError, match="test has the 3 classes airplane, bird, ship where the train split has"):
+    with refused(names=["test", "3 classes airplane, bird, ship", "train"]):
         CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
 
 
@@ -51,10 +51,10 @@ def test_an_image_of_another_size_or_no_image_is_named(tmp_path):
     write_cinic(tmp_path)
     path = tmp_path / "train" / "bird" / "bird-1.png"
     write_image(path, flat(0, 31))
-    with pytest.raises(RayflError, match=r"bird-1\.png is 31x31 pixels and not 32x32"):
+    with refused(names=["bird-1.png", "31x31 pixels", "32x32"]):
         CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
     path.write_bytes(b"not an image")
-    with pytest.raises(RayflError, match=r"bird-1\.png cannot be read"):
+    with refused(names=["bird-1.png", "cannot be read"]):
         CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
 
 
@@ -81,14 +81,14 @@ def test_tiny_imagenet_is_tested_on_its_annotated_validation_images(tmp_path):
 @pytest.mark.parametrize("line", ["val_0.JPEG\tn99999999\t0\t0\t1\t1", "val_0.JPEG n01629819"])
 def test_an_annotation_that_names_no_class_is_refused(tmp_path, line):
     write_tiny(tmp_path, f"val_1.JPEG\tn01443537\t0\t0\t1\t1\n{line}\n")
-    with pytest.raises(RayflError, match=r"line 2 of .*val_annotations\.txt does not name"):
+    with refused(names=["tiny-imagenet", "line 2", "val_annotations.txt"]):
         TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 @pytest.mark.parametrize(("source", "file"), [(CINIC10, "CINIC-10"), (TinyImageNet, "tiny-imagenet-200")])
 def test_what_to_fetch_and_where_to_put_it_is_said(tmp_path, source, file):
-    with pytest.raises(RayflError, match=f"{source.name} is not on this machine .*fetch .*{file}.* belong into "):
+    with refused(names=[f"{source.name}", f"{file}"]):
         source(cache=tmp_path).load()
     # A folder without the classes is no better.
-    with pytest.raises(RayflError, match="has 0 class folders"):
+    with refused(names=["0 class folders", "train"]):
         source(root=tmp_path, cache=tmp_path / "cache").load()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.sources.imdb import IMDB, whitespace, words
-from rayfl.errors import RayflError
+from tests.refusals import refused
 
 REVIEWS = {
     "train/neg/0_2.txt": "Bad bad film.<br /><br />It isn't good",
@@ -63,7 +63,7 @@ def test_the_tokenizer_is_an_option(root):
 
 def test_an_empty_class_and_a_missing_folder_are_told_what_to_fetch(root, tmp_path):
     (root / "test/pos/0_8.txt").unlink()
-    with pytest.raises(RayflError, match=r"test/pos has no \*\.txt\): fetch https://ai\.stanford"):
+    with refused(names=["test/pos", ".txt", "https://ai.stanford"]):
         IMDB(root=root).load()
-    with pytest.raises(RayflError, match=r"imdb is not on this machine .*belong into .*/absent or where data\.root"):
+    with refused(names=["/absent", "data.root"]):
         IMDB(root=tmp_path / "absent").load()

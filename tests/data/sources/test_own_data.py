@@ -11,9 +11,9 @@ from rayfl.choices.kinds import make
 from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.arrays import Arrays
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
+from tests.refusals import refused
 
 GENERATOR = np.random.default_rng(3)
 VECTORS = GENERATOR.standard_normal((20, 3))
@@ -65,70 +65,68 @@ def test_images_tokens_and_names_of_classes():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "sentence"),
+    ("arrays", "names"),
     [
-        ({"inputs": VECTORS}, "has no labels; it has inputs"),
-        ({}, "has no inputs; it has none of inputs, labels"),
-        ({"X": VECTORS, "y": LABELS}, "has no inputs; it has X and y, and the names that count are inputs, labels, "),
-        ({"inputs": VECTORS, "y": LABELS}, "has no labels; it has inputs and y, and the names that count are"),
+        ({"inputs": VECTORS}, ["has no labels", "inputs"]),
+        ({}, ["labels", "inputs"]),
+        ({"X": VECTORS, "y": LABELS}, ["X", "labels"]),
+        ({"inputs": VECTORS, "y": LABELS}, ["labels", "inputs", "names"]),
         (
             {"inputs": VECTORS, "labels": np.eye(4)[LABELS % 4]},
-            r"has train labels of shape \[20, 4\]; give one class number for each of the 20 inputs; these look "
-            r"one-hot: give labels.argmax\(1\)",
+            ["[20, 4]", "20 inputs", "labels.argmax", "(1)"],
         ),
         (
             {"inputs": VECTORS, "labels": VECTORS},
-            r"has train labels of shape \[20, 3\]; give one class number for each of the 20 inputs$",
+            ["labels", "[20, 3]", "20 inputs"],
         ),
-        ({"inputs": VECTORS, "labels": LABELS, "test_inputs": VECTORS}, "has no test_labels; it has inputs"),
-        ({"inputs": VECTORS, "labels": LABELS[:7]}, r"has 20 train inputs and labels of shape \[7\]; give one of them"),
-        ({"inputs": VECTORS, "labels": LABELS, "owners": LABELS[:7]}, r"has 20 train inputs and owners of shape \[7\]"),
-        ({"inputs": VECTORS, "labels": LABELS + 0.5}, "has the train label 0.5 .row 0, counted from 0.; labels are"),
-        ({"inputs": VECTORS, "labels": LABELS - 1}, "has the train label -1 .row 0, counted from 0.; labels are whole"),
+        ({"inputs": VECTORS, "labels": LABELS, "test_inputs": VECTORS}, ["test_labels", "inputs"]),
+        ({"inputs": VECTORS, "labels": LABELS[:7]}, ["20 train inputs", "labels", "[7]"]),
+        ({"inputs": VECTORS, "labels": LABELS, "owners": LABELS[:7]}, ["20 train inputs", "owners", "[7]"]),
+        ({"inputs": VECTORS, "labels": LABELS + 0.5}, ["0.5", "row 0"]),
+        ({"inputs": VECTORS, "labels": LABELS - 1}, ["label -1", "row 0"]),
         (
             {"inputs": np.where(VECTORS[4, 1] == VECTORS, np.nan, VECTORS), "labels": LABELS},
-            r".* NaN or infinite \(row 4, counted from 0\)",
+            ["NaN", "row 4"],
         ),
         (
             {"inputs": VECTORS, "labels": np.where(LABELS == 3, np.inf, LABELS)},
-            "has the train label inf .row 3, counted",
+            ["row 3"],
         ),
         (
             {"inputs": VECTORS, "labels": LABELS + 10**9},
-            "has the train label 1000000000 .row 0, counted from 0.; label",
+            ["1000000000", "row 0"],
         ),
         (
             {"inputs": VECTORS[:0], "labels": LABELS[:0]},
-            r"has train inputs of shape \[0, 3\]; give at least one sample",
+            ["[0, 3]", "train", "inputs"],
         ),
-        ({"inputs": LABELS, "labels": LABELS}, r"has train inputs of shape \[20\]; give at least one sample"),
-        ({"inputs": VECTORS.astype(str), "labels": LABELS}, "has train inputs of type <U32; give numbers"),
+        ({"inputs": LABELS, "labels": LABELS}, ["[20]", "train", "inputs"]),
+        ({"inputs": VECTORS.astype(str), "labels": LABELS}, ["<U32", "train", "inputs"]),
         (
             {"inputs": VECTORS, "labels": LABELS, "test_inputs": VECTORS[:, :2], "test_labels": LABELS},
-            r"has train inputs of shape \[3\] and test inputs of shape \[2\]; give both one shape",
+            ["[3]", "[2]", "both"],
         ),
     ],
 )
-def test_what_is_no_data_is_refused(tmp_path: Path, arrays: dict, sentence: str):
+def test_what_is_no_data_is_refused(tmp_path: Path, arrays: dict, names: list[str]):
     np.savez(tmp_path / "mine.npz", **arrays)
-    with pytest.raises(RayflError, match=f"mine.npz {sentence}") as caught:
+    with refused(names=["mine.npz", *names]):
         checked_dataset(load("arrays", path=str(tmp_path / "mine.npz")))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_of_other_names_is_refused_with_the_names_that_it_has(tmp_path: Path):
     np.save(tmp_path / "x.npy", VECTORS)
-    with pytest.raises(RayflError, match="has no inputs; it has x, and the names that count are inputs, labels"):
+    with refused(names=["labels", "inputs", "names"]):
         load("arrays", path=str(tmp_path))
 
 
 def test_whole_numbers_that_are_no_tokens_are_told_of_the_kind(tmp_path: Path):
     np.savez(tmp_path / "mine.npz", inputs=LABELS.reshape(10, 2) - 2, labels=LABELS[:10])
-    with pytest.raises(RayflError, match=r"give data\.kind='vector' for numbers"):
+    with refused(names=["data.kind='vector'", "numbers"]):
         load("arrays", path=str(tmp_path / "mine.npz"))
     assert load("arrays", path=str(tmp_path / "mine.npz"), kind="vector").kind == "vector"
     tokens = Arrays(LABELS.reshape(10, 2), LABELS[:10])
-    with pytest.raises(RayflError, match=r"or give data\.kind='vector' if these are numbers"):
+    with refused(names=["data.kind='vector'", "numbers"]):
         prepare(Experiment(**{**SMALL, "data": tokens}))
 
 
@@ -143,14 +141,14 @@ def test_labels_without_class_0_get_a_notice(caplog: pytest.LogCaptureFixture):
 
 def test_nothing_pickled_is_read(tmp_path: Path):
     np.savez(tmp_path / "mine.npz", inputs=VECTORS, labels=np.array([{}] * 20, dtype=object))
-    with pytest.raises(RayflError, match=r"mine.npz cannot be read"):
+    with refused(names=["mine.npz", "cannot be read"]):
         load("arrays", path=str(tmp_path / "mine.npz"))
-    for path, words in (
-        (tmp_path / "min.npz", "is not there; did you mean 'mine.npz'"),
-        (tmp_path / "other.txt", "is not there; give data.path an .npz file, or a folder of .npy"),
-        (tmp_path / "gone" / "mine.npz", f"is not there, nor is the folder {tmp_path / 'gone'}; give"),
+    for path, names in (
+        (tmp_path / "min.npz", ["mine.npz"]),
+        (tmp_path / "other.txt", ["data.path", ".npz", ".npy"]),
+        (tmp_path / "gone" / "mine.npz", [f"folder {tmp_path / 'gone'}"]),
     ):
-        with pytest.raises(RayflError, match=words):
+        with refused(names=[path, *names]):
             load("arrays", path=str(path))
 
 
@@ -180,31 +178,31 @@ def test_a_table(tmp_path: Path, ending: str):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "names"),
     [
-        ({"labels": "specis"}, r"flowers.csv has no column 'specis': did you mean 'species'\?"),
-        ({"labels": "species", "owners": "zzz"}, "has no column 'zzz': known are: "),
-        ({"labels": "species", "features": ["colour"]}, "has 'blue' in column 'colour'; inputs are columns of numbers"),
-        ({"labels": "height"}, "has the train label .*; labels are whole numbers from 0, or the names of classes"),
+        ({"labels": "specis"}, ["flowers.csv", "specis", "species"]),
+        ({"labels": "species", "owners": "zzz"}, ["zzz", "colour, height, site, species, width"]),
+        ({"labels": "species", "features": ["colour"]}, ["flowers.csv", "blue", "column 'colour'", "numbers"]),
+        ({"labels": "height"}, ["flowers.csv", "train label 0.5", "row 0"]),
         (
             {"labels": "species", "test_path": "no.csv"},
-            r"no.csv \(in .*\) is not there; give data.test_path the path of a",
+            ["no.csv", "data.test_path", ".parquet"],
         ),
         (
             {"labels": "species", "test_path": "no.xls"},
-            "data.test_path='no.xls' is not allowed; it must be",
+            ["data.test_path='no.xls'", ".csv", ".parquet"],
         ),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path: Path, options: dict, sentence: str):
+def test_what_is_no_table_is_refused(tmp_path: Path, options: dict, names: list[str]):
     (tmp_path / "flowers.csv").write_text(CSV)
-    with pytest.raises(RayflError, match=sentence):
+    with refused(names=names):
         load("table", path=str(tmp_path / "flowers.csv"), **options)
 
 
 def test_gaps_are_refused(tmp_path: Path):
     (tmp_path / "gap.csv").write_text("a,label\n1.0,0\n,1\n")
-    with pytest.raises(RayflError, match=r"has nothing in column 'a' of row 1 \(counted from 0\); fill it, or drop"):
+    with refused(names=["gap.csv", "column 'a'", "row 1"]):
         load("table", path=str(tmp_path / "gap.csv"))
 
 
@@ -224,23 +222,23 @@ def test_a_folder_of_images(tmp_path: Path):
     assert everything == [0, 1, 2, 40, 41]
     pictures(tmp_path / "two" / "train", {"a": 2, "b": 1})
     pictures(tmp_path / "two" / "test", {"a": 1}, side=8)
-    with pytest.raises(RayflError, match="has train inputs of shape"):
+    with refused(names=["[3, 6, 6]", "[3, 8, 8]"]):
         load("image-folder", path=str(tmp_path / "two"))
     found = load("image-folder", path=str(tmp_path / "two"), side=4, channels=1)
     assert (found.input_shape, found.train.labels.tolist(), found.test.labels.tolist()) == ((1, 4, 4), [0, 0, 1], [0])
 
 
 def test_what_is_no_folder_of_images_is_refused(tmp_path: Path):
-    with pytest.raises(RayflError, match=r"there is no folder .*none; give data.path a folder of class folders"):
+    with refused(names=["folder", "data.path"]):
         load("image-folder", path=str(tmp_path / "none"))
-    with pytest.raises(RayflError, match="has no images in its class folders"):
+    with refused(names=["no images", "data.path"]):
         load("image-folder", path=str(tmp_path))
     pictures(tmp_path / "x", {"a": 1})
     pictures(tmp_path / "x" / "more", {"b": 1}, side=9)
-    with pytest.raises(RayflError, match=r"0.png is 9x9 pixels and others are 6x6; set data.side to scale all"):
+    with refused(names=["0.png", "9x9 pixels", "6x6", "data.side"]):
         load("image-folder", path=str(tmp_path / "x"))
     (tmp_path / "x" / "a" / "0.png").write_bytes(b"no image")
-    with pytest.raises(RayflError, match=r"0.png cannot be read"):
+    with refused(names=["0.png", "cannot be read"]):
         load("image-folder", path=str(tmp_path / "x"))
 
 
@@ -254,19 +252,19 @@ def test_a_hugging_face_dataset(tmp_path: Path):
     assert (found.num_classes, found.input_shape, len(found.train), len(found.test)) == (4, (3,), 20, 4)
     assert found.train.groups is not None and found.train.groups.tolist() == [0, 1] * 10
     assert len(load("huggingface", path=str(tmp_path / "alone"), inputs="vector").test) == 4
-    for options, words in (
-        ({"inputs": "vectors"}, r"has no column 'vectors': did you mean 'vector'\?"),
-        ({"inputs": "vector", "train": "trian"}, r"has no split 'trian': did you mean 'train'\?"),
+    for options, names in (
+        ({"inputs": "vectors"}, ["column 'vectors'", "'vector'"]),
+        ({"inputs": "vector", "train": "trian"}, ["split 'trian'", "'train'"]),
     ):
-        with pytest.raises(RayflError, match=words):
+        with refused(names=names):
             load("huggingface", path=str(tmp_path / "splits"), **options)
-    with pytest.raises(RayflError, match="is no dataset on disk"):
+    with refused(names=["disk", "dataset"]):
         load("huggingface", path=str(tmp_path))
 
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(RayflError, match=r"needs the package datasets: pip install 'rayfl\[huggingface\]'$"):
+    with refused(names=["rayfl[huggingface]", "package", "datasets"]):
         load("huggingface", path=str(tmp_path))
 
 
@@ -288,5 +286,5 @@ def test_arrays_in_memory_are_the_data_of_an_experiment():
     assert prepare(one).dataset.num_classes == 4
     written = one.as_dict()
     assert written["data"]["name"] == "in memory: data of 20 arrays"
-    with pytest.raises(RayflError, match=r"^data: data of 20 arrays was given from Python and cannot be imported"):
+    with refused(names=["20 arrays", "from Python", "file or a module"]):
         Experiment(**written)
