@@ -1,4 +1,4 @@
-"""A `Packet` is all that crosses a wire; a `Compressor` makes one from a tree."""
+"""Packet: the only thing that is sent between clients and servers. Compressor: turns a tree into a packet."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,17 +19,17 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a tree's tensors in order; both ends know them, so they are not billed."""
 
 LARGE = 1 << 20
-"""Entries from which numpy's memory has huge pages (4 MB)."""
+"""From this number of entries on (4 MB) numpy's memory has huge pages."""
 
 PIECE = 1 << 16
 """Entries of a piece, which fits into the processor's cache; a multiple of 8, so that bits fill whole bytes."""
 
 BLOCK = 1 << 18
-"""Entries that are multiplied and added at a time: few enough for a cache, many enough that calls cost little."""
+"""Entries that are multiplied and added at a time: few enough for a cache, and enough that calls cost little."""
 
 
 class Codec(Protocol):
-    """Turns a packet's buffers into tensors, by what both ends agree on beforehand (shapes, settings)."""
+    """Turns a packet's buffers into tensors, with what both ends know beforehand (shapes, settings)."""
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """The tensors that the receiver sees: new tensors that own their memory, or for dense fp32 read-only views."""
@@ -40,7 +40,7 @@ class Codec(Protocol):
         ...
 
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        """total += weight * decoded, in place, without building the decoded tree where that can be avoided."""
+        """total += weight * decoded, in place, if possible without building the decoded tree."""
         ...
 
 
@@ -152,13 +152,13 @@ class Packet:
         return self
 
     def pieces(self) -> "Iterator[Packet]":
-        """The packet in pieces, see `Divisible`. TypeError for a codec that is not."""
+        """The packet in pieces, see `Divisible`. Raises TypeError if the codec is not divisible."""
         if not isinstance(self.codec, Divisible):
             raise TypeError(f"{type(self.codec).__name__} decodes only as a whole; give it a method `pieces`")
         return self.codec.pieces(self.parts)
 
     def opened(self) -> "Packet":
-        """The same packet, decoded at most once however many read it."""
+        """The same packet, which is decoded at most once, even if several clients read it."""
         return Opened(self.parts, self.codec)
 
 
@@ -172,7 +172,7 @@ class Opened(Packet):
         return self._presence
 
     def add_to(self, total: Tree, weight: float) -> None:
-        # Adding the decoded tree takes a twentieth of the time of finding positions, even where few entries were sent.
+        # Adding the decoded tree takes a twentieth of the time of finding positions, even if few entries were sent.
         _add(self._decoded, total, weight)
 
     @cached_property
@@ -235,7 +235,7 @@ def shapes_of(x: Tree) -> Shapes:
 
 
 def cuts(shapes: Shapes) -> Iterator[tuple[str, int, int]]:
-    """Name, first and last entry (not included) of every piece: each tensor, row by row, PIECE entries at a time."""
+    """Yield name, first entry and end of every piece: each tensor row by row, PIECE entries at a time."""
     for name, shape in shapes:
         size = math.prod(shape)
         for first in range(0, size, PIECE):
@@ -248,9 +248,9 @@ def zeros_of(shapes: Shapes) -> Tree:
 
 
 def _zeros(shape: tuple[int, ...]) -> Tensor:
-    """Zeros. Large tensors use numpy's memory, which has huge pages: 44 MB are first written in 4 ms instead of 30.
+    """Zeros. Large tensors use numpy's memory, whose huge pages make the first write of 44 MB take 4 ms instead of 30.
 
-    They are aligned as torch's own memory is.
+    They are aligned like torch's own memory.
     """
     size = math.prod(shape)
     if size < LARGE:
@@ -296,7 +296,7 @@ class Compressor(Choice, ABC):
     label: ClassVar[str] = "compressor"
     package: ClassVar[str] = "rayfl.compress"
     on_device: ClassVar[bool] = False
-    """Whether `encode` takes tensors of a GPU. Ours do; another class says so itself, and a subclass of it again."""
+    """Whether `encode` takes tensors of a GPU. Built-in classes: true. Others: false unless the class sets it."""
 
     # Any: what pydantic passes on.
     @classmethod
@@ -320,14 +320,14 @@ class Compressor(Choice, ABC):
         """Encode the tree `x`; returns the packet and the memory for the next call. ValueError on NaN or infinity."""
 
     def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """Encode `x.tree()`; a compressor that sends it as it is may leave the subtraction to whoever reads the packet.
+        """Encode `x.tree()`. A compressor that sends all entries unchanged may subtract later, when the packet is read.
 
-        ValueError on NaN or infinity: here, or where the packet's buffers are made or added.
+        ValueError on NaN or infinity: here, or when the packet's buffers are made or added.
         """
         return self.encode(x.tree(), memory, generator)
 
     def keeping(self, ratio: float) -> "Compressor | None":
-        """The same compressor for a client that keeps a share `ratio` of the entries; None where it sends no share."""
+        """The same compressor for a client that keeps a share `ratio` of the entries; None if it has no such share."""
         return None
 
     def omega(self, num_entries: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Small numbers in as few bits as they need: fixed width, ternary digits, and Elias gamma codes.
+"""Packs small numbers into few bits: fixed width, ternary digits, and Elias gamma codes.
 
 - Fixed width: entry i takes the bits [i * width, (i + 1) * width) of the buffer, the lowest bit of a byte first; beyond
   8 bits the low bytes lie in front and the rest is packed behind them.

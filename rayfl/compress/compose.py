@@ -1,4 +1,4 @@
-"""Two compressors in a row: a sparsifier chooses entries, and a quantizer encodes the kept ones."""
+"""Combines two compressors: a sparsifier chooses entries, and a quantizer encodes the chosen ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Golomb-Rice code of sorted positions: the shortest prefix code of gaps where every entry is kept equally often.
+"""Golomb-Rice code of sorted positions: the shortest prefix code of gaps if every entry is kept equally often.
 
 A gap g (entries skipped since the last position) is g >> b zeros and a one, and the b low bits of g. In the buffer lie
 first the low bits of all gaps, the highest bit of every gap before the second highest, then all zeros and ones; so
@@ -26,7 +26,7 @@ def low_bits(keep_ratio: float) -> int:
 
 
 def encode_golomb(positions: np.ndarray, size: int, b: int) -> np.ndarray:
-    """uint8 buffer of strictly increasing `positions` [count] in [0, size); empty where it holds none or all of them.
+    """uint8 buffer of strictly increasing `positions` [count] in [0, size); empty if there are none or all of them.
 
     It has count * (b + 1) + sum(gaps >> b) bits, up to whole bytes.
     """
@@ -43,7 +43,7 @@ def encode_golomb(positions: np.ndarray, size: int, b: int) -> np.ndarray:
 
 
 def decode_golomb(buffer: np.ndarray, size: int, count: int, b: int) -> np.ndarray:
-    """The inverse: int64 positions [count], increasing. ValueError for what is no code of so many in [0, size)."""
+    """The inverse: int64 positions [count], increasing. Raise RayflError if `buffer` does not encode them."""
     if count == 0:
         return np.empty(0, np.int64)
     if count == size:

@@ -1,4 +1,4 @@
-"""Values at positions that both ends know already, such as a mask that has not changed: no position is sent."""
+"""Sends values at positions that both ends know already, for example those of an unchanged mask."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,15 +1,15 @@
-"""Sorted positions in the cheapest of five exact codes, billed to the last byte.
+"""Encodes sorted positions in the smallest of five exact codes.
 
-- int32: four bytes a position.
+- int32: four bytes per position.
 - bitmap: ceil(size / 8) bytes.
-- gaps: one byte a position, the number of positions skipped since the last one; 255 means "skip 255 and read on".
-- packed: ceil(log2 size) bits a position.
+- gaps: one byte per position, the number of entries skipped since the last one; 255 means "skip 255 and read on".
+- packed: ceil(log2 size) bits per position.
 - golomb: golomb.py's code, with the low bits that fit the density. This and packed are for few positions (`SPARSE`).
 
-The last byte of a buffer names the code. No position and every position need no bytes: the receiver knows both from
-the number of values. At 10% density gaps are the cheapest (one byte a position), above 12.5% the bitmap.
-Where the receiver does not know that number, `encode_counted` spends a byte on "every position" and has the first three
-codes, whose buffers tell it.
+The last byte of a buffer names the code. If no position or every position is sent, the buffer is empty: the receiver
+knows the number of values. At 10% density gaps are the smallest code (one byte per position), above 12.5% the bitmap.
+If the receiver does not know the number, `encode_counted` spends a byte on "every position", and uses only the first
+three codes, whose buffers tell the number.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from rayfl.errors import RayflError
 
 INT32, BITMAP, GAPS, EVERY, PACKED, GOLOMB = 0, 1, 2, 3, 4, 5
 SPARSE = 400
-"""One position in so many entries, or fewer, is sparse: gaps have escapes then, one and a half each on average."""
+"""packed and golomb are tried if at most one in this number of entries is sent: then gaps have 1.5 escapes on average."""
 ESCAPE = 255
 WORD = 8
 MAX_SIZE = 2**31
@@ -79,7 +79,7 @@ def _gap_bytes(gaps: np.ndarray, escapes: np.ndarray | None) -> np.ndarray:
 
 
 def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
-    """The inverse: int64 positions [count], increasing. ValueError for what is no code of so many in [0, size)."""
+    """The inverse: int64 positions [count], increasing. ValueError if `buffer` does not encode them."""
     if count == 0:
         return np.empty(0, np.int64)
     if count == size:
@@ -102,7 +102,7 @@ def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
         return decode_golomb(body, size, count, low_bits(count / size))
     if code != GAPS:
         raise _damaged(f"{code} is no code of positions")
-    # A byte below 255 passes over its gap and the position itself, an escape over 255 entries.
+    # A byte below 255 skips its gap and the position itself, an escape skips 255 entries.
     steps = np.cumsum(body, dtype=np.int64)
     if body.size != count:
         steps = steps[body != ESCAPE]
@@ -115,7 +115,7 @@ def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
 
 
 def decode_mask(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
-    """The positions as a boolean array [size]; a bitmap is read without the way over `decode_positions`."""
+    """The positions as a boolean array [size]; a bitmap is not turned into positions first."""
     if 0 < count < size and buffer.size and buffer[-1] == BITMAP:
         return _bits(buffer[:-1], size, count)
     mask = np.zeros(size, np.bool_)
@@ -160,7 +160,7 @@ def decode_counted(buffer: np.ndarray, size: int) -> np.ndarray:
 
 
 def _bits(body: np.ndarray, size: int, count: int | None = None) -> np.ndarray:
-    """A bitmap as a boolean array [size]. ValueError unless it has that size, and `count` positions."""
+    """A bitmap as a boolean array [size]. Raise ValueError unless it has that size and `count` positions."""
     if body.size != -(-size // 8):
         raise _damaged(f"a bitmap of {body.size} bytes is none of {size} entries")
     mask = np.unpackbits(body, count=size).view(np.bool_)
@@ -170,7 +170,7 @@ def _bits(body: np.ndarray, size: int, count: int | None = None) -> np.ndarray:
 
 
 def _increasing(positions: np.ndarray, size: int) -> np.ndarray:
-    """The positions. ValueError unless they increase and lie in [0, size)."""
+    """The positions. Raise ValueError unless they increase and lie in [0, size)."""
     if positions[0] < 0 or positions[-1] >= size or (np.diff(positions) <= 0).any():
         raise _damaged(f"they do not increase from 0 to {size - 1}")
     return positions
@@ -199,7 +199,7 @@ def positions_of(mask: np.ndarray) -> np.ndarray:
 
 
 def _in_equal_bits(positions: np.ndarray, width: int) -> np.ndarray:
-    """`width` bits a position, the highest first."""
+    """`width` bits per position, the highest first."""
     return np.packbits((positions.astype(np.int64)[:, None] & _powers(width)) != 0)
 
 

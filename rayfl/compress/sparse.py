@@ -1,4 +1,4 @@
-"""Sparse packets: values at positions. A Sparsifier chooses the positions, or a method does so itself."""
+"""Sparse packets: values and their positions, which a Sparsifier or a method chooses."""
 
 import itertools
 import math
@@ -14,12 +14,12 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
+from rayfl.compress.largest import top_k_mask, top_k_positions
 from rayfl.compress.positions import (
     cut_positions,
     decode_mask,
     decode_positions,
     encode_positions,
-    positions_of,
 )
 from rayfl.compress.values import (
     BUFFER_TYPES,
@@ -42,10 +42,6 @@ Scope = Annotated[
     Literal["tensor", "model"], Field(description="tensor: k of each tensor; model: k of the whole model")
 ]
 
-SAMPLE_SIZE = 1 << 16
-CHUNK = 1 << 16
-"""Entries compared at a time, so that they fit into the processor's cache."""
-
 SEED = "seed"
 """Name of the buffer of a shared seed; buffers of a tensor have a dot in their names."""
 
@@ -65,7 +61,7 @@ KeepRatio = Annotated[
 
 
 class Draw(Protocol):
-    """Random positions that both ends draw from a shared seed; a dataclass of what they agreed on beforehand."""
+    """Draws random positions at both ends from a shared seed; a dataclass of settings that both ends know."""
 
     def __call__(self, seed: int, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Increasing int64 positions in each tensor; `sizes` are the tensors' numbers of entries."""
@@ -104,7 +100,7 @@ class SparseCodec(PositionedCodec):
     draw: Draw | None = None
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        """Bitmaps are read as they are, without the way over the positions."""
+        """See `Codec`. Bitmaps are not turned into positions first."""
         if self.draw is not None:
             return super().support(parts)
         masks = {}
@@ -145,12 +141,12 @@ class SparseCodec(PositionedCodec):
         return buffer_of(parts, f"{name}.values", BUFFER_TYPES[self.dtype])
 
     def _drawn(self, parts: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """The positions that follow from the shared seed; empty where the packet has its own."""
+        """The positions drawn from the shared seed; empty if the packet has its own positions."""
         return self.draw(seed_of(parts, SEED), sizes) if self.draw else {}
 
 
 def seed_of(parts: Mapping[str, np.ndarray], name: str) -> int:
-    """The shared seed in the buffer `name`. ValueError where there is none."""
+    """The shared seed in the buffer `name`. Raises ValueError if there is none."""
     return int(buffer_of(parts, name, np.dtype(np.uint64), 1)[0])
 
 
@@ -175,7 +171,7 @@ def top_k_support(x: Tree, keep_ratio: float, scope: Scope = "tensor") -> Tree:
     """Boolean tree with exactly k True: the largest magnitudes, ties to the lowest flat index.
 
     k = max(1, ceil(keep_ratio * n - 1e-9)) of the n entries of each tensor (scope "tensor") or of the whole tree in
-    its order (scope "model"). Where fewer than k entries are nonzero, zeros of lowest index fill up to k.
+    its order (scope "model"). If fewer than k entries are nonzero, the zeros of lowest index are among the k.
     """
     flats = {name: entries(name, tensor) for name, tensor in x.items()}
     support = masks_of(shapes_of(x), False)
@@ -189,25 +185,8 @@ def kept_entries(num_entries: int, keep_ratio: float) -> int:
     return min(num_entries, max(1, math.ceil(keep_ratio * num_entries - 1e-9)))
 
 
-def top_k_positions(x: np.ndarray, k: int) -> np.ndarray:
-    """Increasing int64 positions [k] of the k largest |x| of finite float32 `x` [n], ties to the lowest position."""
-    if k >= x.size:
-        return np.arange(x.size)
-    if k == 0:
-        return np.empty(0, np.int64)
-    candidates = _candidates(x, k)
-    magnitudes = np.abs(x[candidates])
-    threshold = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    keep = magnitudes >= threshold
-    surplus = int(np.count_nonzero(keep)) - k
-    if surplus:
-        tied = np.flatnonzero(magnitudes == threshold)
-        keep[tied[tied.size - surplus :]] = False
-    return candidates[keep]
-
-
 def split_positions(positions: np.ndarray, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Increasing positions in all entries, one tensor behind the other, as positions in each tensor."""
+    """Split increasing positions in the concatenated tensors into positions in each tensor."""
     starts = [0, *itertools.accumulate(sizes.values())]
     pieces = np.split(positions, np.searchsorted(positions, starts[1:-1]))
     return {name: piece - start for name, piece, start in zip(sizes, pieces, starts, strict=False)}
@@ -216,9 +195,8 @@ def split_positions(positions: np.ndarray, sizes: Mapping[str, int]) -> dict[str
 def kept_share(num_entries: int, keep_ratio: float, scope: Scope) -> float:
     """The smallest k / n: of all entries, or with scope "tensor" of any tensor that may be among `num_entries` of them.
 
-    k >= keep_ratio * n - 1e-9 and k >= 1, so k / n >= keep_ratio / (1 + 1e-9). A ratio that differs from a simple
-    fraction by less than 5e-10 / n is not undercut at all: k is whole, and the fraction's next number below it is
-    1e-3 away.
+    k >= keep_ratio * n - 1e-9 and k >= 1, so k / n >= keep_ratio / (1 + 1e-9). If keep_ratio differs from a fraction
+    with a denominator of at most 1000 by less than 5e-10 / n, then k / n is at least that fraction, since k is whole.
     """
     if scope == "model":
         return kept_entries(num_entries, keep_ratio) / num_entries
@@ -228,13 +206,13 @@ def kept_share(num_entries: int, keep_ratio: float, scope: Scope) -> float:
 
 
 class Sparsifier(Compressor):
-    """Sends some entries and drops the others; `compose` may have its values encoded by a quantizer."""
+    """Sends some entries and drops the others. `compose` can encode the sent values with a quantizer."""
 
     values: ValueType = Field(default="fp32", description="type of the values that are sent")
 
     @abstractmethod
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
-        """Choose the entries to send of finite float32 tensors [numel] in main memory."""
+        """Choose the entries to send; `flats` are finite float32 tensors [numel] in main memory."""
 
     def select(self, x: Tree, generator: np.random.Generator) -> tuple[Tree, Selection]:
         """The values to send, float32 [count] of each tensor in main memory, and their positions.
@@ -311,20 +289,10 @@ def _packet(values: Tree, selection: Selection, shapes: Shapes, dtype: ValueType
 def _top_k_masks(flats: Tree, keep_ratio: float, scope: Scope) -> Tree:
     """The kept entries of each flat tensor as a boolean tensor, on its device."""
     if scope == "tensor":
-        return {name: _largest(flat, kept_entries(flat.numel(), keep_ratio)) for name, flat in flats.items()}
+        return {name: top_k_mask(flat, kept_entries(flat.numel(), keep_ratio)) for name, flat in flats.items()}
     whole = torch.cat(list(flats.values()))
-    masks = _largest(whole, kept_entries(whole.numel(), keep_ratio))
+    masks = top_k_mask(whole, kept_entries(whole.numel(), keep_ratio))
     return dict(zip(flats, masks.split([flat.numel() for flat in flats.values()]), strict=True))
-
-
-def _largest(flat: Tensor, k: int) -> Tensor:
-    """Boolean [n] with exactly k True: the largest |entries|, ties to the lowest position."""
-    if k == 0 or k >= flat.numel():
-        return torch.full_like(flat, k > 0, dtype=torch.bool)
-    magnitudes = flat.abs()
-    threshold = torch.topk(magnitudes, k, sorted=False).values.min()
-    above, tied = magnitudes > threshold, magnitudes == threshold
-    return above | (tied & (tied.cumsum(0) <= k - above.sum()))
 
 
 def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray]:
@@ -337,32 +305,3 @@ def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray
     whole = np.concatenate(list(arrays.values()))
     positions = top_k_positions(whole, kept_entries(whole.size, keep_ratio))
     return split_positions(positions, {name: array.size for name, array in arrays.items()})
-
-
-def _candidates(x: np.ndarray, k: int) -> np.ndarray:
-    """Positions of all entries that can be among the k largest: those above a magnitude that at least k reach.
-
-    The magnitude is guessed from every few entries, four standard deviations on the safe side, so that the exact
-    selection works on little more than k entries; where the guess fails all positions are candidates.
-    """
-    if x.size < 4 * SAMPLE_SIZE:
-        return np.arange(x.size)
-    sample = np.abs(x[:: x.size // SAMPLE_SIZE])
-    expected = k * sample.size / x.size
-    rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
-    if rank >= sample.size:
-        return np.arange(x.size)
-    low = np.partition(sample, sample.size - rank)[sample.size - rank]
-    candidates = positions_of(at_least(x, low))
-    return candidates if candidates.size >= k else np.arange(x.size)
-
-
-def at_least(x: np.ndarray, low: np.float32) -> np.ndarray:
-    """Boolean [n]: |x| >= low."""
-    mask = np.empty(x.size, np.bool_)
-    magnitudes = np.empty(min(CHUNK, x.size), np.float32)
-    for start in range(0, x.size, CHUNK):
-        piece = x[start : start + CHUNK]
-        magnitude = np.abs(piece, out=magnitudes[: piece.size])
-        np.greater_equal(magnitude, low, out=mask[start : start + CHUNK])
-    return mask

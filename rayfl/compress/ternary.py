@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, Shapes, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
+from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
-from rayfl.compress.sparse import Scope, kept_entries, sizes_of, top_k_positions
+from rayfl.compress.sparse import Scope, kept_entries, sizes_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
 from rayfl.errors import RayflError
 from rayfl.tree import Tree
@@ -24,7 +25,7 @@ class TernaryCodec(PositionedCodec):
     """Reads for every run of entries "<run>.mean" (fp32), "<run>.signs" (1: negative) and "<run>.positions" (Golomb).
 
     A run is a tensor, or with scope "model" all entries, of the empty name. It has k nonzeros, which both ends know;
-    only where there are fewer, "<run>.count" (int32) says how many.
+    if there are fewer, "<run>.count" (int32) is their number.
     """
 
     shapes: Shapes

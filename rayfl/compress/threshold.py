@@ -7,8 +7,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from rayfl.compress.largest import at_least
 from rayfl.compress.positions import positions_of
-from rayfl.compress.sparse import Selection, Sparsifier, at_least
+from rayfl.compress.sparse import Selection, Sparsifier
 from rayfl.compress.values import UNIT_ROUNDOFF
 from rayfl.errors import RayflError
 from rayfl.tree import Tree

@@ -1,4 +1,4 @@
-"""Numbers on the wire: the entries of one tensor as a buffer of fp32, fp16 or bf16."""
+"""Turns the entries of a tensor into a buffer of fp32, fp16 or bf16, and back."""
 
 import math
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ def not_finite(name: str) -> ValueError:
 def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
     """The buffer of finite float32 entries, rounded to nearest even (bf16 as uint16 bits).
 
-    fp32 looks at the tensor's memory, where that is main memory. ValueError where a number is too large for `dtype`.
+    fp32 does not copy a tensor in main memory. RayflError if a number is too large for `dtype`.
     """
     if dtype == "fp32":
         buffer = flat.cpu().numpy()
@@ -76,7 +76,7 @@ def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
 
 
 def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
-    """float32 [numel]: factor * flat, rounded once. ValueError where that is beyond float32."""
+    """float32 [numel]: factor * flat, rounded once. RayflError if a product is beyond float32."""
     if factor == 1:
         return flat
     product = flat.double().mul_(factor).float()
@@ -89,9 +89,9 @@ def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
 
 
 def buffer_of(parts: Mapping[str, np.ndarray], name: str, dtype: np.dtype, size: int | None = None) -> np.ndarray:
-    """The one-dimensional buffer `name` of a packet; `size`: how many entries it must have.
+    """The one-dimensional buffer `name` of a packet, which must have `size` entries.
 
-    ValueError where it is missing or another one: nothing is read, or made room for, by what a packet says of itself.
+    Raise ValueError if it is missing or different. So nothing is read or allocated from sizes that a packet claims.
     """
     buffer = parts.get(name)
     fits = isinstance(buffer, np.ndarray) and buffer.dtype == dtype and buffer.ndim == 1
@@ -107,13 +107,13 @@ def damaged(name: str, reason: str) -> ValueError:
 
 
 def decode_values(buffer: np.ndarray, dtype: ValueType) -> Tensor:
-    """The inverse of `encode_values`: float32 [numel]; for fp32 a read-only view where the buffer is aligned."""
+    """The inverse of `encode_values`: float32 [numel]; for fp32 a read-only view if the buffer is aligned."""
     tensor = tensor_over(buffer)
     return (tensor.view(torch.bfloat16) if dtype == "bf16" else tensor).to(torch.float32)
 
 
 def _magnitude(flat: Tensor) -> float:
-    """The largest |entry|; NaN if any is NaN, since aminmax then gives NaN twice."""
+    """The largest |entry|; NaN if any is NaN, since aminmax then returns NaN twice."""
     if flat.numel() == 0:
         return 0.0
     low, high = torch.aminmax(flat)
