@@ -1,7 +1,7 @@
-"""How messages of many senders become one `Aggregate`: add them up in the senders' order, merge in a fixed tree.
+"""Gather: the rules by which the messages of many senders become one `Aggregate`.
 
-The order of additions is part of the result's bits; `determinism/addition_order.py` fixes it. A message is added as the
-rounded products of its entries and its weight, whether it begins a sum or joins one.
+Messages are added in the senders' order and merged in a fixed tree (`determinism/addition_order.py`), because the order
+of additions decides the bits. Each entry is multiplied by the weight and rounded before it is added, also the first.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from rayfl.tree import Tree
 
 
 class Handle(Protocol):
-    """An unopened packet that lies somewhere (in the object store, say)."""
+    """A packet that has not been fetched yet, for example from the object store."""
 
     def open(self) -> Packet:
         """Fetch the packet."""
@@ -27,11 +27,11 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What arrived under one message name.
+    """All that arrived under one message name.
 
     `sum`: weighted sum of the decoded messages ({} when nothing arrived); `weight`: total weight; `weights`: total
     weight of every entry, for ElementwiseMean; `count`: number of messages; `items`: by sender, for Collect and Relay.
-    `known`: the result, where the sums that it was made of are gone.
+    `known`: the result, if the sums that it was made of have been dropped.
     """
 
     gather: "Gather"
@@ -48,14 +48,14 @@ class Aggregate:
         return self.gather.result(self) if self.known is None else self.known
 
     def copied(self) -> "Aggregate":
-        """The same in memory of its own, which `Gather.merge` may use up."""
+        """A copy, which `Gather.merge` may change."""
         sums, weights = tree.map(torch.clone, self.sum), tree.map(torch.clone, self.weights)
         return replace(self, sum=sums, weights=weights, items=dict(self.items))
 
     def scaled(self, factors: Tree) -> "Aggregate":
-        """What had arrived if every message had been multiplied by `factors`, entry by entry.
+        """The aggregate as if every message had been multiplied by `factors`, entry by entry.
 
-        ValueError for packets that nobody opened (Relay).
+        RayflError for packets that are not decoded (Relay).
         """
         if any(not isinstance(item, dict) for item in self.items.values()):
             raise RayflError("packets that the server relays unopened cannot be rescaled; gather them with Collect")
@@ -74,23 +74,23 @@ class Gather(ABC):
 
     @abstractmethod
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        """`total` with one more message. The caller owns `total`, whose memory is used up."""
+        """Add one message to `total`, whose memory may be reused."""
 
     @abstractmethod
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        """Both together. The caller owns `a`, whose memory is used up; `b` is not changed."""
+        """Add `b` to `a`, whose memory may be reused; `b` is not changed."""
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        """Both together, in new memory: neither is changed."""
+        """Add both in new memory; neither is changed."""
         return self.merge(a.copied(), b)
 
     def sum_bytes(self, before: int, packet: Packet) -> int:
-        """Bytes of a sum of `before` bytes with one more packet; 0 where the packet's codec does not tell."""
+        """Bytes of a sum of `before` bytes after one more packet; 0 if the packet's codec does not tell its shapes."""
         return max(before, decoded_bytes(packet))
 
     @abstractmethod
     def result(self, total: Aggregate) -> Tree:
-        """What a method uses in most cases."""
+        """The mean or the sum of the messages, which most methods use."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class Sum(Gather):
 
 @dataclass(frozen=True)
 class ElementwiseMean(Gather):
-    """Entry by entry the weighted mean over those who sent that entry; 0 where nobody did.
+    """Each entry's weighted mean over the clients that sent it; 0 if none did.
 
     `counted="sent"`: an entry counts where the packet carries it, exact zeros included (masks);
-    `counted="nonzero"`: it counts where it is not zero (FedPSE's EWA).
+    `counted="nonzero"`: it counts if it is not zero (FedPSE's EWA).
     """
 
     entrywise: ClassVar[bool] = True
@@ -165,14 +165,14 @@ class ElementwiseMean(Gather):
     def result(self, total: Aggregate) -> Tree:
         if not total.count:
             return {}
-        # Where nobody sent anything both are 0; the least normal number is none where subnormal ones are flushed.
+        # If nobody sent an entry, both are 0. Subnormal numbers may be flushed to 0, so the divisor is a normal number.
         least = torch.finfo(torch.float32).tiny
         return {name: value / total.weights[name].clamp(min=least) for name, value in total.sum.items()}
 
 
 @dataclass(frozen=True)
 class Collect(Gather):
-    """Every decoded message by itself, in `items` by sender, in the order of the additions, which is ascending."""
+    """Keeps every decoded message in `items` by sender, in ascending order."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         total.items[sender] = packet.decode()
@@ -191,12 +191,12 @@ class Collect(Gather):
 
 @dataclass(frozen=True)
 class Relay(Collect):
-    """Every packet unopened, as a `Handle` by sender in `items`, so that the server can send it on."""
+    """Keeps every packet undecoded, as a `Handle` by sender in `items`, so that the server can forward it."""
 
 
 def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
     if not total:
-        # No sum becomes -0.0 after this, so entries that a packet leaves out may stay.
+        # `times` makes no -0.0, and no sum becomes -0.0 later; so entries that a packet leaves out need no addition.
         return packet.times(weight)
     packet.add_to(total, weight)
     return total
@@ -211,7 +211,7 @@ def _merged(a: Tree, b: Tree) -> Tree:
     if not a:
         return tree.map(torch.clone, b)
     for name, tensor in b.items():
-        # One of the two may lie on a GPU, and the other not: where some clients' uplinks are dense and others' are not.
+        # One may be on a GPU and the other not, if only some clients' uplinks are dense.
         a[name].add_(tensor.to(a[name].device))
     return a
 
@@ -221,7 +221,7 @@ def _joined(a: Tree, b: Tree) -> Tree:
     return tree.add(a, b) if a and b else tree.map(torch.clone, a or b)
 
 
-# Any: on the wire the same record holds numpy arrays where it holds tensors otherwise.
+# Any: on the wire the record has numpy arrays instead of tensors.
 def to_wire(total: Aggregate) -> Any:
     """An aggregate with numpy arrays in place of tensors."""
     items = {sender: tree.to_arrays(item) for sender, item in total.items.items() if isinstance(item, dict)}

@@ -1,9 +1,8 @@
 """Arithmetic on parameters (`Tree`: name to tensor) and the conversion of states between tensors and numpy.
 
 A `State` is a nested dictionary whose leaves are tensors, e.g. `{"residual": {"fc.weight": ...}, "count": tensor(3)}`.
-Nothing here changes its arguments (torch._foreach has no vmap rules, and out of place on a CPU it is no faster).
-One place decides how tensors become numpy arrays and back, because only numpy
-crosses process borders: booleans are packed to bits, everything else is a view on the way out.
+No function changes its arguments (torch._foreach has no vmap rules, and out of place on a CPU it is no faster).
+Only numpy arrays are sent to other processes: `to_arrays` packs booleans to bits and returns views of all others.
 """
 
 import math
@@ -30,7 +29,7 @@ with warnings.catch_warnings():
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 ALIGNMENT_BYTES = 64
-"""Matrix products give other bits on buffers that are not aligned as torch's own are."""
+"""Matrix products give other bits on buffers with a smaller alignment than that of torch's own memory."""
 
 
 def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
@@ -45,7 +44,7 @@ def sub(a: Tree, b: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class Difference:
-    """a - b, not yet subtracted: whoever adds it to a sum may do so a piece at a time, and need not hold it."""
+    """a - b, not yet subtracted, so that it can be added to a sum piece by piece without being in memory as a whole."""
 
     a: Tree
     b: Tree
@@ -131,12 +130,12 @@ def num_bytes(arrays: Mapping[str, Any]) -> int:
 
 
 def to_tensors(arrays: Arrays) -> State:
-    """The inverse of `to_arrays`: aligned arrays are looked at, not copied, so nobody may write into the result."""
+    """The inverse of `to_arrays`: aligned arrays are not copied, so nobody may write into the result."""
     return {name: _to_tensor(leaf) for name, leaf in arrays.items()}
 
 
 def tensor_over(array: np.ndarray) -> Tensor:
-    """A tensor that reads `array`: a view where its memory is aligned and contiguous, else a copy."""
+    """A tensor with the numbers of `array`: a view if its memory is aligned and contiguous, otherwise a copy."""
     if array.ctypes.data % ALIGNMENT_BYTES or not array.flags.c_contiguous:
         # torch aligns what it allocates; a copy made by numpy may lie 16 bytes off.
         # And numpy turns a contiguous copy of a single number into an array of shape [1].

@@ -21,7 +21,7 @@ from rayfl.errors import RayflError
 
 INT32, BITMAP, GAPS, EVERY, PACKED, GOLOMB = 0, 1, 2, 3, 4, 5
 SPARSE = 400
-"""packed and golomb are tried if at most one in this number of entries is sent: then gaps have 1.5 escapes on average."""
+"""packed and golomb are tried if at most one in SPARSE entries is sent: gaps then have 1.5 escapes on average."""
 ESCAPE = 255
 WORD = 8
 MAX_SIZE = 2**31

@@ -15,7 +15,7 @@ from rayfl.data.partition import Partition
 from rayfl.errors import RayflError
 
 NORMALISED_BYTES = 64 << 20
-"""A client's split is normalised at once up to this size (float32), and batch by batch beyond it."""
+"""A client's split is normalised at once up to this size (float32); larger splits batch by batch."""
 
 
 class Batch(NamedTuple):
@@ -38,11 +38,11 @@ def schedule(
     batches_per_step: int = 1,
     generator: np.random.Generator,
 ) -> list[np.ndarray]:
-    """The samples of each batch: int64 index arrays, one a batch, `batches_per_step` of them a step.
+    """The samples of each batch: int64 index arrays, one per batch and `batches_per_step` of them per step.
 
-    Every epoch is a fresh permutation cut into runs of `batch_size`, the partial last run kept. `steps` goes on
-    through further permutations. With `epochs` and several batches a step, an incomplete last step is completed from
-    a further permutation. `batch_size=None` is the full batch in order, and draws nothing.
+    Every epoch is a new permutation, cut into batches of `batch_size`; the last one may be smaller. `steps` may need
+    several permutations. With `epochs` and several batches per step, an incomplete last step takes batches of one more
+    permutation. `batch_size=None` is the full batch in order, without random draws.
     """
     num_steps, _ = amount(
         num_examples, epochs=epochs, steps=steps, batch_size=batch_size, batches_per_step=batches_per_step
@@ -67,7 +67,7 @@ def amount(
     batches_per_step: int = 1,
     share: float = 1.0,
 ) -> tuple[int, int]:
-    """Steps of a `schedule` and examples in its batches; with a `share` below 1 its first steps, at least one."""
+    """The number of steps of a `schedule` and of their examples; with `share` < 1 of its first steps, at least one."""
     _check(num_examples, epochs, steps, batch_size, batches_per_step)
     a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
     num_steps = steps if epochs is None else -(-epochs * a_pass // batches_per_step)
@@ -86,10 +86,10 @@ def steps_within(limit: int, num_examples: int, *, batch_size: int | None, batch
 
 @dataclass(frozen=True)
 class Order:
-    """A client's batches in one stage, before any sample is touched.
+    """A client's batches in one stage, as positions of samples.
 
     positions: of each batch, int64 [batch], in the client's split; indices: of the split in the dataset's samples.
-    crops: `draw_crops` of each batch, where the stage is augmented.
+    crops: `draw_crops` of each batch, if the stage is augmented.
     """
 
     positions: list[np.ndarray]
@@ -103,14 +103,14 @@ class Order:
 
     @property
     def rows(self) -> np.ndarray:
-        """Indices into the dataset's samples of all batches, one behind the other."""
+        """Indices of the dataset's samples in all batches, concatenated."""
         return self.indices[np.concatenate(self.positions)]
 
 
 class ClientData:
-    """One client's view of a dataset: `train`, `validation`, `heldout` and `test` samples as batches.
+    """One client's samples of a dataset as batches: `train`, `validation`, `heldout` and `test`.
 
-    `store`: the samples on the device on which the batches are made; by default the CPU.
+    `store`: the samples on the device that makes the batches; by default the CPU.
     """
 
     def __init__(self, dataset: Dataset, partition: Partition, client: int, store: DeviceData | None = None) -> None:
@@ -124,7 +124,7 @@ class ClientData:
         return len(self.partition.split(split)[self.client])
 
     def most_examples(self, split: str) -> int:
-        """How many samples the largest of all clients has in `split`."""
+        """The largest number of samples that any client has in `split`."""
         return int(self.partition.split(split).sizes.max())
 
     def all(self, split: str) -> Batch:
@@ -144,7 +144,7 @@ class ClientData:
         generator: np.random.Generator,
         num_steps: int | None = None,
     ) -> Order:
-        """The batches of `schedule`, or of its first `num_steps` steps; crops and flips for the train split only.
+        """The batches of `schedule`, or of its first `num_steps` steps; only the train split is cropped and flipped.
 
         ValueError if the client has no sample in `split`.
         """
@@ -165,7 +165,7 @@ class ClientData:
 
     # Any: what `order` takes.
     def batches(self, split: str, *, batches_per_step: int = 1, **given: Any) -> Iterator[Batch | tuple[Batch, ...]]:
-        """The batches of `order`, one a step, or a tuple a step where `batches_per_step` is above 1."""
+        """Yield the batches of `order`: one per step, or a tuple per step if `batches_per_step` is above 1."""
         order = self.order(split, batches_per_step=batches_per_step, **given)
         size = 4 * len(order.indices) * math.prod(self.dataset.input_shape)
         if order.crops or size > NORMALISED_BYTES or sum(order.sizes) < len(order.indices):
@@ -186,7 +186,7 @@ class ClientData:
         return indices
 
     def _normalised_once(self, samples: DeviceSamples, order: Order) -> Iterator[Batch]:
-        """Batches of inputs that are normalised at once: fast where all are used, and the numbers are the same."""
+        """Batches of inputs that are normalised at once: faster if all are used, with the same numbers."""
         inputs, labels = samples.take(samples.order(order.indices))
         inputs = self.store.normalise(inputs)
         for chosen in upload(np.concatenate(order.positions), self.store.device).split(order.sizes):

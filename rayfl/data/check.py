@@ -1,6 +1,6 @@
-"""Data are checked as they are loaded, so that no wrong number comes as far as a client.
+"""Checks data when they are loaded, so that clients get no invalid numbers.
 
-Large arrays are looked at piece by piece: a memory-mapped file is read once and never held.
+Large arrays are checked piece by piece: a memory-mapped file is read once and never held in memory.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from rayfl.errors import RayflError
 
 _CHUNK_BYTES = 16 << 20
 MOST_CLASSES = 1_000_000
-"""Classes that a dataset may have: labels count from 0 without gaps, and a model has an output for each."""
+"""The largest number of classes: labels count from 0 without gaps, and a model has an output for each class."""
 
 
 def checked_dataset(dataset: Dataset) -> Dataset:
-    """The dataset itself. RayflError, which names its files and the first bad row, for what no model can train on:
-    nothing, unequal lengths or shapes, numbers that are not finite, labels or tokens out of range."""
+    """The dataset, if models can train on it. RayflError, with its files and the first bad row, if it is empty, has
+    unequal lengths or shapes, numbers that are not finite, or labels or tokens out of range."""
     for split, samples in (("train", dataset.train), ("test", dataset.test)):
         place = samples.place or f"dataset {dataset.name!r}"
         check_lengths(place, split, samples)
@@ -31,7 +31,7 @@ def checked_dataset(dataset: Dataset) -> Dataset:
 
 
 def check_lengths(place: str, split: str, samples: Samples) -> None:
-    """RayflError unless there are inputs, of some size, with a label and an owner each."""
+    """RayflError unless there are inputs that are not empty, each with a label and an owner."""
     shape = samples.inputs.shape
     if len(shape) < 2 or 0 in shape:
         raise RayflError(
@@ -74,8 +74,8 @@ def check_finite(place: str, split: str, inputs: np.ndarray) -> None:
 
 
 def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = MOST_CLASSES) -> np.ndarray:
-    """Labels of any type of numbers as int64. RayflError for one that is not a whole number from 0 below
-    `num_classes`: nothing is rounded."""
+    """Labels of any numeric type as int64. RayflError if one is not a whole number in [0, num_classes); nothing is
+    rounded."""
     if labels.dtype.kind not in "biuf":
         _refuse(place, split, 0, labels, num_classes)
 
@@ -89,7 +89,7 @@ def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = 
 
 
 def first_row(values: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> int | None:
-    """The first row with an entry that `is_wrong`, which is asked piece by piece; None if there is none."""
+    """The first row with an entry for which `is_wrong`, which gets the array in pieces; None if there is none."""
     rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
     for start in range(0, len(values), rows):
         wrong = is_wrong(values[start : start + rows])

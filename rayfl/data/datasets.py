@@ -1,6 +1,6 @@
-"""A `Dataset` is plain arrays that all clients share; a `Source` loads one.
+"""Dataset: plain arrays that all clients share. Source: loads one.
 
-Nothing is converted when a dataset is loaded: images stay uint8 until `Dataset.prepare` makes a batch of them.
+Images stay uint8 until `Dataset.prepare` makes a batch of them.
 """
 
 from abc import ABC, abstractmethod
@@ -24,8 +24,8 @@ class Samples:
 
     inputs: images uint8 [n, channels, height, width]; vectors float32 [n, dim]; tokens int64 or uint16 [n, length].
     labels: int64 [n], or float32 [n] for regression.
-    groups: int64 [n], the natural client of each sample (writer, speaker), where the source knows one.
-    place: the file or folder that they come from, for sentences.
+    groups: int64 [n], the natural client of each sample (writer, speaker), if the source knows it.
+    place: the file or folder of the samples, for error messages.
     """
 
     inputs: np.ndarray
@@ -39,12 +39,12 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Train and test samples, and how they become a batch.
+    """Train and test samples, and how batches are made of them.
 
-    mean, std: one value a channel of images, on the [0, 1] scale; empty for other kinds.
-    augment: crop with padding 4 and flip, drawn for each batch anew (as for CIFAR).
+    mean, std: one value per channel of images, on the [0, 1] scale; empty for other kinds.
+    augment: crop with padding 4 and flip at random, anew for each batch (as for CIFAR).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
-    vocabulary: the number of kinds of tokens, which are all below it; None where the source does not give it.
+    vocabulary: the number of different tokens, which are all below it; None if the source does not give it.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Dataset:
 
     @property
     def num_tokens(self) -> int:
-        """Kinds of tokens that a model must embed: as the source gives them, or as occur. ValueError below 0."""
+        """Number of different tokens: as the source gives it, or the largest token + 1. RayflError if one is below 0."""
         if self.vocabulary is not None:
             return self.vocabulary
         occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]
@@ -83,7 +83,7 @@ class Dataset:
     def normalise(self, inputs: Tensor, constants: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only typed for others.
 
-        constants: `channel_constants` of the inputs' device, which otherwise travel there for each call.
+        constants: `channel_constants` of the inputs' device; without them they are copied to the device in each call.
         """
         if self.kind != "image":
             return inputs.to(torch.int64 if self.kind == "text" else torch.float32, copy=True)
@@ -95,7 +95,7 @@ class Dataset:
         return pixels.mul_(scales).add_(shifts)
 
     def channel_constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """By what pixels are multiplied, and what is added to them then: float32 [channels, 1, 1] each."""
+        """Scale and shift per channel, float32 [channels, 1, 1] each: x * scale + shift."""
         scale, shift = (torch.tensor(numbers).view(-1, 1, 1).to(device) for numbers in self._scale_and_shift)
         return scale, shift
 
@@ -113,17 +113,17 @@ class Source(Choice, ABC):
 
     @abstractmethod
     def load(self) -> Dataset:
-        """The dataset. RayflError with one sentence where its files are missing or cannot be fetched."""
+        """Load the dataset. RayflError if its files are missing or cannot be fetched."""
 
 
 def draw_crops(batch: int, generator: np.random.Generator) -> np.ndarray:
-    """How augmentation cuts out each image of a batch: int64 [3, batch], top and left in its frame, and 1: mirrored."""
+    """Random crops of a batch: int64 [3, batch]; top and left in the padded image, and 1 if it is mirrored."""
     top, left = generator.integers(0, 2 * PADDING + 1, size=(2, batch))
     return np.stack([top, left, (generator.random(batch) < 0.5).astype(np.int64)])
 
 
 def cropped(images: Tensor, crops: Tensor) -> Tensor:
-    """Each image framed with 4 black pixels, cut out at its place, and mirrored where its draw says so.
+    """Pad each image with 4 black pixels, crop it, and mirror it if its draw is 1.
 
     images: uint8 [batch, channels, height, width]; crops: `draw_crops` [3, batch], on the same device; returns a new
     tensor of the images' shape.

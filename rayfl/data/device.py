@@ -1,7 +1,7 @@
-"""The samples of a dataset where a process computes: once, as they are, and made into batches there.
+"""Keeps the samples of a dataset on the device that a process computes on, and makes batches there.
 
-Whatever travels to a GPU does so from pinned memory and without waiting. torch keeps such memory until the copy is
-done, so that the next copy gets another buffer.
+Copies to a GPU start in pinned memory, and the process does not wait for them. torch keeps such memory until the copy
+is done, so that the next copy gets another buffer.
 """
 
 from functools import cached_property
@@ -17,7 +17,7 @@ RESIDENT_SHARE = 0.25
 
 
 def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """The array as a tensor on the device: itself where it lies there, a copy that nobody waits for on a GPU."""
+    """The array as a tensor on the device. It is not copied if it is there; a copy to a GPU is not waited for."""
     tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
@@ -25,17 +25,17 @@ def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 class DeviceSamples:
-    """One split on a device, or in main memory where it is too large for it; raw, as `Samples` has it."""
+    """The raw samples of one split on a device, or in main memory if they are too large for the device."""
 
     def __init__(self, samples: Samples, device: torch.device, most_bytes: float = float("inf")) -> None:
-        """`most_bytes`: from which size on the samples stay in main memory."""
+        """`most_bytes`: larger samples stay in main memory."""
         inputs, labels = torch.from_numpy(samples.inputs), torch.from_numpy(samples.labels)
         self.device = device
         self.home = device if inputs.nbytes + labels.nbytes <= most_bytes else torch.device("cpu")
         self.inputs, self.labels = upload(inputs, self.home), upload(labels, self.home)
 
     def order(self, rows: np.ndarray) -> Tensor:
-        """Indices of samples as `take` wants them: uploaded once for all the batches of a stage."""
+        """Indices of samples for `take`, copied to the device once for all batches of a stage."""
         return upload(rows, self.home)
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,19 +47,19 @@ class DeviceSamples:
 
 
 class DeviceData:
-    """A dataset on a device. It is made once a process, and does not pickle: `Setup` leaves it behind."""
+    """A dataset on a device. Each process makes its own: `Setup` does not pickle it."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self.dataset, self.device = dataset, device
 
     @cached_property
     def train(self) -> DeviceSamples:
-        """What all splits but the test split index."""
+        """The samples that all splits but the test split index."""
         return DeviceSamples(self.dataset.train, self.device, self._most_bytes)
 
     @cached_property
     def test(self) -> DeviceSamples:
-        """What the test split indexes."""
+        """The samples that the test split indexes."""
         return DeviceSamples(self.dataset.test, self.device, self._most_bytes)
 
     def split(self, name: str) -> DeviceSamples:
@@ -71,7 +71,7 @@ class DeviceData:
         return self.test if samples is self.dataset.test else self.train
 
     def normalise(self, inputs: Tensor) -> Tensor:
-        """See `Dataset.normalise`; with several channels by constants that lie on the device already."""
+        """See `Dataset.normalise`; uses constants that are already on the device."""
         return self.dataset.normalise(inputs, self._constants)
 
     @cached_property

@@ -1,6 +1,6 @@
-"""Data that are mapped from files: other processes, on machines that have the same files, map them too.
+"""Lets other processes map a dataset's files instead of receiving its arrays, on machines that have the same files.
 
-So gigabytes need not be sent to a machine that reads them from shared storage, nor be copied into an object store.
+So gigabytes are neither sent to a machine that reads them from shared storage, nor copied into an object store.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import numpy as np
 from rayfl.data.datasets import Dataset, Samples
 
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16
-"""What of a file is compared: so many blocks of this size, evenly spaced from its first byte to its last."""
+"""Number and size of the blocks of a file that are compared, evenly spaced from its first byte to its last."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ArrayFile:
 
     @classmethod
     def of(cls, array: np.ndarray) -> "ArrayFile | None":
-        """The file that a whole array is mapped from; None for any other array."""
+        """The file that a whole array is mapped from; None if it is not mapped as a whole."""
         base = array.base
         if not isinstance(base, np.memmap) or base.filename is None:
             return None
@@ -40,7 +40,7 @@ class ArrayFile:
             return None
 
     def open(self) -> np.ndarray | None:
-        """The array, mapped here; None where there is no such file, or another one."""
+        """Map the array in this process; None if there is no such file or its content is different."""
         try:
             if self.path.stat().st_size != self.num_bytes or digest(self.path) != self.digest:
                 return None
@@ -50,12 +50,12 @@ class ArrayFile:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """An .npy file as a plain array that is mapped from it, since pickle cannot share a memmap's buffer."""
+    """Map an .npy file as a plain array, since pickle cannot share the buffer of a memmap."""
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of blocks of a file: of all of it where it is small. OSError where it cannot be read."""
+    """SHA-256 of blocks of a file, or of the whole file if it is small. OSError if it cannot be read."""
     found, size = hashlib.sha256(), path.stat().st_size
     with open(path, "rb") as file:
         for block in range(_BLOCKS):
@@ -66,14 +66,14 @@ def digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class MappedDataset:
-    """A dataset without the arrays that are mapped from files, and these files by split and part."""
+    """A dataset without the arrays that are mapped from files, and the files by split and part."""
 
     rest: Dataset
     files: Mapping[tuple[str, str], ArrayFile]
 
     @classmethod
     def of(cls, dataset: Dataset) -> "MappedDataset":
-        """Take a dataset apart."""
+        """Split a dataset into files and the rest."""
         files: dict[tuple[str, str], ArrayFile] = {}
         rest: dict[str, Samples] = {}
         for split in ("train", "test"):
@@ -86,7 +86,7 @@ class MappedDataset:
         return cls(replace(dataset, **rest), files)
 
     def open(self) -> Dataset | None:
-        """The dataset, its files mapped; None where one of them is not here, or is another one."""
+        """The dataset with its files mapped; None if a file is missing or different on this machine."""
         parts: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
         for (split, part), file in self.files.items():
             array = file.open()

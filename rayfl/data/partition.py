@@ -1,4 +1,4 @@
-"""A `Partition` states which client has which samples; a `PartitionScheme` decides it."""
+"""Partition: which client has which samples. PartitionScheme: assigns samples to clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rayfl.errors import RayflError
 class Shards:
     """The samples of every client as one index array, so that 10,000 clients cost two arrays.
 
-    indices: int64, client after client; offsets: int64 [num_clients + 1], where each client's run begins.
+    indices: int64, client after client; offsets: int64 [num_clients + 1], the first entry of each client.
     """
 
     indices: np.ndarray
@@ -43,7 +43,7 @@ class Shards:
 
     @classmethod
     def of(cls, lists: Sequence[np.ndarray]) -> "Shards":
-        """Shards from one index array a client."""
+        """Shards from one index array per client."""
         offsets = np.zeros(len(lists) + 1, np.int64)
         np.cumsum([len(indices) for indices in lists], out=offsets[1:])
         return cls(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64, copy=False), offsets)
@@ -58,7 +58,7 @@ class Shards:
 
     @classmethod
     def empty(cls, num_clients: int) -> "Shards":
-        """Nothing for anybody."""
+        """Shards without samples."""
         return cls(np.empty(0, np.int64), np.zeros(num_clients + 1, np.int64))
 
 
@@ -129,7 +129,7 @@ class PartitionScheme(Choice, ABC):
         """
 
     def finish(self, train: Shards, test: Shards, advice: str) -> Partition:
-        """The partition. ValueError, which ends with `advice`, where a client has no train data."""
+        """The partition. RayflError, which ends with `advice`, if a client has no train data."""
         without = np.flatnonzero(train.sizes == 0)
         if len(without):
             raise RayflError(
@@ -140,7 +140,7 @@ class PartitionScheme(Choice, ABC):
         return Partition(train=train, validation=empty, heldout=empty, test=test)
 
     def check_num_clients(self, num_clients: int, dataset: Dataset) -> None:
-        """ValueError if there are no clients, or more than train samples, of which each of them needs one."""
+        """RayflError if there are no clients, or more clients than train samples."""
         if num_clients < 1:
             raise RayflError(f"num_clients={num_clients} is below 1: give at least one client")
         if num_clients > len(dataset.train):
@@ -150,7 +150,7 @@ class PartitionScheme(Choice, ABC):
             )
 
     def class_labels(self, dataset: Dataset, samples: Samples) -> np.ndarray:
-        """The labels as class numbers. ValueError where the dataset has none (regression)."""
+        """The labels as class numbers. RayflError if labels are not classes (regression)."""
         if not np.issubdtype(samples.labels.dtype, np.integer):
             raise RayflError(
                 f"partition {self.name!r} splits by class, but dataset {dataset.name!r} has {samples.labels.dtype} "

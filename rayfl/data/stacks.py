@@ -1,4 +1,4 @@
-"""The batches of a stack of clients: all indices of a stage travel to the device at once, samples never do."""
+"""Makes the batches of a stack of clients. All indices of a stage are copied to the device at once."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from rayfl.data.device import DeviceData, upload
 from rayfl.tree import ALIGNMENT_BYTES
 
 ALIGNED = ALIGNMENT_BYTES // 4
-"""Float32 numbers from one aligned place to the next."""
+"""Distance of aligned float32 numbers in memory, in numbers."""
 
 
 class StackBatches:
-    """Every step's batches of all clients of a stack, [width, size, ...], made on the device when they are asked for.
+    """The batches of all clients of a stack for every step, [width, size, ...], made on the device when needed.
 
-    A smaller batch is filled with its client's first sample at weight 0, a client that has no step left repeats its
-    last one, and a stack of fewer clients than `width` repeats its first client.
+    A smaller batch is filled with the client's first sample at weight 0, a client without steps left repeats its last
+    one, and a stack of fewer clients than `width` repeats its first client.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class StackBatches:
         size: int | None = None,
         batches_per_step: int = 1,
     ) -> None:
-        """`size`: samples of a full batch. Without it that of the largest one; where all are equal, no weights then."""
+        """`size`: samples of a full batch; None: as many as the largest has, without weights if all are equal."""
         self.store, self.samples, self.group = store, store.split(split), batches_per_step
         orders = [*orders, *[orders[0]] * (width - len(orders))]
         steps = np.array([len(order.positions) // batches_per_step for order in orders])
@@ -53,11 +53,11 @@ class StackBatches:
         self._weights = upload(self._weighted(orders, chosen), store.device) if weighted else None
 
     def active(self, step: int) -> Tensor | None:
-        """Which clients have this step, bool [width] on the device; None where all of them have it."""
+        """Which clients have this step, bool [width] on the device; None if all have it."""
         return None if self._everyone[step] else self._active[step]
 
     def step(self, step: int) -> Batch | tuple[Batch, ...]:
-        """The batches of a step: one, or a tuple where a step takes several."""
+        """The batch of a step, or a tuple of batches if a step takes several."""
         batches = tuple(self._batch(step * self.group + part) for part in range(self.group))
         return batches[0] if self.group == 1 else batches
 
@@ -71,7 +71,7 @@ class StackBatches:
         return Batch(inputs.view(*stacked, *inputs.shape[1:]), labels.view(*stacked, *labels.shape[1:]), weights)
 
     def _repeated(self, order: Order) -> np.ndarray:
-        """For each batch of the stack's stage the client's batch that is taken, [num_batches]."""
+        """The client's batch for each batch of the stack's stage, [num_batches]."""
         own = len(order.positions)
         batches = np.arange(self.num_steps * self.group)
         return np.where(batches < own, batches, own - self.group + batches % self.group)
@@ -79,7 +79,7 @@ class StackBatches:
     def _filled(
         self, values: Sequence[np.ndarray], orders: Sequence[Order], chosen: Sequence[np.ndarray]
     ) -> np.ndarray:
-        """Each client's `values`, one a sample of all its batches, as int64 [num_batches, width * size]."""
+        """Each client's `values`, one per sample of its batches, as int64 [num_batches, width * size]."""
         filled = np.empty((self.num_steps * self.group, self.width, self.size), np.int64)
         for client, (value, order) in enumerate(zip(values, orders, strict=True)):
             own = np.full((len(order.positions), self.size), value[0])
@@ -88,7 +88,7 @@ class StackBatches:
         return filled.reshape(len(filled), -1)
 
     def _weighted(self, orders: Sequence[Order], chosen: Sequence[np.ndarray]) -> Tensor:
-        """float32 [num_batches, at least width * size]: 1 for samples, 0 for padding; every batch begins aligned."""
+        """float32 [num_batches, at least width * size]: 1 for samples, 0 for padding; batches are aligned in memory."""
         counts = np.stack([np.array(order.sizes)[rows] for order, rows in zip(orders, chosen, strict=True)], axis=1)
         weights = np.arange(self.size) < counts[:, :, None]
         length = -(-self.width * self.size // ALIGNED) * ALIGNED

@@ -1,4 +1,4 @@
-"""torchvision, imported only where it is needed (0.9 s and 130 MB) and beside any build of torch.
+"""Imports torchvision only when it is needed (0.9 s and 130 MB), and beside any build of torch.
 
 A CPU build of torch beside the torchvision of PyPI fails at `import torchvision` ("operator torchvision::nms does not
 exist"): its compiled operators want CUDA libraries, and the Python side then registers shapes for operators that

@@ -1,9 +1,8 @@
 """The order of additions: a binary tree whose leaves are the sorted participants; their number alone decides it.
 
-A node's sum is that of its left half, to which that of its right half is added. A call is given a run of participants
-and returns the sum of each of the largest nodes inside the run: one, where the run is a node. The caller adds these
-along the rest of the tree. So neither the number of workers, nor the cut into calls, nor the order of the answers can
-change a bit.
+A node's sum is the sum of its left half plus the sum of its right half. A call gets consecutive participants (a run)
+and returns the sums of the largest nodes inside the run; if the run is a node, one sum. The caller adds these sums
+along the rest of the tree. So neither the number of workers, nor the calls, nor the order of answers can change a bit.
 """
 
 import itertools
@@ -11,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 Node = tuple[int, int]
-"""Leaves first to last, the last not included."""
+"""The first leaf, and the leaf after the last one."""
 
 T = TypeVar("T")
 
 
 def runs(items: Sequence[int], number: int) -> list[tuple[int, ...]]:
-    """The items in order, cut into at most `number` runs whose lengths differ by one at most."""
+    """Cut the items in order into at most `number` runs, whose lengths differ by at most one."""
     number = min(number, len(items))
     bounds = [len(items) * index // number for index in range(number + 1)] if number else [0]
     return [tuple(items[first:last]) for first, last in itertools.pairwise(bounds)]
@@ -31,10 +30,10 @@ def halves(node: Node) -> tuple[Node, Node]:
 
 
 def cut(num_leaves: int, wanted: int, stack_width: int = 1) -> list[Node]:
-    """The run of each call, in order: at least `wanted` calls where there are as many leaves.
+    """The run of each call, in order: at least `wanted` calls, if there are that many leaves.
 
-    Every run is a node of the tree, and none is longer than an even share. Stacks of several clients may not be cut:
-    with a `stack_width` above 1 the runs are of whole stacks, at most `wanted`, and need not be nodes.
+    Every run is a node of the tree, and none is longer than an even share. Stacks of several clients are not cut: if
+    `stack_width` is above 1, there are at most `wanted` runs of whole stacks, which need not be nodes.
     """
     if stack_width > 1:
         stacks = runs(range(0, num_leaves, stack_width), wanted)
@@ -59,10 +58,10 @@ def nodes_within(run: Node, root: Node) -> list[Node]:
 
 
 def add_up(node: Node, empty: Callable[[], T], add: Callable[[T, int], T], merge: Callable[[T, T], T]) -> T:
-    """The sum below `node`, whose leaves are asked for in order. At most ceil(log2(leaves)) + 1 sums live at once.
+    """The sum of `node`. Adds its leaves in order, with at most ceil(log2(leaves)) + 1 sums in memory.
 
-    `add` adds a leaf to a sum and `merge` the second sum to the first; both use up the first. A right half of one leaf
-    goes straight into the left half's sum.
+    `add` adds a leaf to a sum, `merge` the second sum to the first; both may change the first. A right half of one leaf
+    is added directly to the left half's sum.
     """
     if node[1] - node[0] == 1:
         return add(empty(), node[0])
@@ -74,9 +73,9 @@ def add_up(node: Node, empty: Callable[[], T], add: Callable[[T, int], T], merge
 
 
 def total(root: Node, sums: Mapping[Node, T], join: Callable[[T, T], T], merge: Callable[[T, T], T]) -> T:
-    """The sum of `root` from the sums of nodes that cover it, which stay as they are.
+    """The sum of `root` from the sums of nodes that cover it, which are not changed.
 
-    `merge` adds the second sum to the first, which it uses up; `join` makes a new one of both.
+    `merge` adds the second sum to the first, which it changes; `join` makes a new sum of both.
     """
     if root in sums:
         return sums[root]
@@ -86,7 +85,7 @@ def total(root: Node, sums: Mapping[Node, T], join: Callable[[T, T], T], merge: 
 
 
 def ready_nodes(root: Node, known: Collection[Node]) -> list[Node]:
-    """The nodes at and below `root`, in order, whose sums are not known while those of both their halves are."""
+    """The nodes at and below `root`, in order, whose halves are both in `known` and that are not in it themselves."""
     if root in known or root[1] - root[0] == 1:
         return []
     if all(half in known for half in halves(root)):

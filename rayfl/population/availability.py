@@ -96,7 +96,7 @@ Availability = PerClient | Diurnal | Trace
 
 
 def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: int, round: int) -> np.ndarray:
-    """Boolean [count]: who can be reached in this round; everybody where there is no model."""
+    """Boolean [count]: the clients that can be reached in this round; all if `[clients]` has no availability."""
     if model is None:
         return np.ones(count, dtype=bool)
     draws = seeding.generator(seed, round, purpose="availability").random(count)

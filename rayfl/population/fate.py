@@ -1,16 +1,16 @@
-"""Fate: what becomes of a client in a round, in the words of the records."""
+"""Fate: what happens to a client in a round, as the records name it."""
 
 from enum import StrEnum
 
 
 class Fate(StrEnum):
-    """What becomes of a client in a round, drawn before it and settled during it; the records have the same words."""
+    """What happens to a client in a round: drawn before the round, final after it; the records have the same words."""
 
     DELIVERED = "delivered"
     SILENT = "silent"
     """It trained and had nothing to send."""
     NOT_SELECTED = "not_selected"
-    """It trains for itself at most; nobody waits for it."""
+    """It may train for itself; the round does not wait for it."""
     DROPPED_BEFORE_DOWNLOAD = "dropped_before_download"
     """It is out of reach: with a server it does nothing, among peers it trains for itself."""
     DROPPED_AFTER_DOWNLOAD = "dropped_after_download"
@@ -19,11 +19,11 @@ class Fate(StrEnum):
     LATE = "late"
     """It was not back by the deadline."""
     SURPLUS = "surplus"
-    """It was not among the first to finish, where only a number of them are taken."""
+    """It was not among the first to finish (`take_first`)."""
 
     @property
     def trains(self) -> bool:
-        """Whether its training is needed. What is lost in the end is billed and not computed, unless it is sent."""
+        """Whether its training is computed. Training that is lost before it is sent is only billed."""
         return self.counts or self is Fate.UPLOAD_LOST
 
     @property
@@ -38,5 +38,5 @@ class Fate(StrEnum):
 
     @property
     def counts(self) -> bool:
-        """Whether the client's state is that after its training; otherwise it stays as before the round."""
+        """Whether the client keeps its state after training; otherwise its state is that before the round."""
         return self in (Fate.DELIVERED, Fate.SILENT) or not self.awaited

@@ -1,4 +1,4 @@
-"""Who exists and who shows up: the clients' traits, and for every round who is selected and who drops out.
+"""The clients' traits, and for every round who is selected and who drops out.
 
 All of it is drawn from the experiment's seed. A simulated dropout is science: it changes the result and is recorded.
 """
@@ -26,7 +26,7 @@ DROPOUTS: dict[str, Fate] = {
     "dropout_after_training": Fate.DROPPED_AFTER_TRAINING,
     "upload_loss": Fate.UPLOAD_LOST,
 }
-"""The chances of the `[clients]` table in the order in which they strike, and what becomes of whom they strike."""
+"""The chances of the `[clients]` table in the order in which they are drawn, and the fate of clients that they hit."""
 
 TRAITS = ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps")
 
@@ -109,14 +109,14 @@ class Participation:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients of an experiment. It reads the trace as it is made. RayflError for one that cannot be read."""
+    """All clients of an experiment. The constructor reads the trace; RayflError if it cannot be read."""
 
     settings: Clients
     seed: int
     num_examples: np.ndarray
     """Train examples of each client, int64 [num_clients]."""
     availability: PerClient | Diurnal | TraceLines | None = field(init=False, repr=False)
-    """Who can be selected, without any file."""
+    """Who can be selected in each round; a trace as its lines instead of its file."""
 
     def __post_init__(self) -> None:
         model = self.settings.availability
@@ -140,20 +140,20 @@ class Population:
         )
 
     def sample_round(self, round: int, everyone: bool = False) -> Participation:
-        """Who is selected in a round (uniformly, without replacement, afresh each round) and who drops out.
+        """Draw who is selected in a round (uniformly, without replacement) and who drops out.
 
-        Only who is available is selected: all of them where they are fewer than wanted, or where `everyone` is.
+        Only available clients are selected: all of them if they are fewer than wanted, or if `everyone` is True.
         """
-        there = available(self.availability, self.settings.count, self.seed, round)
-        selected, fates, wanted = np.flatnonzero(there), self._drawn_fates(round), self.settings.num_selected
+        reachable = available(self.availability, self.settings.count, self.seed, round)
+        selected, fates, wanted = np.flatnonzero(reachable), self._drawn_fates(round), self.settings.num_selected
         if not everyone and wanted < len(selected):
             generator = seeding.generator(self.seed, round, purpose="participants")
             selected = np.sort(generator.choice(selected, wanted, replace=False))
-        away = tuple(np.flatnonzero(~there).tolist())
+        away = tuple(np.flatnonzero(~reachable).tolist())
         return Participation({client: fates[client] for client in selected.tolist()}, away)
 
     def _drawn_fates(self, round: int) -> list[Fate]:
-        """What would become of every client. The chances are independent; the first that strikes decides."""
+        """The fate that every client would have. The chances are independent; the first that hits decides."""
         count = self.settings.count
         before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
         download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T
