@@ -60,7 +60,7 @@ class Dataset:
 
     @property
     def num_tokens(self) -> int:
-        """Number of different tokens: as the source gives it, or the largest token + 1. RayflError if one is below 0."""
+        """Number of different tokens: the source's, or the largest token + 1. RayflError if any is negative."""
         if self.vocabulary is not None:
             return self.vocabulary
         occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]

@@ -108,7 +108,8 @@ def packets(seed: int) -> list[Packet]:
     every = {name: torch.ones_like(mask) for name, mask in some.items()}
     return [
         *(kind.encode(x, kind.init(x), draw)[0] for kind in kinds),
-        sparse_packet(x, some, "fp16"),
+        TopK(keep_ratio=0.9, values="fp16").encode(x, {}, draw)[0],
+        sparse_packet(x, some),
         sparse_packet(x, every),
     ]
 
