@@ -17,8 +17,8 @@ from torch import Tensor
 
 Tree = dict[str, Tensor]
 # Any: a leaf is a tensor, or a tree of tensors by name; as a union every access would need a cast.
-State = dict[str, Any]
-"""A nested dictionary of tensors, e.g. {"residual": {"fc.weight": tensor}, "count": tensor}."""
+State = Mapping[str, Any]
+"""A nested dictionary of tensors, e.g. {"residual": {"fc.weight": tensor}, "count": tensor}; or a TypedDict of them."""
 # Any: the same nesting with numpy arrays and PackedBits as leaves.
 Arrays = dict[str, Any]
 
@@ -129,7 +129,8 @@ def num_bytes(arrays: Mapping[str, Any]) -> int:
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
 
 
-def to_tensors(arrays: Arrays) -> State:
+# Any: see State.
+def to_tensors(arrays: Arrays) -> dict[str, Any]:
     """The inverse of `to_arrays`: aligned arrays are not copied, so nobody may write into the result."""
     return {name: _to_tensor(leaf) for name, leaf in arrays.items()}
 

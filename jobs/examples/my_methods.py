@@ -15,11 +15,10 @@ from pydantic import model_validator
 from rayfl import tree
 from rayfl.compress.scalar import scalar_packet
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, Metrics, ModelState, State
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining
-from rayfl.tree import State
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 
 class FedNova(FedAvg):
@@ -37,7 +36,7 @@ class FedNova(FedAvg):
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     gather: Mapping[str, Gather] = {"direction": WeightedMean(), "norm": WeightedMean()}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         norm = coefficient_norm(ctx.work["train"].num_steps, self.hyper.momentum)
         if not norm:
             return Finished(state, None)
@@ -45,8 +44,8 @@ class FedNova(FedAvg):
         return self.finished(state, {"direction": direction, "norm": scalar_packet("norm", norm)}, carry, ctx)
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[ModelState, Metrics]:
         direction = received["direction"].result
         if not direction:
             return server, {}

@@ -17,19 +17,28 @@ with probability p (the round's shared coin), y <- y'. The slides garble y and g
   over n, so that h = mean_i h_i. Weights by samples need everyone in every round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import sqrt
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypedDict
 
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    Stage,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared.distributed_gradient import (
     DistributedGradient,
     GradientWork,
@@ -38,9 +47,8 @@ from rayfl.methods.shared.distributed_gradient import (
     soft_threshold,
     stated_omega,
 )
-from rayfl.methods.shared.uplink import compressed
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 
 class ADIANAHyper(GradientWork):
@@ -80,17 +88,38 @@ class Parameters(NamedTuple):
     beta: float
 
 
-class ADIANA(DistributedGradient):
-    """Client state: the shift h_i. Server: y, z, w and h."""
+class ADIANAState(UplinkMemory):
+    """Client state."""
 
-    Hyper: ClassVar[type[ADIANAHyper]] = ADIANAHyper
+    shift: Tree  # h_i
+
+
+class ADIANACarry(GradientCarry):
+    """A client's carry."""
+
+    anchor: Tree  # w
+    anchored: Tree  # the gradient at w
+
+
+class ADIANAServer(TypedDict):
+    """Server state."""
+
+    y: Tree
+    z: Tree
+    w: Tree
+    shift: Tree  # h
+
+
+class ADIANA(DistributedGradient):
+    """Client: two gradients, at x and at w. Server: x, y, z and w."""
+
     hyper: ADIANAHyper
     paper: ClassVar[str] = "Li et al., ICML 2020"
     needs_one_omega: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"gradient": WeightedMean(), "shift": WeightedMean()}
 
     def parameters(self, ctx: Context) -> Parameters:
-        """The numbers of this run. ValueError where one follows from an omega that the uplink does not state."""
+        """The numbers of this run. Raises ValueError if one follows from an omega that the uplink does not state."""
         hyper, n = self.hyper, ctx.num_clients
         mu, smoothness = hyper.strong_convexity, hyper.smoothness
         p, eta, theta1 = hyper.refresh_probability, hyper.eta, hyper.theta1
@@ -107,10 +136,10 @@ class ADIANA(DistributedGradient):
         beta = 1 - gamma * mu if hyper.beta is None else hyper.beta
         return Parameters(damping(hyper.alpha, ctx), p, eta, theta1, hyper.theta2, gamma, beta)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ADIANAState:
         return {"shift": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: ADIANAState, received: Message, ctx: Context) -> ADIANACarry:
         carry = super().begin(state, received, ctx)
         return {**carry, "anchor": received["anchor"].decode(), "anchored": tree.zeros_like(carry["params"])}
 
@@ -118,11 +147,11 @@ class ADIANA(DistributedGradient):
         # At x and at w.
         return 2.0
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: ADIANACarry, batch: Batch, *, stage: Stage) -> ADIANACarry:
         _, anchored = self.value_and_grad(carry["anchor"], batch)
         return {**super().step(carry, batch, stage=stage), "anchored": anchored}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ADIANAState, carry: ADIANACarry, ctx: Context) -> Finished:
         differences = {
             "gradient": tree.sub(carry["gradient"], state["shift"]),
             "shift": tree.sub(carry["anchored"], state["shift"]),
@@ -131,27 +160,22 @@ class ADIANA(DistributedGradient):
         shift = tree.add(state["shift"], message["shift"].decode_beside(state["shift"]), damping(self.hyper.alpha, ctx))
         return self.finished({**state, "shift": shift}, message, carry, ctx)
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> ADIANAServer:
         return {"y": params, "z": params, "w": params, "shift": tree.zeros_like(params)}
 
-    def model(self, server: State) -> Tree:
+    def model(self, server: ADIANAServer) -> Tree:
         return server["y"]
 
-    def point(self, server: State, ctx: Context) -> Tree:
+    def point(self, server: ADIANAServer, ctx: Context) -> Tree:
         """x, where the gradient is taken."""
         numbers = self.parameters(ctx)
         x = tree.scale(server["y"], 1 - numbers.theta1 - numbers.theta2)
         return tree.add(tree.add(x, server["z"], numbers.theta1), server["w"], numbers.theta2)
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        points = {"model": self.point(server, ctx), "anchor": server["w"]}
-        return {name: ctx.downlink.encode(point, {}, ctx.generator)[0] for name, point in points.items()}
+    def download(self, server: ADIANAServer, ctx: Context) -> Download:
+        return {"model": self.point(server, ctx), "anchor": server["w"]}
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        if not received["gradient"].count:
-            return server, {}
+    def update(self, server: ADIANAServer, received: Mapping[str, Aggregate], ctx: Context) -> ADIANAServer:
         numbers, x = self.parameters(ctx), self.point(server, ctx)
         gradient = tree.add(server["shift"], received["gradient"].result)
         shift = shifted(server["shift"], received["shift"], numbers.alpha, self.hyper.weighting, ctx)
@@ -159,4 +183,4 @@ class ADIANA(DistributedGradient):
         z = tree.add(tree.scale(server["z"], numbers.beta), x, 1 - numbers.beta)
         z = tree.add(z, tree.sub(y, x), numbers.gamma / numbers.eta)
         w = server["y"] if ctx.plan.coin < numbers.p else server["w"]
-        return {"y": y, "z": z, "w": w, "shift": shift}, {}
+        return {"y": y, "z": z, "w": w, "shift": shift}

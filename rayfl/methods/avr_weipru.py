@@ -10,22 +10,20 @@ paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes). `hard
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf
-from rayfl.methods.shared.pruned_weights import PrunedWeights
-from rayfl.tree import State
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, Gather
+from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 
-class AvrWeipru(PrunedWeights, PeerHalf):
-    """State: weights, dense unless `hard`, and the mask of what is left."""
+class AvrWeipru(PrunedWeights):
+    """A peer's model becomes the mean of the pruned models, pruned again."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, pruned real weights averaged"
-    personalized: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"weights": WeightedMean()}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
         return self.sent(state, carry, ctx)
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: WeightsState, received: Mapping[str, Aggregate], ctx: Context) -> WeightsState:
         return self.averaged(state, received["weights"].result, ctx) if received else state

@@ -9,16 +9,16 @@ vanish at the minimiser, x stays in a neighbourhood of it whose size grows with 
 - The mean is over those who delivered, uniform by default. A round in which nothing arrives moves nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, soft_threshold
-from rayfl.tree import State
+from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class DCGDHyper(GradientStep):
@@ -28,22 +28,16 @@ class DCGDHyper(GradientStep):
 
 
 class DCGD(DistributedGradient):
-    """Clients remember nothing (but an uplink's own memory, where it has one). Server: x."""
+    """Clients remember nothing except an uplink's own memory, if it has one. Server: x."""
 
-    Hyper: ClassVar[type[DCGDHyper]] = DCGDHyper
     hyper: DCGDHyper
     paper: ClassVar[str] = "Khirirat et al., arXiv 1806.06573"
     gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: State, carry: GradientCarry, ctx: Context) -> Finished:
         return self.finished(state, {"gradient": carry["gradient"]}, carry, ctx)
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        gradient = received["gradient"].result
-        if not gradient:
-            return server, {}
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
         lr = self.hyper.rate(ctx.round)
-        params = tree.add(server["params"], gradient, -lr)
-        return {"params": soft_threshold(params, lr * self.hyper.l1)}, {}
+        params = tree.add(server["params"], received["gradient"].result, -lr)
+        return {"params": soft_threshold(params, lr * self.hyper.l1)}

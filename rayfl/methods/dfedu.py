@@ -10,28 +10,27 @@ w_l^R), with one coefficient lap_step = mu_t eta. What `fedu` leaves to be said 
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NotRequired
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, Message, ModelState, PeerHalf, Topology, Tree
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
-from rayfl.methods.shared.local_training import GradientMethod
-from rayfl.methods.shared.uplink import compressed
-from rayfl.population.client import Traits
-from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel
+from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 
-class DFedU(GradientMethod, PeerHalf):
-    """State: the peer's model; between training and exchange also what it sent."""
+class DFedUState(ModelState, UplinkMemory):
+    """A peer's state."""
 
-    Hyper: ClassVar[type[LaplacianHyper]] = LaplacianHyper
+    sent: NotRequired[Tree]  # between training and exchange, the change that it sent
+
+
+class DFedU(OwnModel, GradientMethod, PeerHalf):
+    """A peer trains from its own model, and moves along the Laplacian at the exchange."""
+
     hyper: LaplacianHyper
     paper: ClassVar[str] = "Dinh et al., FedU, 2021, among peers"
-    personalized: ClassVar[bool] = True
     include_self: ClassVar[bool] = False
     weighs_links: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"change": WeightedMean()}
@@ -39,13 +38,10 @@ class DFedU(GradientMethod, PeerHalf):
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         check_lap_step(self.hyper.lap_step, topology, num_clients, seed)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params}
-
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: DFedUState, received: Message, ctx: Context) -> LocalCarry:
         return self.start(state["params"])
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: DFedUState, carry: LocalCarry, ctx: Context) -> Finished:
         change = tree.sub(carry["params"], ctx.initial)
         packets, state = compressed(state, {"change": change}, ctx)
         state = {**state, "params": carry["params"]}
@@ -53,8 +49,8 @@ class DFedU(GradientMethod, PeerHalf):
             state["sent"] = packets["change"].decode_beside(change)
         return Finished(state, packets, 1.0, self.train_loss(carry, ctx))
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
-        state = dict(state)
+    def mix(self, state: DFedUState, received: Mapping[str, Aggregate], ctx: Context) -> DFedUState:
+        state = state.copy()
         sent = state.pop("sent", None)
         if not received or not received["change"].count or sent is None:
             return state

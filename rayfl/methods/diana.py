@@ -14,17 +14,26 @@ the minimiser, so that what is compressed vanishes there, and h = mean_i h_i alw
   that it stays the mean over all n; the h_i of the others stay. Weights by samples need everyone in every round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared.distributed_gradient import (
     DistributedGradient,
     GradientStep,
@@ -32,9 +41,8 @@ from rayfl.methods.shared.distributed_gradient import (
     shifted,
     soft_threshold,
 )
-from rayfl.methods.shared.uplink import compressed
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 
 class DIANAHyper(GradientStep):
@@ -46,27 +54,39 @@ class DIANAHyper(GradientStep):
     start: Literal["zero", "gradient"] = Field(default="zero", description="h_i before round 0: 0, or its gradient")
 
 
-class DIANA(DistributedGradient):
-    """Client state: the shift h_i. Server: x, h and v."""
+class DIANAState(UplinkMemory):
+    """Client state."""
 
-    Hyper: ClassVar[type[DIANAHyper]] = DIANAHyper
+    shift: Tree  # h_i
+
+
+class DIANAServer(ModelState):
+    """Server state, beside x."""
+
+    shift: Tree  # h
+    velocity: Tree  # v
+
+
+class DIANA(DistributedGradient):
+    """Clients send the compressed differences of their gradients to their shifts."""
+
     hyper: DIANAHyper
     paper: ClassVar[str] = "Mishchenko et al., arXiv 1901.09269"
     needs_one_omega: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
 
     def alpha(self, ctx: Context) -> float:
-        """The step of the shifts in this round. ValueError where it must be given and is not."""
+        """The step of the shifts in this round. Raises ValueError if it must be given and is not."""
         return 1.0 if self.is_exact(ctx) else damping(self.hyper.alpha, ctx)
 
     def is_exact(self, ctx: Context) -> bool:
         """Whether this round sends gradients uncompressed, which become the shifts."""
         return self.hyper.start == "gradient" and ctx.round == 0
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DIANAState:
         return {"shift": tree.zeros_like(params)}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: DIANAState, carry: GradientCarry, ctx: Context) -> Finished:
         difference = tree.sub(carry["gradient"], state["shift"])
         if self.is_exact(ctx):
             message: Message = {"gradient": Dense().encode(difference, {}, ctx.generator)[0]}
@@ -75,23 +95,19 @@ class DIANA(DistributedGradient):
         shift = tree.add(state["shift"], message["gradient"].decode_beside(difference), self.alpha(ctx))
         return self.finished({**state, "shift": shift}, message, carry, ctx)
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> DIANAServer:
         return {"params": params, "shift": tree.zeros_like(params), "velocity": tree.zeros_like(params)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        # Raises here, before any client works, where alpha must be given and is not.
+    def download(self, server: DIANAServer, ctx: Context) -> Download:
+        # If alpha must be given and is not, this raises before any client works.
         self.alpha(ctx)
-        return super().broadcast(server, ctx)
+        return super().download(server, ctx)
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+    def update(self, server: DIANAServer, received: Mapping[str, Aggregate], ctx: Context) -> DIANAServer:
         arrived = received["gradient"]
-        if not arrived.count:
-            return server, {}
         gradient = tree.add(server["shift"], arrived.result)
         shift = shifted(server["shift"], arrived, self.alpha(ctx), self.hyper.weighting, ctx)
         velocity = tree.add(gradient, server["velocity"], self.hyper.momentum)
         lr = self.hyper.rate(ctx.round)
         params = soft_threshold(tree.add(server["params"], velocity, -lr), lr * self.hyper.l1)
-        return {"params": params, "shift": shift, "velocity": velocity}, {}
+        return {"params": params, "shift": shift, "velocity": velocity}

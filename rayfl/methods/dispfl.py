@@ -20,22 +20,31 @@ Where paper and code differ or leave something open:
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired
 
 from pydantic import Field
 
-from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, ElementwiseMean, Gather
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Plan, Stage
+from rayfl.gather import ElementwiseMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    PeerHalf,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.masks import Distribution, Prune
 from rayfl.models import flops
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 TRAIN, SEARCH = "train", "search"
 
@@ -58,15 +67,26 @@ class DisPFLHyper(LocalWork):
     anneal: float = Field(default=0.5, ge=0, le=1, description="share of the kept entries that round 0 moves, alpha_0")
     regrow: Literal["gradient", "random"] = Field(default="gradient", description="how entries come back")
 
-    def stage(self, round: int, name: str = TRAIN) -> Stage:
-        stage = super().stage(round, name)
-        return replace(stage, epochs=5) if self.epochs is None and self.steps is None else stage
+    default_epochs: ClassVar[int] = 5
+
+
+class DisPFLState(ModelState):
+    """A peer's state, beside its weights."""
+
+    mask: Tree  # of the next training
+    trained: NotRequired[Tree]  # after the last round, the weights before the exchange
+
+
+class DisPFLCarry(LocalCarry):
+    """A peer's carry."""
+
+    mask: Tree
+    gradient: NotRequired[Tree]  # of the search
 
 
 class DisPFL(GradientMethod, PeerHalf):
-    """State: weights, and the mask of the next training; after the last round the trained weights too."""
+    """A peer trains under its mask, moves the mask, and mixes the entries of the new one."""
 
-    Hyper: ClassVar[type[DisPFLHyper]] = DisPFLHyper
     hyper: DisPFLHyper
     paper: ClassVar[str] = "Dai et al., ICML 2022"
     personalized: ClassVar[bool] = True
@@ -81,47 +101,46 @@ class DisPFL(GradientMethod, PeerHalf):
             return Plan(stages=(train,))
         return Plan(stages=(train, replace(train, name=SEARCH, epochs=None, steps=1)))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DisPFLState:
         hyper, density = self.hyper, masks.kept_ratio(client, self.hyper.density, 0.5)
         density_of = masks.densities(params, density, hyper.distribution, hyper.erk_power, hyper.prune)
         generator = draws.own if hyper.different_initial else draws.common("common mask")
         mask = masks.random_mask(params, density_of, generator)
         return {"params": masks.masked(params, mask), "mask": mask}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        carry = {**self.start(state["params"]), "mask": state["mask"]}
-        # The search puts the gradient here.
+    def begin(self, state: DisPFLState, received: Message, ctx: Context) -> DisPFLCarry:
+        carry: DisPFLCarry = {**self.start(state["params"]), "mask": state["mask"]}
+        # The search replaces the gradient.
         return carry if self.hyper.regrow == "random" else {**carry, "gradient": state["params"]}
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: DisPFLCarry, batch: Batch, *, stage: Stage) -> DisPFLCarry:
         if stage.name == SEARCH:
             return {**carry, "gradient": self.task.grad(carry["params"], batch, self.task.evaluated_loss)}
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        # Where weight and gradient are 0 so are weight decay and momentum: what is not kept stays exactly 0.
+        # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
         return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: DisPFLState, carry: DisPFLCarry, ctx: Context) -> Finished:
         params, mask = carry["params"], carry["mask"]
         message = {"weights": sparse_packet(params, mask)}
         share = masks.annealed(self.hyper.anneal, ctx.round, ctx.num_rounds)
 
         def regrow(name: str) -> masks.Regrow:
-            if self.hyper.regrow == "random":
+            if "gradient" not in carry:
                 return masks.at_random(ctx.generator)
             return masks.by_gradient(name, carry["gradient"][name])
 
         moved = {name: masks.search(name, mask[name], params[name], share, regrow(name)) for name in mask}
-        new = {"params": params, "mask": moved}
+        new: DisPFLState = {"params": params, "mask": moved}
         if ctx.round == ctx.num_rounds - 1:
             new["trained"] = params
         trained, searched = (ctx.work[name].num_examples if name in ctx.work else 0 for name in (TRAIN, SEARCH))
         metrics = flops.training_metrics(self.task.weight_uses, mask, trained, searched)
-        loss = self.train_loss(carry, replace(ctx, work={TRAIN: ctx.work[TRAIN]}))
-        return Finished(new, message, 1.0, {**loss, **metrics})
+        return Finished(new, message, 1.0, {**self.train_loss(carry, ctx, TRAIN), **metrics})
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: DisPFLState, received: Mapping[str, Aggregate], ctx: Context) -> DisPFLState:
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}
 
-    def final_model(self, state: State) -> Tree:
+    def final_model(self, state: DisPFLState) -> Tree:
         return state.get("trained", state["params"])

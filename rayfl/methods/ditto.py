@@ -20,23 +20,19 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.methods.base import Carry, Context, Finished, Plan, Stage
+from rayfl.methods.base import Batch, Context, Finished, Message, ModelState, Plan, Stage, Tree
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 
 PERSONAL = "personal"
-"""The stage of the personal model, which also is its part of the carry."""
+"""The stage of the personal model."""
 
 
 class DittoHyper(LocalTraining):
     """Hyper-parameters of Ditto; the personal model is trained with those of the global one but for these."""
 
+    default_epochs: ClassVar[int] = 2
     epochs: int | None = Field(
         default=None, ge=1, description="local epochs of the global model (2 where steps is not given)"
     )
@@ -67,39 +63,37 @@ class DittoHyper(LocalTraining):
             )
         return self
 
-    def stage(self, round: int, name: str = "train") -> Stage:
-        stage = super().stage(round, name)
-        return replace(stage, epochs=2) if self.epochs is None and self.steps is None else stage
-
     def personal_stage(self, round: int) -> Stage:
         """The stage in which the personal model is trained."""
-        stage = super().stage(round, PERSONAL)
+        stage = self.stage(round, PERSONAL)
         epochs = 3 if self.personal_epochs is None and self.personal_steps is None else self.personal_epochs
         lr = stage.lr if self.personal_lr is None else self.personal_lr * stage.lr / self.lr
         return replace(stage, epochs=epochs, steps=self.personal_steps, lr=lr)
 
 
-class Ditto(FedAvg):
-    """FedAvg with a personal model at every client. Client state: v_i."""
+class DittoCarry(LocalCarry):
+    """A client's carry: that of x, and that of v_i."""
 
-    Hyper: ClassVar[type[DittoHyper]] = DittoHyper
+    personal: LocalCarry
+
+
+class Ditto(OwnModel, FedAvg):
+    """FedAvg with a personal model v_i at every client, which is its state."""
+
     hyper: DittoHyper
     paper: ClassVar[str] = "Li et al., ICML 2021"
-    personalized: ClassVar[bool] = True
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round), self.hyper.personal_stage(round)))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params}
+    def begin(self, state: ModelState, received: Message, ctx: Context) -> DittoCarry:
+        return {**super().begin(state, received, ctx), "personal": self.start(state["params"])}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        return {**super().begin(state, received, ctx), PERSONAL: self.start(state["params"])}
-
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: DittoCarry, batch: Batch, *, stage: Stage) -> DittoCarry:
         if stage.name != PERSONAL:
             return super().step(carry, batch, stage=stage)
-        own, anchor = carry[PERSONAL], carry["received"]
+        own: LocalCarry = carry["personal"]
+        anchor = carry["received"]
         loss, gradient = self.task.value_and_grad(own["params"], batch)
         if self.hyper.pull == "joint":
             gradient = tree.add(gradient, tree.sub(own["params"], anchor), self.hyper.lam)
@@ -107,11 +101,11 @@ class Ditto(FedAvg):
         if self.hyper.pull == "after":
             pull = tree.sub(own["params"], anchor)
             own = {**own, "params": tree.add(own["params"], pull, -stage.lr * self.hyper.lam)}
-        return {**carry, PERSONAL: own}
+        return {**carry, "personal": own}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        ctx = replace(ctx, work={"train": ctx.work["train"]})
-        return super().finish({"params": carry[PERSONAL]["params"]}, carry, ctx)
+    def finish(self, state: ModelState, carry: DittoCarry, ctx: Context) -> Finished:
+        own: ModelState = {"params": carry["personal"]["params"]}
+        return self.finished(own, {"delta": self.delta(carry)}, carry, ctx, "train")
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": state["params"] if carry is None else carry[PERSONAL]["params"]}
+    def eval_begin(self, state: ModelState, model: Tree | None, carry: DittoCarry | None, ctx: Context) -> ModelState:
+        return {"params": state["params"] if carry is None else carry["personal"]["params"]}

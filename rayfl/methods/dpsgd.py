@@ -21,23 +21,31 @@ What the sources leave open:
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired
 
 import torch
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf, Stage
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    PeerHalf,
+    Stage,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.masks import Distribution
 from rayfl.models import flops
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 
 class DPSGDHyper(LocalWork):
@@ -67,40 +75,53 @@ class DPSGDHyper(LocalWork):
         return replace(stage, epochs=None, steps=1) if one_step else stage
 
 
-class DPSGD(GradientMethod, PeerHalf):
-    """State: the peer's model, with a density the mask that all have, and between training and exchange with
-    `order="lian"` also where the training began.
-    """
+class DPSGDState(ModelState):
+    """A peer's state, beside its model."""
 
-    Hyper: ClassVar[type[DPSGDHyper]] = DPSGDHyper
+    mask: NotRequired[Tree]  # with a density, the mask of all peers
+    begun: NotRequired[Tree]  # between training and exchange with order="lian", the start of the training
+
+
+class DPSGDCarry(LocalCarry):
+    """A peer's carry."""
+
+    mask: NotRequired[Tree]
+
+
+class DPSGD(GradientMethod, PeerHalf):
+    """A peer trains, and its model becomes the weighted mean of its neighbours' models."""
+
     hyper: DPSGDHyper
     paper: ClassVar[str] = "Lian et al., NeurIPS 2017"
     personalized: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"change": WeightedMean()}
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DPSGDState:
         if self.hyper.density is None:
             return {"params": params}
         density_of = masks.densities(params, self.hyper.density, self.hyper.distribution, 1.0, "all")
         mask = masks.random_mask(params, density_of, draws.common("common mask"))
         return {"params": masks.masked(params, mask), "mask": mask}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: DPSGDState, received: Message, ctx: Context) -> DPSGDCarry:
         return self.begun_at(state["params"], state)
 
-    def begun_at(self, params: Tree, state: State) -> Carry:
+    def begun_at(self, params: Tree, state: DPSGDState) -> DPSGDCarry:
         """The carry of a peer that starts training at `params`."""
-        return {**self.start(params), **({"mask": state["mask"]} if "mask" in state else {})}
+        carry: DPSGDCarry = {**self.start(params)}
+        return {**carry, "mask": state["mask"]} if "mask" in state else carry
 
-    def descend(self, carry: Carry, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Carry:
-        # Where weight and gradient are 0 so are weight decay and momentum: what is not kept stays exactly 0.
+    def descend(self, carry: DPSGDCarry, loss: torch.Tensor, gradient: Tree, stage: Stage) -> DPSGDCarry:
+        # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
         gradient = masks.masked(gradient, carry["mask"]) if "mask" in carry else gradient
         return super().descend(carry, loss, gradient, stage)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: DPSGDState, carry: DPSGDCarry, ctx: Context) -> Finished:
         begun, trained = carry["received"], carry["params"]
         lian = self.hyper.order == "lian"
-        new = {**state, "params": trained, **({"begun": begun} if lian else {})}
+        new: DPSGDState = {**state, "params": trained}
+        if lian:
+            new["begun"] = begun
         change = tree.sub(begun if lian else trained, ctx.initial)
         metrics = self.train_loss(carry, ctx)
         if "mask" in state:
@@ -109,8 +130,8 @@ class DPSGD(GradientMethod, PeerHalf):
             metrics |= flops.training_metrics(self.task.weight_uses, state["mask"], num_examples)
         return Finished(new, {"change": change}, 1.0, metrics)
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
-        state = dict(state)
+    def mix(self, state: DPSGDState, received: Mapping[str, Aggregate], ctx: Context) -> DPSGDState:
+        state = state.copy()
         begun = state.pop("begun", None)
         if not received:
             return state
@@ -119,8 +140,8 @@ class DPSGD(GradientMethod, PeerHalf):
             average = tree.add(average, tree.sub(state["params"], begun))
         return {**state, "params": average}
 
-    def average(self, change: Tree, state: State, initial: Tree) -> Tree:
-        """The mean model, from the mean of what was sent."""
+    def average(self, change: Tree, state: DPSGDState, initial: Tree) -> Tree:
+        """The mean model, from the mean change."""
         if "mask" not in state:
             return tree.add(change, initial)
         average = tree.zeros_like(initial)

@@ -14,9 +14,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rayfl.methods.base import Carry, Context, Stage
-from rayfl.methods.dpsgd import DPSGD, DPSGDHyper
-from rayfl.tree import State, Tree
+from rayfl.methods.base import Context, Stage, Tree
+from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper, DPSGDState
 
 
 class DPSGDFTHyper(DPSGDHyper):
@@ -34,7 +33,6 @@ class DPSGDFTHyper(DPSGDHyper):
 class DPSGDFT(DPSGD):
     """D-PSGD, and the stage before an evaluation."""
 
-    Hyper: ClassVar[type[DPSGDFTHyper]] = DPSGDFTHyper
     hyper: DPSGDFTHyper
     paper: ClassVar[str] = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
 
@@ -48,6 +46,6 @@ class DPSGDFT(DPSGD):
         stage = replace(hyper.stage(0, "fine-tuning"), lr=hyper.ft_lr or hyper.lr)
         return (replace(stage, epochs=hyper.ft_epochs, steps=None) if hyper.ft_epochs else stage,)
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+    def eval_begin(self, state: DPSGDState, model: Tree | None, carry: DPSGDCarry | None, ctx: Context) -> DPSGDCarry:
         own = carry["params"] if carry is not None else state["params"]
         return self.begun_at(own if model is None else model, state)

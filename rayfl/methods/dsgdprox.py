@@ -15,10 +15,9 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.data.batches import Batch
 from rayfl.errors import RayflError
-from rayfl.methods.base import Carry, Stage
-from rayfl.methods.dpsgd import DPSGD, DPSGDHyper
+from rayfl.methods.base import Batch, Stage
+from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
 
 
 class DSGDProxHyper(DPSGDHyper):
@@ -40,11 +39,10 @@ class DSGDProxHyper(DPSGDHyper):
 class DSGDProx(DPSGD):
     """Client: v <- v - lr (g_i(v) + mu (v - xbar_i))."""
 
-    Hyper: ClassVar[type[DSGDProxHyper]] = DSGDProxHyper
     hyper: DSGDProxHyper
     paper: ClassVar[str] = "Li et al., FedProx, MLSys 2020, among peers as in MCE-PL"
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: DPSGDCarry, batch: Batch, *, stage: Stage) -> DPSGDCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         pull = tree.sub(carry["params"], carry["received"])
         return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.mu), stage)

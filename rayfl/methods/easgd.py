@@ -13,23 +13,17 @@ sides use the OLD values, those at the round's beginning, so that an exchange al
 - x_i is the personal model, and c the global one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, Sum
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.gather import Sum
+from rayfl.methods.base import Aggregate, Batch, Context, Finished, Gather, Message, ModelState, Stage, Topology, Tree
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.population.client import Traits
-from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
 
 
 class EASGDHyper(LocalWork):
@@ -42,13 +36,18 @@ class EASGDHyper(LocalWork):
         return 0.9 / num_clients if self.a is None else self.a
 
 
-class EASGD(GradientMethod, ModelServer):
-    """Client state: x_i. Server: c."""
+class EASGDCarry(LocalCarry):
+    """A worker's carry."""
 
-    Hyper: ClassVar[type[EASGDHyper]] = EASGDHyper
+    distance: Tree  # x_i - c
+    force: Tree  # a (x_i - c), before the first step
+
+
+class EASGD(OwnModel, GradientMethod, ModelServer):
+    """Client state: x_i. Server state: c."""
+
     hyper: EASGDHyper
     paper: ClassVar[str] = "Zhang et al., NIPS 2015"
-    personalized: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"distance": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
@@ -59,28 +58,21 @@ class EASGD(GradientMethod, ModelServer):
                 f"below 2 / (clients.count + 1) = {bound:.4g}, or leave it out for 0.9 / clients.count"
             )
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params}
-
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: ModelState, received: Message, ctx: Context) -> EASGDCarry:
         distance = tree.sub(state["params"], received["model"].decode())
         force = tree.scale(distance, self.hyper.coefficient(ctx.num_clients))
         return {**self.start(state["params"]), "distance": distance, "force": force}
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: EASGDCarry, batch: Batch, *, stage: Stage) -> EASGDCarry:
         carry = super().step(carry, batch, stage=stage)
         # Only the first step of a round feels it.
         params, force = tree.sub(carry["params"], carry["force"]), tree.zeros_like(carry["force"])
         return {**carry, "params": params, "force": force}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ModelState, carry: EASGDCarry, ctx: Context) -> Finished:
         message = {"distance": carry["distance"]}
         return Finished({"params": carry["params"]}, message, metrics=self.train_loss(carry, ctx))
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        total = received["distance"].result
-        if not total:
-            return server, {}
-        return {"params": tree.add(server["params"], total, self.hyper.coefficient(ctx.num_clients))}, {}
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+        a = self.hyper.coefficient(ctx.num_clients)
+        return {"params": tree.add(server["params"], received["distance"].result, a)}

@@ -4,16 +4,14 @@ Algorithm 1.
 Clients send the model difference instead of the model, which is the same average and can be compressed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics
-from rayfl.methods.shared.local_training import GradientMethod
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.tree import State
 
 
 class FedAvg(GradientMethod, ModelServer):
@@ -25,14 +23,8 @@ class FedAvg(GradientMethod, ModelServer):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        return self.start(received["model"].decode())
-
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        delta = received["delta"].result
-        return ({"params": tree.sub(server["params"], delta)} if delta else server), {}
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+        return {"params": tree.sub(server["params"], received["delta"].result)}

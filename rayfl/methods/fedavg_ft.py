@@ -15,10 +15,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rayfl.methods.base import Carry, Context, Stage
+from rayfl.methods.base import Context, Stage, State, Tree
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 
 class FedAvgFTHyper(LocalTraining):
@@ -33,7 +32,6 @@ class FedAvgFTHyper(LocalTraining):
 class FedAvgFT(FedAvg):
     """FedAvg, and the stage before an evaluation."""
 
-    Hyper: ClassVar[type[FedAvgFTHyper]] = FedAvgFTHyper
     hyper: FedAvgFTHyper
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
 
@@ -43,7 +41,7 @@ class FedAvgFT(FedAvg):
         stage = replace(hyper.stage(0, "fine-tuning"), lr=hyper.ft_lr or hyper.lr)
         return (replace(stage, epochs=hyper.ft_epochs, steps=None) if hyper.ft_epochs else stage,)
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+    def eval_begin(self, state: State, model: Tree | None, carry: LocalCarry | None, ctx: Context) -> LocalCarry:
         params = model if carry is None else carry["received"]
         assert params is not None, "FedAvg-FT has a global model to fine-tune"
         return self.start(params)

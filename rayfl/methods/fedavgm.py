@@ -22,7 +22,6 @@ class FedAvgMHyper(ServerSteps):
 class FedAvgM(ServerStepping):
     """Server state: x, and v as the optimizer's velocity."""
 
-    Hyper: ClassVar[type[FedAvgMHyper]] = FedAvgMHyper
     hyper: FedAvgMHyper
     paper: ClassVar[str] = "Hsu et al., arXiv 1909.06335"
 

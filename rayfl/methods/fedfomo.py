@@ -20,24 +20,33 @@ Where the sources differ or are silent:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypedDict, cast
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, Relay
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Reply, ServerHalf, Stage
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
-from rayfl.population.client import Traits
-from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
+from rayfl.gather import Handle, Relay
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    Gather,
+    Message,
+    ModelState,
+    Plan,
+    Reply,
+    ServerHalf,
+    Stage,
+    Topology,
+    Traits,
+    Tree,
+)
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 
 TRAIN, COMPARE = "train", "compare"
 
@@ -59,14 +68,31 @@ class FedFomoHyper(LocalWork):
     epsilon_decay: float = Field(default=0.05, ge=0, description="by how much epsilon falls a round")
 
 
-class FedFomo(GradientMethod, ServerHalf):
-    """Client state: its model. Server: everyone's last packet. Server's memory of a client: its affinity to every
-    client, P_i [num_clients], and whose models it was sent last, as a mask [num_clients]."""
+class FedFomoCarry(LocalCarry):
+    """A client's carry."""
 
-    Hyper: ClassVar[type[FedFomoHyper]] = FedFomoHyper
+    others: dict[str, Tree]  # the models that came down
+    losses: Tensor  # sums over the validation examples: of theta_i, the trained model, and the others
+
+
+class FedFomoServer(TypedDict):
+    """Server state."""
+
+    models: dict[str, Handle]  # everyone's last packet, by client
+
+
+class FedFomoMemory(TypedDict):
+    """The server's memory of a client."""
+
+    affinity: Tensor  # P_i [num_clients]
+    sent: Tensor  # the clients whose models it got last, a mask [num_clients]
+
+
+class FedFomo(OwnModel, GradientMethod, ServerHalf):
+    """Client state: its model. The server sends it other clients' models."""
+
     hyper: FedFomoHyper
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
-    personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
     gather: Mapping[str, Gather] = {"model": Relay()}
@@ -83,24 +109,21 @@ class FedFomo(GradientMethod, ServerHalf):
         compare = Stage(COMPARE, split="validation", epochs=1, batch_size=LARGEST_BATCH)
         return Plan(stages=(self.hyper.stage(round, TRAIN), compare))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params}
-
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: ModelState, received: Message, ctx: Context) -> FedFomoCarry:
         others = {name: packet.decode() for name, packet in received.items()}
         losses = torch.zeros(2 + len(others), dtype=torch.float64)
         return {**self.start(state["params"]), "others": others, "losses": losses}
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: FedFomoCarry, batch: Batch, *, stage: Stage) -> FedFomoCarry:
         if stage.name == TRAIN:
             return super().step(carry, batch, stage=stage)
         compared = (carry["received"], *candidates(carry))
         losses = torch.stack([self.task.metrics(model, batch)["loss"].double() for model in compared])
         losses = losses if batch.weights is None else losses * batch.weights
-        # Sums suffice until the split is through: how many examples it has follows from the client's work.
+        # Sums, since only the end of the stage knows the number of examples.
         return {**carry, "losses": carry["losses"] + losses.sum(dim=1)}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ModelState, carry: FedFomoCarry, ctx: Context) -> Finished:
         before = carry["received"]
         losses = carry["losses"] / ctx.work[COMPARE].num_examples
         moves = [tree.sub(model, before) for model in candidates(carry)]
@@ -111,25 +134,22 @@ class FedFomo(GradientMethod, ServerHalf):
         for weight, move in zip((useful / useful.sum().clamp(min=1e-30)).tolist(), moves, strict=True):
             params = tree.add(params, move, weight)
         packet, _ = Dense().encode({"gains": gains[1:].float()}, {}, ctx.generator)
-        metrics = self.train_loss(carry, replace(ctx, work={TRAIN: ctx.work[TRAIN]}))
+        metrics = self.train_loss(carry, ctx, TRAIN)
         return Finished({"params": params}, {"model": params, "gains": packet}, metrics=metrics)
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+    def eval_begin(self, state: ModelState, model: Tree | None, carry: FedFomoCarry | None, ctx: Context) -> ModelState:
         return {"params": state["params"]}
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> FedFomoServer:
         return {"models": {}}
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> FedFomoMemory:
         return {"affinity": torch.zeros(0, dtype=torch.float64), "sent": torch.zeros(0, dtype=torch.bool)}
 
-    def model(self, server: State) -> Tree:
+    def model(self, server: FedFomoServer) -> Tree:
         return {}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {}
-
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def personal_message(self, server: FedFomoServer, server_memory: FedFomoMemory, ctx: Context) -> Reply:
         affinity, sent = server_memory["affinity"], torch.zeros(ctx.num_clients, dtype=torch.bool)
         if not len(affinity):
             affinity = torch.zeros(ctx.num_clients, dtype=torch.float64)
@@ -149,19 +169,17 @@ class FedFomo(GradientMethod, ServerHalf):
             chosen.append(left.pop(int(ctx.generator.integers(len(left))) if at_random else 0))
         return chosen
 
-    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
+    def store_uplink(self, server_memory: FedFomoMemory, message: Message, ctx: Context) -> FedFomoMemory:
         affinity = server_memory["affinity"].clone()
         affinity[server_memory["sent"]] += message["gains"].decode()["gains"]
         return {**server_memory, "affinity": affinity}
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        arrived = {str(client): handle for client, handle in received["model"].items.items()}
-        return {"models": {**server["models"], **arrived}}, {}
+    def update(self, server: FedFomoServer, received: Mapping[str, Aggregate], ctx: Context) -> FedFomoServer:
+        arrived = {str(client): cast(Handle, handle) for client, handle in received["model"].items.items()}
+        return {"models": {**server["models"], **arrived}}
 
 
-def candidates(carry: Carry) -> list[Tree]:
+def candidates(carry: FedFomoCarry) -> list[Tree]:
     """The freshly trained model, then those of others, in the order of their clients."""
     others = carry["others"]
     return [carry["params"], *(others[f"candidate {place}"] for place in range(len(others)))]

@@ -17,13 +17,11 @@ import numpy as np
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.gather import Aggregate, Collect, Gather
-from rayfl.methods.base import Carry, Context, Finished, Metrics
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.gather import Collect
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, Metrics, ModelState, State
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.minimum_norm import gram, minimum_norm_weights
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.tree import State
 
 
 class FedMGDAHyper(LocalWork):
@@ -39,20 +37,16 @@ class FedMGDAHyper(LocalWork):
 class FedMGDA(GradientMethod, ModelServer):
     """Server: x <- x - eta_g sum_i lambda_i delta_i / ||delta_i||."""
 
-    Hyper: ClassVar[type[FedMGDAHyper]] = FedMGDAHyper
     hyper: FedMGDAHyper
     paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
     gather: Mapping[str, Gather] = {"delta": Collect()}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        return self.start(received["model"].decode())
-
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         return Finished(state, {"delta": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[ModelState, Metrics]:
         deltas = [item for item in received["delta"].items.values() if isinstance(item, dict)]
         if not deltas:
             return server, {}

@@ -38,7 +38,6 @@ class FedOptHyper(ServerSteps):
 class FedOpt(ServerStepping):
     """Server state: x, and d and v as the optimizer's mean and square."""
 
-    Hyper: ClassVar[type[FedOptHyper]] = FedOptHyper
     hyper: FedOptHyper
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
 

@@ -16,23 +16,31 @@ on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 - For f_i with L-Lipschitz gradients that are not convex take eta about 0.3 / L; 0.5 / L and more can diverge.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
-from rayfl.methods.shared.counted_exchanges import CountedExchanges
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+)
+from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 
 class FedPDHyper(LocalWork):
@@ -42,14 +50,28 @@ class FedPDHyper(LocalWork):
     skip_probability: float = Field(default=0.0, ge=0, lt=1, description="chance of a round without an exchange, p")
 
 
+class FedPDState(ModelState):
+    """Client state, beside x_i."""
+
+    anchor: Tree  # x0_i
+    multiplier: Tree  # lambda_i
+    received: Tree  # the x0 that it last received
+
+
+class FedPDCarry(LocalCarry):
+    """A client's carry; `received` is the x0 that it last received."""
+
+    anchor: Tree
+    multiplier: Tree
+
+
+class FedPDServer(ModelState, Exchanges):
+    """Server state: x0, and the number of exchanges."""
+
+
 class FedPD(GradientMethod, CountedExchanges, ModelServer):
-    """Client state: x_i, x0_i, lambda_i, and the x0 it last received.
+    """Client: x_i, x0_i and lambda_i. Server: x0."""
 
-    Server: x0, and how many exchanges there were. Server's memory of a client: how many there had been when the client
-    last got x0.
-    """
-
-    Hyper: ClassVar[type[FedPDHyper]] = FedPDHyper
     hyper: FedPDHyper
     paper: ClassVar[str] = "Zhang et al., IEEE TSP 2021"
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
@@ -58,21 +80,21 @@ class FedPD(GradientMethod, CountedExchanges, ModelServer):
         exchange = coin >= self.hyper.skip_probability
         return Plan(stages=(self.hyper.stage(round),), down=exchange, up=exchange)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedPDState:
         return {"params": params, "anchor": params, "multiplier": tree.zeros_like(params), "received": params}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: FedPDState, received: Message, ctx: Context) -> FedPDCarry:
         base = received["model"].decode() if received else state["received"]
-        carry = {**self.start(state["params"]), "received": base}
+        carry: LocalCarry = {**self.start(state["params"]), "received": base}
         return {**carry, "anchor": state["anchor"], "multiplier": state["multiplier"]}
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: FedPDCarry, batch: Batch, *, stage: Stage) -> FedPDCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         pull = tree.sub(carry["params"], carry["anchor"])
         gradient = tree.add(tree.add(gradient, carry["multiplier"]), pull, 1 / self.hyper.eta)
         return self.descend(carry, loss, gradient, stage)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: FedPDState, carry: FedPDCarry, ctx: Context) -> Finished:
         eta, params = self.hyper.eta, carry["params"]
         multiplier = tree.add(state["multiplier"], tree.sub(params, state["anchor"]), 1 / eta)
         anchor = tree.add(params, multiplier, eta)
@@ -80,20 +102,16 @@ class FedPD(GradientMethod, CountedExchanges, ModelServer):
         state = {**state, "params": params, "anchor": anchor, "multiplier": multiplier}
         return Finished(state, {"delta": delta}, metrics=self.train_loss(carry, ctx))
 
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: FedPDState, received: Message, ctx: Context) -> FedPDState:
         anchor = received["model"].decode()
         return {**state, "anchor": anchor, "received": anchor}
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> FedPDServer:
         return {"params": params, "exchanges": torch.tensor(0)}
 
-    def current(self, server: State, ctx: Context) -> Tree:
+    def current(self, server: FedPDServer, ctx: Context) -> Tree:
         return server["params"]
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        delta = received["delta"].result
-        if not delta:
-            return server, {}
-        return {"params": tree.sub(server["params"], delta), "exchanges": server["exchanges"] + 1}, {}
+    def update(self, server: FedPDServer, received: Mapping[str, Aggregate], ctx: Context) -> FedPDServer:
+        x0 = tree.sub(server["params"], received["delta"].result)
+        return {"params": x0, "exchanges": server["exchanges"] + 1}

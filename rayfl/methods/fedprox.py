@@ -13,10 +13,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Stage
+from rayfl.methods.base import Batch, Stage
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 
 class FedProxHyper(LocalTraining):
@@ -28,11 +27,10 @@ class FedProxHyper(LocalTraining):
 class FedProx(FedAvg):
     """Client: y <- y - eta_l (g_i(y) + mu (y - x_t))."""
 
-    Hyper: ClassVar[type[FedProxHyper]] = FedProxHyper
     hyper: FedProxHyper
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: LocalCarry, batch: Batch, *, stage: Stage) -> LocalCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         pull = tree.sub(carry["params"], carry["received"])
         return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.mu), stage)

@@ -27,7 +27,7 @@ The sign is ours: updates are W^{r,0} - W^{r,T}, so D_i is subtracted.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -35,17 +35,27 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message, shapes_of
+from rayfl.compress.base import shapes_of
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, ElementwiseMean, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply, ServerHalf
+from rayfl.gather import ElementwiseMean, WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    Metrics,
+    ModelState,
+    Reply,
+    ServerHalf,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
 from rayfl.methods.shared.stored_packets import buffers, packet_of
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 
 class FedPSEHyper(LocalTraining):
@@ -69,14 +79,32 @@ class FedPSEHyper(LocalTraining):
     )
 
 
+class FedPSEState(TypedDict):
+    """Client state."""
+
+    base: Tree  # W_i
+    residual: Tree  # e_i
+    trained: NotRequired[Tree]  # after the last round, W_i^{r,T}
+
+
+class FedPSEServer(TypedDict):
+    """Server state."""
+
+    update: Tree  # G
+    support: Tree  # M_s, the entries of G_hat = Top-k(G)
+    sum: NotRequired[Tree]  # of the G_hat of all rounds, if absent clients catch up
+
+
+class FedPSEMemory(TypedDict):
+    """The server's memory of a client."""
+
+    uplink: Tree  # its last U_i as it came; {} before the first
+    seen: NotRequired[Tree]  # the sum of the G_hat of the rounds that the client has had its share of
+
+
 class FedPSE(GradientMethod, ServerHalf):
-    """Client state: base weights W_i, residual e_i, and after the last round the trained model.
+    """Client: W_i and e_i. Server: G, and U_i of every client."""
 
-    Server's memory of a client: its last uplink U_i as it came, and where absent clients catch up "seen", the sum
-    of all G_hat that the client has had something for. The server's state has the sum of all rounds.
-    """
-
-    Hyper: ClassVar[type[FedPSEHyper]] = FedPSEHyper
     hyper: FedPSEHyper
     paper: ClassVar[str] = "FedPSE (personalized sparsification, element-wise aggregation)"
     personalized: ClassVar[bool] = True
@@ -93,14 +121,14 @@ class FedPSE(GradientMethod, ServerHalf):
         """EWA, or FedAvg's mean."""
         return {"update": ElementwiseMean("nonzero") if self.hyper.aggregation == "ewa" else WeightedMean()}
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedPSEState:
         return {"base": params, "residual": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: FedPSEState, received: Message, ctx: Context) -> LocalCarry:
         base = state["base"]
         return self.start(tree.sub(base, received["missed"].decode()) if received else base)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: FedPSEState, carry: LocalCarry, ctx: Context) -> Finished:
         update = tree.add(self.progress(carry), state["residual"])
         top_k = TopK(keep_ratio=self.keep_ratio(ctx.traits), scope=self.hyper.scope)
         packet, _ = top_k.encode(update, {}, ctx.generator)
@@ -115,21 +143,22 @@ class FedPSE(GradientMethod, ServerHalf):
         message = {"update": packet, "num_samples": count_packet("num_samples", num_samples)}
         return Finished(state, message, float(num_samples), metrics)
 
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: FedPSEState, received: Message, ctx: Context) -> FedPSEState:
         return {**state, "base": tree.sub(state["base"], received["update"].decode())}
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+    def eval_begin(self, state: FedPSEState, model: Tree | None, carry: LocalCarry | None, ctx: Context) -> ModelState:
         return {"params": carry["params"] if carry is not None else state["base"]}
 
-    def final_model(self, state: State) -> Tree:
+    def final_model(self, state: FedPSEState) -> Tree:
         return state.get("trained", state["base"])
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> FedPSEServer:
         zeros = tree.zeros_like(params)
-        return {**self._global(zeros), **({"sum": zeros} if self.hyper.absent == "catch_up" else {})}
+        server = self._global(zeros)
+        return {**server, "sum": zeros} if self.hyper.absent == "catch_up" else server
 
-    def _global(self, dense: Tree) -> State:
-        """The server's state: G, and M_s, the entries of G_hat = Top-k(G)."""
+    def _global(self, dense: Tree) -> FedPSEServer:
+        """G and M_s."""
         return {"update": dense, "support": self._top(dense, self.hyper.keep_ratio)}
 
     def _top(self, dense: Tree, keep_ratio: float) -> Tree:
@@ -137,19 +166,14 @@ class FedPSE(GradientMethod, ServerHalf):
         support = top_k_support(dense, keep_ratio, self.hyper.scope)
         return {name: support[name] & (dense[name] != 0) for name in dense}
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
-        zeros = tree.zeros_like(params)
-        # Nothing has come up yet.
-        return {"uplink": {}, **({"seen": zeros} if self.hyper.absent == "catch_up" else {})}
+    def init_server_memory(self, client: Traits, params: Tree) -> FedPSEMemory:
+        return {"uplink": {}, "seen": tree.zeros_like(params)} if self.hyper.absent == "catch_up" else {"uplink": {}}
 
-    def model(self, server: State) -> Tree:
+    def model(self, server: FedPSEServer) -> Tree:
         return {}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return {}
-
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        if self.hyper.absent == "nothing":
+    def personal_message(self, server: FedPSEServer, server_memory: FedPSEMemory, ctx: Context) -> Reply:
+        if "sum" not in server or "seen" not in server_memory:
             return Reply({}, server_memory)
         missed = tree.sub(server["sum"], server_memory["seen"])
         support = tree.map(lambda tensor: tensor != 0, missed)
@@ -160,23 +184,23 @@ class FedPSE(GradientMethod, ServerHalf):
     def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
         return hook == "reply" or self.hyper.absent == "catch_up"
 
-    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
+    def store_uplink(self, server_memory: FedPSEMemory, message: Message, ctx: Context) -> FedPSEMemory:
         return {**server_memory, "uplink": buffers(message["update"])}
 
-    def uplink(self, server_memory: State, like: Tree) -> Tree:
-        """U_i in the shapes of `like`; zeros where nothing has come up yet."""
+    def uplink(self, server_memory: FedPSEMemory, like: Tree) -> Tree:
+        """U_i in the shapes of `like`; zeros if nothing has come up yet."""
         stored = server_memory["uplink"]
         return packet_of(stored, SparseCodec(shapes_of(like), "fp32")).decode() if stored else tree.zeros_like(like)
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: FedPSEServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[FedPSEServer, Metrics]:
         after = self._global(received["update"].result or tree.zeros_like(server["update"]))
-        if self.hyper.absent == "catch_up":
+        if "sum" in server:
             after["sum"] = tree.add(server["sum"], masks.masked(after["update"], after["support"]))
         return after, {}
 
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def reply(self, server: FedPSEServer, server_memory: FedPSEMemory, ctx: Context) -> Reply:
         dense, support = server["update"], server["support"]
         own = self.uplink(server_memory, dense)
         if ctx.traits.retention_given:
@@ -190,7 +214,7 @@ class FedPSE(GradientMethod, ServerHalf):
             else:
                 whole = personal_support(tree.vector(support), tree.vector(sent), distance, ctx.generator)
                 support = tree.unvector(whole, dense)
-        if self.hyper.absent == "catch_up":
+        if "sum" in server:
             server_memory = {**server_memory, "seen": server["sum"]}
         return Reply({"update": sparse_packet(dense, support)}, server_memory, {"correlation_distance": distance})
 

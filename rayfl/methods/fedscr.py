@@ -20,30 +20,40 @@ a residual for the next round (compress/structured.py says how scores are made).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message, shapes_of
+from rayfl.compress.base import shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.compress.structured import Scores, Structured, StructuredCodec
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Collect, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
+from rayfl.gather import Collect, WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Reply,
+    Traits,
+    Tree,
+)
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 from rayfl.methods.shared.stored_packets import buffers, packet_of
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 
 class FedSCRHyper(LocalTraining):
@@ -85,14 +95,41 @@ class FedSCRHyper(LocalTraining):
         return Structured(keep_ratio=0.1 if self.keep_ratio is None else self.keep_ratio)
 
 
+class FedSCRState(TypedDict):
+    """Client state."""
+
+    residual: Tree
+    params: NotRequired[Tree]  # with a structured downlink, its copy of x
+    divergence: NotRequired[Tensor]  # if adaptive, of its last round (-1: none yet)
+    significance: NotRequired[Tensor]
+
+
+class FedSCRCarry(LocalCarry):
+    """A client's carry."""
+
+    variance: NotRequired[Tensor]  # if adaptive, as it came down
+
+
+class FedSCRServer(ModelState):
+    """Server state, beside x: the first four with a structured downlink, the last two if adaptive."""
+
+    residual: NotRequired[Tree]  # A
+    touched: NotRequired[Tree]  # the number of the last C that touched each entry
+    count: NotRequired[Tensor]  # how many C there were
+    last: NotRequired[Tree]  # the last C as it was sent
+    variances: NotRequired[Tensor]  # their sum over the rounds
+    rounds: NotRequired[Tensor]
+
+
+class FedSCRMemory(TypedDict):
+    """The server's memory of a client, with a structured downlink."""
+
+    count: NotRequired[Tensor]  # how many C it has
+
+
 class FedSCR(FedAvg):
-    """Client state: the residual, and where adaptive its last divergence and significance (-1: none yet).
+    """FedAvg whose clients send the filters and channels above a threshold."""
 
-    With `downlink="structured"` a client has its copy of x too, and the server its residual, the last C as it was sent,
-    how many there were, and which touched each entry last; and of a client how many it has.
-    """
-
-    Hyper: ClassVar[type[FedSCRHyper]] = FedSCRHyper
     hyper: FedSCRHyper
     paper: ClassVar[str] = "Wu et al., IEEE TPDS 2021"
     own_compression: ClassVar[bool] = True
@@ -122,15 +159,17 @@ class FedSCR(FedAvg):
     def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
         return self.cuts_down
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> FedSCRMemory:
         return {"count": torch.tensor(0)} if self.cuts_down else {}
 
-    def cut_down(self, server: State, mean: Tree, ctx: Context) -> State:
-        """What changes in the server's state with the mean of what arrived."""
+    def cut_down(self, server: FedSCRServer, mean: Tree, ctx: Context) -> FedSCRServer:
+        """The server's state after the cut of A + mean is sent."""
+        assert "residual" in server and "count" in server and "touched" in server
         update = tree.add(server["residual"], mean)
         packet, _ = self.compressor.encode(update, {}, ctx.generator)
         sent, support, number = packet.decode(), packet.support(), int(server["count"]) + 1
         return {
+            **server,
             "params": tree.sub(server["params"], sent),
             "residual": tree.sub(update, sent),
             "count": torch.tensor(number),
@@ -138,42 +177,44 @@ class FedSCR(FedAvg):
             "last": buffers(packet),
         }
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        if server_memory["count"] == server["count"]:
+    def personal_message(self, server: FedSCRServer, server_memory: FedSCRMemory, ctx: Context) -> Reply:
+        assert "touched" in server and "count" in server and "count" in server_memory
+        seen = server_memory["count"]
+        if seen == server["count"]:
             return Reply({}, server_memory)
-        touched = tree.map(lambda last: last > server_memory["count"], server["touched"])
+        touched = tree.map(lambda last: last > seen, server["touched"])
         ways = [Dense().encode(server["params"], {}, ctx.generator)[0], sparse_packet(server["params"], touched)]
         smallest = min(ways, key=lambda packet: packet.num_bits)
         return Reply({"touched": smallest}, {"count": server["count"]})
 
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def reply(self, server: FedSCRServer, server_memory: FedSCRMemory, ctx: Context) -> Reply:
+        assert "last" in server and "count" in server
         packet = packet_of(server["last"], StructuredCodec(shapes_of(server["params"])))
         return Reply({"update": packet}, {"count": server["count"]})
 
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: FedSCRState, received: Message, ctx: Context) -> FedSCRState:
+        assert "params" in state
         return {**state, "params": tree.sub(state["params"], received["update"].decode())}
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        state: State = {"residual": tree.zeros_like(params)}
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedSCRState:
+        state: FedSCRState = {"residual": tree.zeros_like(params)}
         if self.cuts_down:
             state["params"] = params
         if self.hyper.adaptive:
-            state |= {"divergence": torch.tensor(-1.0), "significance": torch.tensor(-1.0)}
+            state["divergence"] = state["significance"] = torch.tensor(-1.0)
         return state
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        if self.cuts_down:
-            carry = self.start(up_to_date(state["params"], received))
-        else:
-            carry = super().begin(state, received, ctx)
-        return {**carry, **received["variance"].decode()} if self.hyper.adaptive else carry
+    def begin(self, state: FedSCRState, received: Message, ctx: Context) -> FedSCRCarry:
+        params = up_to_date(state["params"], received) if "params" in state else received["model"].decode()
+        carry: FedSCRCarry = {**self.start(params)}
+        return {**carry, "variance": received["variance"].decode()["variance"]} if self.hyper.adaptive else carry
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: FedSCRState, carry: FedSCRCarry, ctx: Context) -> Finished:
         update = tree.add(state["residual"], self.progress(carry))
         compressor = self.adapted(state, carry) if self.hyper.adaptive else self.compressor_of(ctx.traits)
         packet, _ = compressor.encode(update, {}, ctx.generator)
         sent = packet.decode_beside(update)
-        new: State = {"residual": tree.sub(update, sent)}
+        new: FedSCRState = {"residual": tree.sub(update, sent)}
         if self.cuts_down:
             new["params"] = carry["received"]
         finished = self.finished(new, {"delta": packet}, carry, ctx)
@@ -185,14 +226,15 @@ class FedSCR(FedAvg):
             message={**(finished.message or {}), "loss": loss},
             metrics={**finished.metrics, "threshold": compressor.limit},
             state={
-                **finished.state,
+                **new,
                 "divergence": torch.tensor(divergence(carry["params"], carry["received"])),
                 "significance": torch.tensor(significance(sent, carry["params"])),
             },
         )
 
-    def adapted(self, state: State, carry: Carry) -> Structured:
+    def adapted(self, state: FedSCRState, carry: FedSCRCarry) -> Structured:
         """The compressor at the client's threshold in this round."""
+        assert "divergence" in state and "significance" in state and "variance" in carry
         if state["divergence"] < 0:
             return self.compressor
         exponent = (
@@ -202,34 +244,33 @@ class FedSCR(FedAvg):
         )
         return self.compressor.model_copy(update={"threshold": self.compressor.limit / (1 + math.exp(-exponent))})
 
-    def init_server(self, params: Tree) -> State:
-        start = super().init_server(params)
+    def init_server(self, params: Tree) -> FedSCRServer:
+        start: FedSCRServer = {"params": params}
         if self.cuts_down:
             touched = tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int32), params)
-            start |= {"residual": tree.zeros_like(params), "touched": touched, "count": torch.tensor(0)}
+            start = {**start, "residual": tree.zeros_like(params), "touched": touched, "count": torch.tensor(0)}
         if not self.hyper.adaptive:
             return start
         return {**start, "variances": torch.tensor(0.0, dtype=torch.float64), "rounds": torch.tensor(0)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        message = {} if self.cuts_down else super().broadcast(server, ctx)
-        if not self.hyper.adaptive:
+    def download(self, server: FedSCRServer, ctx: Context) -> Download:
+        message = {} if self.cuts_down else super().download(server, ctx)
+        if "variances" not in server or "rounds" not in server:
             return message
         mean = float(server["variances"]) / max(1, int(server["rounds"]))
         return {**message, "variance": scalar_packet("variance", mean)}
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        mean = received["delta"].result
+    def update(self, server: FedSCRServer, received: Mapping[str, Aggregate], ctx: Context) -> FedSCRServer:
+        after: FedSCRServer = {**server}
         if self.cuts_down:
-            after, metrics = (self.cut_down(server, mean, ctx) if mean else {}), {}
+            after = self.cut_down(server, received["delta"].result, ctx)
         else:
-            after, metrics = super().server_update(server, received, delivered, ctx)
-        if self.hyper.adaptive and delivered:
+            after["params"] = super().update(server, received, ctx)["params"]
+        if "variances" in server and "rounds" in server:
             losses = [float(loss["loss"]) for loss in received["loss"].items.values() if isinstance(loss, dict)]
-            after |= {"variances": server["variances"] + np.var(losses), "rounds": server["rounds"] + 1}
-        return {**server, **after}, metrics
+            after["variances"] = server["variances"] + float(np.var(losses))
+            after["rounds"] = server["rounds"] + 1
+        return after
 
 
 def up_to_date(params: Tree, received: Message) -> Tree:

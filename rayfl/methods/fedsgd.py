@@ -21,8 +21,7 @@ class FedSGDHyper(DCGDHyper):
 
 
 class FedSGD(DCGD):
-    """DCGD weighted by samples. Clients remember nothing (but an uplink's own memory, where it has one). Server: x."""
+    """DCGD weighted by samples. Clients remember nothing except an uplink's own memory, if it has one."""
 
-    Hyper: ClassVar[type[FedSGDHyper]] = FedSGDHyper
     hyper: FedSGDHyper
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

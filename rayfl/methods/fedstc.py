@@ -16,28 +16,38 @@ Those who delivered get C at the end of their round. Who was away for s rounds f
 The sign is ours: delta_i is x minus the trained model, so C is subtracted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message, message_bits, shapes_of
+from rayfl.compress.base import message_bits, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Reply,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
 from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.stored_packets import buffers, packet_of
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 
 class FedSTCHyper(LocalTraining):
@@ -52,12 +62,30 @@ class FedSTCHyper(LocalTraining):
     scope: Scope = Field(default="tensor", description="largest entries of every tensor, or of the whole model")
 
 
-class FedSTC(GradientMethod, ModelServer):
-    """Client state: its copy of x, and A_i. Server: x, A, the last broadcasts, and which of them touched each entry
-    last. Server's memory of a client: the number of broadcasts that it has.
-    """
+class FedSTCState(ModelState):
+    """Client state, beside its copy of x."""
 
-    Hyper: ClassVar[type[FedSTCHyper]] = FedSTCHyper
+    residual: Tree  # A_i
+
+
+class FedSTCServer(ModelState):
+    """Server state, beside x."""
+
+    residual: Tree  # A
+    count: Tensor  # how many broadcasts there were
+    touched: Tree  # the number of the last broadcast that touched each entry
+    broadcasts: NotRequired[dict[str, Tree]]  # the last ones as they were sent, by number
+
+
+class FedSTCMemory(TypedDict):
+    """The server's memory of a client."""
+
+    count: Tensor  # how many broadcasts it has
+
+
+class FedSTC(GradientMethod, ModelServer):
+    """Residuals A_i and A at both ends; both send STC of them."""
+
     hyper: FedSTCHyper
     paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2019"
     gather: Mapping[str, Gather] = {"update": WeightedMean()}
@@ -69,23 +97,23 @@ class FedSTC(GradientMethod, ModelServer):
         """STC, both ways."""
         return Ternary(keep_ratio=self.hyper.keep_ratio, scope=self.hyper.scope)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedSTCState:
         return {"params": params, "residual": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: FedSTCState, received: Message, ctx: Context) -> LocalCarry:
         return self.start(caught_up(state["params"], received))
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: FedSTCState, carry: LocalCarry, ctx: Context) -> Finished:
         update = tree.add(state["residual"], self.progress(carry))
         ratio = masks.kept_ratio(ctx.traits, None, self.hyper.keep_ratio)
         packet, _ = self.ternary.keeping(ratio).encode(update, {}, ctx.generator)
         state = {"params": carry["received"], "residual": tree.sub(update, packet.decode_beside(update))}
         return self.finished(state, {"update": packet}, carry, ctx)
 
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: FedSTCState, received: Message, ctx: Context) -> FedSTCState:
         return {**state, "params": caught_up(state["params"], received)}
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> FedSTCServer:
         return {
             "params": params,
             "residual": tree.zeros_like(params),
@@ -93,25 +121,20 @@ class FedSTC(GradientMethod, ModelServer):
             "touched": tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int32), params),
         }
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> FedSTCMemory:
         return {"count": torch.tensor(0)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
+    def download(self, server: FedSTCServer, ctx: Context) -> Download:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def personal_message(self, server: FedSTCServer, server_memory: FedSTCMemory, ctx: Context) -> Reply:
         return Reply(self._missed(server, int(server_memory["count"]), ctx), {"count": server["count"]})
 
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def reply(self, server: FedSTCServer, server_memory: FedSTCMemory, ctx: Context) -> Reply:
         return self.personal_message(server, server_memory, ctx)
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        mean = received["update"].result
-        if not mean:
-            return server, {}
-        update = tree.add(server["residual"], mean)
+    def update(self, server: FedSTCServer, received: Mapping[str, Aggregate], ctx: Context) -> FedSTCServer:
+        update = tree.add(server["residual"], received["update"].result)
         packet, _ = self.ternary.encode(update, {}, ctx.generator)
         sent, support = packet.decode(), packet.support()
         number, sent_before = int(server["count"]) + 1, server.get("broadcasts", {})
@@ -121,10 +144,10 @@ class FedSTC(GradientMethod, ModelServer):
             "count": torch.tensor(number),
             "touched": {name: before.masked_fill(support[name], number) for name, before in server["touched"].items()},
             "broadcasts": worth_keeping({**sent_before, str(number): buffers(packet)}, server["params"]),
-        }, {}
+        }
 
-    def _missed(self, server: State, count: int, ctx: Context) -> Message:
-        """What a client that has the first `count` broadcasts lacks."""
+    def _missed(self, server: FedSTCServer, count: int, ctx: Context) -> Message:
+        """The message to a client that has the first `count` broadcasts."""
         missing, kept = range(count + 1, int(server["count"]) + 1), server.get("broadcasts", {})
         codec = TernaryCodec(shapes_of(server["params"]), self.hyper.keep_ratio, self.hyper.scope)
         ways: list[Message] = []

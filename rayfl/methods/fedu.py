@@ -16,75 +16,64 @@ sum_k w_k as it is.
 The server's state has all models, N times the parameters; `dfedu` has none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from rayfl.compress.base import Message
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Collect, Gather
-from rayfl.methods.base import Carry, Context, Finished, Metrics
-from rayfl.methods.shared.counted_exchanges import CountedExchanges
+from rayfl.gather import Collect
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, Message, ModelState, Topology, Tree
+from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
-from rayfl.methods.shared.local_training import GradientMethod
-from rayfl.population.client import Traits
-from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel
 
 
-class FedU(GradientMethod, CountedExchanges):
-    """Client state: w_k as it last had it. Server: all w_k, each tensor stacked [N, ...], and how many exchanges there
-    were. Server's memory of a client: how many there had been when the client last got w_k.
-    """
+class FedUServer(Exchanges):
+    """Server state, beside the number of exchanges."""
 
-    Hyper: ClassVar[type[LaplacianHyper]] = LaplacianHyper
+    models: Tree  # all w_k, each tensor stacked [N, ...]
+
+
+class FedU(OwnModel, GradientMethod, CountedExchanges):
+    """Client state: the w_k that it had last. Server: all w_k."""
+
     hyper: LaplacianHyper
     paper: ClassVar[str] = "Dinh et al., FedU, 2021"
-    personalized: ClassVar[bool] = True
     uses_graph: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"change": Collect()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         check_lap_step(self.hyper.lap_step, topology, num_clients, seed)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params}
-
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: ModelState, received: Message, ctx: Context) -> LocalCarry:
         return self.start(received["model"].decode() if received else state["params"])
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         return Finished({"params": carry["params"]}, {"change": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: ModelState, received: Message, ctx: Context) -> ModelState:
         return {"params": received["model"].decode()}
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> FedUServer:
         # One row until the number of clients is known, in the first update.
         return {"models": {name: tensor[None] for name, tensor in params.items()}, "exchanges": torch.tensor(0)}
 
-    def model(self, server: State) -> Tree:
+    def model(self, server: FedUServer) -> Tree:
         return {}
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        changes = received["change"].items
-        if not changes:
-            return server, {}
+    def update(self, server: FedUServer, received: Mapping[str, Aggregate], ctx: Context) -> FedUServer:
         assert ctx.links is not None
         models = {}
         for name, before in server["models"].items():
             trained = before.expand(ctx.num_clients, *before.shape[1:]).clone()
-            for client, change in changes.items():
+            for client, change in received["change"].items.items():
                 assert isinstance(change, dict)
                 trained[client] -= change[name]
             models[name] = laplacian_step(trained, ctx.links, self.hyper.lap_step)
-        return {"models": models, "exchanges": server["exchanges"] + 1}, {}
+        return {"models": models, "exchanges": server["exchanges"] + 1}
 
-    def current(self, server: State, ctx: Context) -> Tree:
+    def current(self, server: FedUServer, ctx: Context) -> Tree:
         return {name: tensor[ctx.traits.id].clone() for name, tensor in server["models"].items()}
 
 

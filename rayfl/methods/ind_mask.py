@@ -8,30 +8,22 @@ neither the lasso nor Fil; the authors' code has Fil. Both are on as in MCE-PL: 
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf
-from rayfl.methods.shared.learned_masks import HiddenMasks
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.base import Context, Finished, FirstDraws, Gather, Traits, Tree
+from rayfl.methods.shared.learned_masks import HiddenMasks, ScoredModel
+from rayfl.methods.shared.one_gradient import GradientCarry
 
 
-class IndMask(HiddenMasks, PeerHalf):
-    """No communication. State: scores, mask, model."""
+class IndMask(HiddenMasks):
+    """No communication."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, without communication"
-    personalized: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {}
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScoredModel:
         z = self.scores_for(params, draws)
         return {"scores": z, **self.masked_by(z, client, params)}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ScoredModel, carry: GradientCarry, ctx: Context) -> Finished:
         _, z = self.descend(state, carry, ctx)
-        new = {"scores": z, **self.masked_by(z, ctx.traits, ctx.initial)}
+        new: ScoredModel = {"scores": z, **self.masked_by(z, ctx.traits, ctx.initial)}
         return Finished(new, None, 1.0, self.trained(state, carry, ctx))
-
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
-        return state

@@ -7,23 +7,17 @@ after every iteration, as avr-weipru and par-weipru do, and the authors' code do
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.gather import Aggregate, Gather
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf
-from rayfl.methods.shared.pruned_weights import PrunedWeights
-from rayfl.tree import State
+from rayfl.methods.base import Context, Finished, Gather
+from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 
-class IndWeipru(PrunedWeights, PeerHalf):
-    """No communication. State: weights, dense unless `hard`, and mask."""
+class IndWeipru(PrunedWeights):
+    """No communication."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, real weights without communication"
-    personalized: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
         new = self.stepped(state, carry, ctx)
         return Finished(new, None, 1.0, self.trained(state, carry, ctx))
-
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
-        return state

@@ -16,24 +16,36 @@ step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), whic
   missed an exchange gets its xbar before the next step to the mean, unless that exchanges itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Metrics, Plan, Reply, Stage
-from rayfl.methods.shared.counted_exchanges import CountedExchanges
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    HyperParameters,
+    Message,
+    Method,
+    ModelState,
+    Plan,
+    Reply,
+    Stage,
+    Topology,
+    Traits,
+    Tree,
+)
+from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.population.client import Traits
-from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
 
 
 class L2GDHyper(HyperParameters):
@@ -53,14 +65,26 @@ class L2GDHyper(HyperParameters):
         return self.alpha * self.lam / (num_clients * self.p)
 
 
+class L2GDState(ModelState):
+    """Client state, beside x_i."""
+
+    average: Tree  # the xbar that it last received
+
+
+class L2GDCarry(L2GDState):
+    """A client's carry."""
+
+    beta: Tensor
+    loss: Tensor
+
+
+class L2GDServer(ModelState, Exchanges):
+    """Server state: xbar of the last exchange, and the number of exchanges."""
+
+
 class L2GD(Method, CountedExchanges, ModelServer):
-    """Client state: x_i, and the xbar that it last received.
+    """Client: x_i and xbar. Server: xbar. Metric: `train/loss`, f_i at the point of the gradient."""
 
-    Server: xbar of the last exchange, and how many exchanges there were. Server's memory of a client: how many there
-    had been when the client last got xbar. Metric: `train/loss`, f_i at the point of the gradient.
-    """
-
-    Hyper: ClassVar[type[L2GDHyper]] = L2GDHyper
     hyper: L2GDHyper
     paper: ClassVar[str] = "Hanzely and Richtarik, 2020; Bergou et al., 2022"
     personalized: ClassVar[bool] = True
@@ -89,10 +113,10 @@ class L2GD(Method, CountedExchanges, ModelServer):
             return Plan(stages=(), coin=coin)
         return Plan(stages=(Stage(steps=1, batch_size=self.hyper.batch_size or None),), down=False, up=False, coin=coin)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> L2GDState:
         return {"params": params, "average": params}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: L2GDState, received: Message, ctx: Context) -> L2GDCarry:
         average = received["model"].decode() if received else state["average"]
         params = state["params"]
         if self.averages(ctx.plan.coin) and not self.exchanges(ctx):
@@ -105,34 +129,29 @@ class L2GD(Method, CountedExchanges, ModelServer):
         gam = self.hyper.gam(ctx.num_clients)
         return tree.add(tree.scale(params, 1 - gam), average, gam)
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: L2GDCarry, batch: Batch, *, stage: Stage) -> L2GDCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         params = {name: tensor - carry["beta"] * gradient[name] for name, tensor in carry["params"].items()}
         return {**carry, "params": params, "loss": loss}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        new = {"params": carry["params"], "average": carry["average"]}
+    def finish(self, state: L2GDState, carry: L2GDCarry, ctx: Context) -> Finished:
+        new: L2GDState = {"params": carry["params"], "average": carry["average"]}
         message = {"model": carry["params"]} if self.exchanges(ctx) else None
         return Finished(new, message, metrics={"train/loss": float(carry["loss"])} if ctx.work else {})
 
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: L2GDState, received: Message, ctx: Context) -> L2GDState:
         average = received["model"].decode()
         return {"params": self.pulled(state["params"], average, ctx), "average": average}
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> L2GDServer:
         return {"params": params, "exchanges": torch.tensor(0)}
 
-    def current(self, server: State, ctx: Context) -> Tree:
+    def current(self, server: L2GDServer, ctx: Context) -> Tree:
         return server["params"]
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        # In an exchange the reply says it.
+    def personal_message(self, server: L2GDServer, server_memory: Exchanges, ctx: Context) -> Reply:
+        # In an exchange the reply brings xbar.
         return Reply({}, server_memory) if self.exchanges(ctx) else super().personal_message(server, server_memory, ctx)
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        average = received["model"].result
-        if not average:
-            return server, {}
-        return {"params": average, "exchanges": server["exchanges"] + 1}, {}
+    def update(self, server: L2GDServer, received: Mapping[str, Aggregate], ctx: Context) -> L2GDServer:
+        return {"params": received["model"].result, "exchanges": server["exchanges"] + 1}

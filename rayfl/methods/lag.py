@@ -21,13 +21,11 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, Sum
-from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.gather import Sum
+from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Metrics, ModelState, Traits, Tree
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
-from rayfl.methods.shared.uplink import compressed
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 
 class LAGHyper(GradientStep):
@@ -40,19 +38,38 @@ class LAGHyper(GradientStep):
     weighting: Literal["uniform"] = Field(default="uniform", description="the objective is the plain mean over clients")
 
 
-class LAG(DistributedGradient):
-    """Client state: the gradient that the server has of it, and x, round number and squared steps as last seen."""
+class Known(UplinkMemory):
+    """The part of a client's state that the server knows."""
 
-    Hyper: ClassVar[type[LAGHyper]] = LAGHyper
+    sent: Tree  # the gradient that the server has of it
+
+
+class LAGState(Known):
+    """Client state."""
+
+    model: Tree  # x when it was last here
+    round: Tensor  # the round of that x
+    steps: Tensor  # the last squared steps of x [num_steps]
+
+
+class LAGServer(ModelState):
+    """Server state, beside x."""
+
+    gradients: Tree  # the sum of the last gradients of all clients
+
+
+class LAG(DistributedGradient):
+    """Clients send changes of their gradients, if they are large."""
+
     hyper: LAGHyper
     paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-WK)"
     gather: Mapping[str, Gather] = {"change": Sum()}
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> LAGState:
         steps = torch.zeros(self.hyper.num_steps)
         return {"sent": tree.zeros_like(params), "model": params, "round": torch.tensor(0), "steps": steps}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: LAGState, carry: GradientCarry, ctx: Context) -> Finished:
         num_missed = ctx.round - int(state["round"])
         steps = state["steps"]
         if num_missed:
@@ -65,22 +82,23 @@ class LAG(DistributedGradient):
         return self.upload(state, change, carry, ctx)
 
     def tolerated(self, steps: Tensor, ctx: Context) -> float:
-        """(1 / lr^2) sum_d xi s_d of the last squared steps s [D]: what a change may be without an upload."""
+        """(1 / lr^2) sum_d xi s_d of the last squared steps s [D]: the largest change that needs no upload."""
         return self.hyper.threshold * float(steps.sum()) / self.hyper.rate(ctx.round) ** 2
 
-    def upload(self, state: State, change: Tree, carry: Carry, ctx: Context) -> Finished:
-        """The end of a round that sends `change`; what the server then has of this client is remembered."""
+    def upload(self, state: Known, change: Tree, carry: GradientCarry, ctx: Context) -> Finished:
+        """End a round that sends `change`; the state keeps the gradient that the server then has."""
         message, state = compressed(state, {"change": change}, ctx)
         if message:
-            state = {**state, "sent": tree.add(state["sent"], message["change"].decode_beside(change))}
+            sent = tree.add(state["sent"], message["change"].decode_beside(change))
+            state = {**state, "sent": sent}
         return self.finished(state, message, carry, ctx)
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> LAGServer:
         return {"params": params, "gradients": tree.zeros_like(params)}
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: LAGServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[LAGServer, Metrics]:
         gradients, change = server["gradients"], received["change"]
         if change.count:
             gradients = tree.add(gradients, change.sum)

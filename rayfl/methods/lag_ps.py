@@ -10,19 +10,28 @@ it a step to compute, which is thrown away, so that its simulated time counts as
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
-from rayfl.methods.lag import LAG, LAGHyper
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Message,
+    Metrics,
+    Reply,
+    Traits,
+    Tree,
+    encoded,
+)
+from rayfl.methods.lag import LAG, Known, LAGHyper, LAGServer
+from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class LAGPSHyper(LAGHyper):
@@ -31,49 +40,64 @@ class LAGPSHyper(LAGHyper):
     smoothness: float = Field(default=1.0, gt=0, description="Lipschitz constant of every client's gradient, L")
 
 
+class LAGPSCarry(GradientCarry):
+    """A client's carry."""
+
+    asked: Tensor  # whether the server sent the model
+
+
+class LAGPSServer(LAGServer):
+    """Server state."""
+
+    steps: Tensor  # the last squared steps of x [num_steps]
+
+
+class LAGPSMemory(TypedDict):
+    """The server's memory of a client."""
+
+    model: Tree  # x_i, the model of its last upload
+    uploaded: Tensor
+
+
 class LAGPS(LAG):
-    """Client state: the gradient that the server has of it.
+    """LAG whose server asks for the uploads."""
 
-    Server's memory of a client: x_i, the model of its last upload.
-    """
-
-    Hyper: ClassVar[type[LAGPSHyper]] = LAGPSHyper
     hyper: LAGPSHyper
     paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-PS)"
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Known:
         return {"sent": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: Known, received: Message, ctx: Context) -> LAGPSCarry:
         asked = "model" in received
         carry = super().begin(state, received, ctx) if asked else self.start(ctx.initial)
         return {**carry, "asked": torch.tensor(asked)}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: Known, carry: LAGPSCarry, ctx: Context) -> Finished:
         if not carry["asked"]:
             return Finished(state, None)
         return self.upload(state, tree.sub(carry["gradient"], state["sent"]), carry, ctx)
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> LAGPSServer:
         return {**super().init_server(params), "steps": torch.zeros(self.hyper.num_steps)}
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> LAGPSMemory:
         return {"model": params, "uploaded": torch.tensor(False)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
+    def download(self, server: LAGPSServer, ctx: Context) -> Download:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def personal_message(self, server: LAGPSServer, server_memory: LAGPSMemory, ctx: Context) -> Reply:
         change = self.hyper.smoothness**2 * tree.norm(tree.sub(server["params"], server_memory["model"])) ** 2
         if server_memory["uploaded"] and change <= self.tolerated(server["steps"], ctx):
             return Reply({}, server_memory)
-        message = super().broadcast(server, ctx)
-        # The memory of a client that vanishes after this download stays as before: it holds the last upload's model.
+        message = encoded(super().download(server, ctx), ctx)
+        # If the client vanishes after this download, its memory keeps the model of its last upload.
         return Reply(message, {"model": message["model"].decode(), "uploaded": torch.tensor(True)})
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: LAGPSServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[LAGPSServer, Metrics]:
         after, metrics = super().server_update(server, received, delivered, ctx)
         step = tree.norm(tree.sub(after["params"], server["params"])) ** 2
         return {**after, "steps": torch.cat([torch.tensor([step]), server["steps"][:-1]])}, metrics

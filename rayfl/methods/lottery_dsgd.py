@@ -17,13 +17,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rayfl.compress.base import Message
 from rayfl.compress.sparse import sparse_packet
-from rayfl.gather import Aggregate, ElementwiseMean, Gather
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf
+from rayfl.gather import ElementwiseMean
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, Message, PeerHalf
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.lottery import Lottery, LotteryHyper
-from rayfl.tree import State
+from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryHyper, LotteryState
 
 
 class LotteryDSGDHyper(LotteryHyper):
@@ -36,18 +34,17 @@ class LotteryDSGDHyper(LotteryHyper):
 class LotteryDSGD(Lottery, PeerHalf):
     """LotteryFL's client, which mixes what its neighbours hold."""
 
-    Hyper: ClassVar[type[LotteryDSGDHyper]] = LotteryDSGDHyper
     hyper: LotteryDSGDHyper
     paper: ClassVar[str] = "Li et al., LotteryFL, 2020, among peers as in MCE-PL"
     gather: Mapping[str, Gather] = {"weights": ElementwiseMean("sent")}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:
         return self.begin_from(state["params"], state, ctx)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: LotteryState, carry: LotteryCarry, ctx: Context) -> Finished:
         return self.finished_with(sparse_packet(carry["params"], carry["mask"]), carry, ctx)
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
-        # Its own message is among those received, so that every entry of its mask is held by somebody.
+    def mix(self, state: LotteryState, received: Mapping[str, Aggregate], ctx: Context) -> LotteryState:
+        # A peer receives its own message too: somebody holds each entry of its mask.
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}

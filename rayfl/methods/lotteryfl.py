@@ -18,18 +18,14 @@ Where the sources are silent or the public code errs:
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 
-from rayfl.compress.base import Message
-from rayfl.gather import Gather
-from rayfl.methods.base import Carry, Context, Finished, Stage
+from rayfl.methods.base import Context, Finished, Gather, Message, ModelState, Tree
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.lottery import Lottery, LotteryHyper
+from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryHyper, LotteryState
 from rayfl.methods.shared.masked_server import HELD_MEAN, WEIGHTS, MaskedServer, weights_packet
-from rayfl.tree import State, Tree
 
 
 class LotteryFLHyper(LotteryHyper):
@@ -39,26 +35,25 @@ class LotteryFLHyper(LotteryHyper):
     epochs: int | None = Field(default=None, ge=1, description="local epochs a round (10 where steps is not given)")
     batch_size: int = Field(default=10, ge=0, description="examples a batch, b; 0: the whole split")
 
-    def stage(self, round: int, name: str = "train") -> Stage:
-        stage = super().stage(round, name)
-        return replace(stage, epochs=10) if self.epochs is None and self.steps is None else stage
+    default_epochs: ClassVar[int] = 10
 
 
 class LotteryFL(Lottery, MaskedServer):
     """Client: gate, prune and rewind, train under the mask. Server: the mean over those who hold an entry."""
 
-    Hyper: ClassVar[type[LotteryFLHyper]] = LotteryFLHyper
     hyper: LotteryFLHyper
     paper: ClassVar[str] = "Li et al., 2020 (LotteryFL)"
     gather: Mapping[str, Gather] = HELD_MEAN
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:
         return self.begin_from(received[WEIGHTS].decode(), state, ctx)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: LotteryState, carry: LotteryCarry, ctx: Context) -> Finished:
         return self.finished_with(weights_packet(carry["params"], carry["mask"], state["mask"]), carry, ctx)
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+    def eval_begin(
+        self, state: LotteryState, model: Tree | None, carry: LotteryCarry | None, ctx: Context
+    ) -> ModelState:
         if carry is not None:
             return {"params": carry["params"]}
         assert model is not None, "LotteryFL has a global model"

@@ -17,21 +17,33 @@ first round, g = grad f(x^0), is uncompressed. Q is unbiased; g is not.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NotRequired
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Stage
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    Metrics,
+    ModelState,
+    Stage,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, stated_omega
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.uplink import UplinkMemory
 
 
 class MARINAHyper(GradientStep):
@@ -42,46 +54,63 @@ class MARINAHyper(GradientStep):
     )
 
 
+class MARINAState(UplinkMemory):
+    """Client state."""
+
+    point: Tree  # the x that it last received
+    round: Tensor  # the round in which it did
+
+
+class MARINACarry(GradientCarry):
+    """A client's carry."""
+
+    dense: Tensor  # whether the gradient is sent uncompressed
+    previous: NotRequired[Tree]  # in a round of differences, the old x
+
+
+class MARINAServer(ModelState):
+    """Server state, beside x."""
+
+    gradient: Tree  # g
+    restart: Tensor  # whether g must be made anew
+
+
 class MARINA(DistributedGradient):
-    """Client state: the x that it last received, and in which round. Server: x, g, and whether g must be made anew.
+    """The model comes down under the name "restart" if g must be made anew, else under "model"."""
 
-    The model comes down under the name "restart" where g must be made anew, else under "model".
-    """
-
-    Hyper: ClassVar[type[MARINAHyper]] = MARINAHyper
     hyper: MARINAHyper
     paper: ClassVar[str] = "Gorbunov et al., ICML 2021"
     needs_one_omega: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
 
     def is_dense(self, ctx: Context) -> bool:
-        """The coin of this round: whether gradients are sent uncompressed. ValueError where p must be given."""
+        """The coin of this round: whether gradients are sent uncompressed. Raises ValueError if p must be given."""
         p = self.hyper.dense_probability
         return ctx.plan.coin < (1 / (1 + stated_omega(ctx, "dense_probability")) if p is None else p)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> MARINAState:
         return {"point": params, "round": torch.tensor(-1)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: MARINAState, received: Message, ctx: Context) -> MARINACarry:
         if "restart" in received:
             return {**self.start(received["restart"].decode()), "dense": torch.tensor(True)}
         dense = self.is_dense(ctx)
-        carry = {**self.start(received["model"].decode()), "dense": torch.tensor(dense)}
+        carry: MARINACarry = {**self.start(received["model"].decode()), "dense": torch.tensor(dense)}
         follows = not dense and int(state["round"]) == ctx.round - 1
         return {**carry, "previous": state["point"]} if follows else carry
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
-        # A round of differences has the point before, too (which a client that missed it does not use).
+        # A round of differences takes one at the old point too. A client that missed it takes none there.
         return 1.0 if ctx.round == 0 or self.is_dense(ctx) else 2.0
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: MARINACarry, batch: Batch, *, stage: Stage) -> MARINACarry:
         carry = super().step(carry, batch, stage=stage)
         if "previous" not in carry:
             return carry
         _, previous = self.value_and_grad(carry["previous"], batch)
         return {**carry, "gradient": tree.sub(carry["gradient"], previous)}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: MARINAState, carry: MARINACarry, ctx: Context) -> Finished:
         state = {**state, "point": carry["params"], "round": torch.tensor(ctx.round)}
         if carry["dense"]:
             packet, _ = Dense().encode(carry["gradient"], {}, ctx.generator)
@@ -90,18 +119,17 @@ class MARINA(DistributedGradient):
             return self.finished(state, {"gradient": carry["gradient"]}, carry, ctx)
         return self.finished(state, {}, carry, ctx)
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> MARINAServer:
         return {"params": params, "gradient": tree.zeros_like(params), "restart": torch.tensor(True)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        # Raises here, before any client works, where p must be given and is not.
+    def download(self, server: MARINAServer, ctx: Context) -> Download:
+        # If p must be given and is not, this raises before any client works.
         self.is_dense(ctx)
-        name = "restart" if server["restart"] else "model"
-        return {name: ctx.downlink.encode(server["params"], {}, ctx.generator)[0]}
+        return {"restart" if server["restart"] else "model": server["params"]}
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: MARINAServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[MARINAServer, Metrics]:
         dense = bool(server["restart"]) or self.is_dense(ctx)
         gradient = received["gradient"].result
         if not gradient:

@@ -28,7 +28,7 @@ Where the paper is silent, or the authors' code differs:
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NotRequired
 
 import numpy as np
 import torch
@@ -37,12 +37,10 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.mask import mask_packet
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, PeerHalf
-from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, masked_part
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Traits, Tree
+from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, ScoredModel, masked_part
+from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class MCEPLHyper(HiddenMaskHyper):
@@ -55,18 +53,22 @@ class MCEPLHyper(HiddenMaskHyper):
     first_fc: float = Field(default=0.9, ge=0, le=1, description="the same in layers of two dimensions")
 
 
-class MCEPL(HiddenMasks, PeerHalf):
-    """State: scores, mask, model, and mbar ("heard"); between training and exchange the stored gradient too."""
+class MCEPLState(ScoredModel):
+    """A peer's state, beside its scores, mask and model."""
 
-    Hyper: ClassVar[type[MCEPLHyper]] = MCEPLHyper
+    heard: Tree  # mbar
+    gradient: NotRequired[Tree]  # between training and exchange, the stored gradient
+
+
+class MCEPL(HiddenMasks):
+    """Peers send their masks and learn from the mean of their neighbours' masks."""
+
     hyper: MCEPLHyper
     paper: ClassVar[str] = "Tian et al., MCE-PL"
-    personalized: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
     include_self: ClassVar[bool] = False
     gather: Mapping[str, Gather] = {"mask": WeightedMean()}
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> MCEPLState:
         z, heard = self.scores_for(params, draws), self.first_heard(params, draws)
         return {"scores": z, "heard": heard, **self.masked_by(aggregated(z, heard), client, params)}
 
@@ -80,17 +82,17 @@ class MCEPL(HiddenMasks, PeerHalf):
 
         return tree.map(draw, masked_part(params))
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: MCEPLState, carry: GradientCarry, ctx: Context) -> Finished:
         gradient, z = self.descend(state, carry, ctx)
         own = self.masked_by(aggregated(z, state["heard"]), ctx.traits, ctx.initial)
-        new = {**state, "scores": z, "gradient": gradient, **own}
+        new: MCEPLState = {**state, "scores": z, "gradient": gradient, **own}
         # One vector, so that no layer's bits are filled up to whole bytes.
         bits = tree.vector(own["mask"])
         bill = {"comm/link_megabytes": bits.numel() / 8e6, "comm/link_ones_megabytes": int(bits.sum()) / 8e6}
         return Finished(new, {"mask": mask_packet({"mask": bits})}, 1.0, self.trained(state, carry, ctx) | bill)
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
-        state = dict(state)
+    def mix(self, state: MCEPLState, received: Mapping[str, Aggregate], ctx: Context) -> MCEPLState:
+        state = state.copy()
         gradient = state.pop("gradient")
         if not received or not received["mask"].count:
             return state

@@ -32,17 +32,26 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, Sum
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, ServerHalf, Stage
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
-from rayfl.methods.shared.uplink import compressed
-from rayfl.population.client import Traits
-from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
+from rayfl.gather import Sum
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Download,
+    Finished,
+    Gather,
+    Message,
+    Metrics,
+    ModelState,
+    Plan,
+    Stage,
+    Topology,
+    Tree,
+)
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
+from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 
 class MixtureADMMHyper(LocalWork):
@@ -78,13 +87,30 @@ class MixtureADMMHyper(LocalWork):
         return self.rho if self.beta is None else self.beta
 
 
-class MixtureADMM(GradientMethod, ServerHalf):
-    """Client state: x_i. Server: z, y, and the sum of all x_i."""
+class MixtureState(ModelState, UplinkMemory):
+    """Client state: x_i."""
 
-    Hyper: ClassVar[type[MixtureADMMHyper]] = MixtureADMMHyper
+
+class MixtureCarry(LocalCarry):
+    """A client's carry."""
+
+    target: Tree  # u_i
+    multiplier: Tree  # y
+
+
+class MixtureServer(ModelState):
+    """Server state, beside z."""
+
+    multiplier: Tree  # y
+    start: Tree  # x^0
+    moved: Tree  # sum_i x_i - N x^0, which is 0 at first
+
+
+class MixtureADMM(OwnModel, GradientMethod, ModelServer):
+    """Client: x_i. Server: z, y, and the sum of all x_i."""
+
     hyper: MixtureADMMHyper
     paper: ClassVar[str] = "WEN Hao, Problems of Personalization in Federated Learning (slides)"
-    personalized: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"move": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
@@ -107,10 +133,7 @@ class MixtureADMM(GradientMethod, ServerHalf):
             return Plan(stages=(Stage(steps=1, batch_size=None),))
         return super().plan(round, coin)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params}
-
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: MixtureState, received: Message, ctx: Context) -> MixtureCarry:
         x = state["params"]
         target = tree.add(received["gap"].decode(), x)
         return {**self.start(x), "target": target, "multiplier": received["multiplier"].decode()}
@@ -118,7 +141,7 @@ class MixtureADMM(GradientMethod, ServerHalf):
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return 1.0 if self.hyper.x_step == "gradient" else 1.0 + 2 * self.hyper.cg_iterations
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: MixtureCarry, batch: Batch, *, stage: Stage) -> MixtureCarry:
         lam, rho, x = self.hyper.lam, self.hyper.rho, carry["params"]
         loss, gradient = self.task.value_and_grad(x, batch)
         pull = tree.sub(tree.scale(x, lam + rho), tree.add(carry["multiplier"], carry["target"], rho))
@@ -132,37 +155,32 @@ class MixtureADMM(GradientMethod, ServerHalf):
         move = solved(product, gradient, self.hyper.cg_iterations)
         return {**carry, "params": tree.sub(x, move), "loss": carry["loss"] + loss}
 
-    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: MixtureCarry, *, stage: Stage) -> MixtureCarry:
         if not self.hyper.damping:
             return carry
         move = tree.sub(carry["params"], carry["received"])
         return {**carry, "params": tree.add(carry["received"], move, 1 - self.hyper.damping)}
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: MixtureState, carry: MixtureCarry, ctx: Context) -> Finished:
         packets, state = compressed(state, {"move": tree.sub(carry["params"], carry["received"])}, ctx)
         if packets:
             state = {**state, "params": tree.add(carry["received"], packets["move"].decode_beside(carry["received"]))}
         return Finished(state, packets, metrics=self.train_loss(carry, ctx))
 
-    def init_server(self, params: Tree) -> State:
-        # All x_i are z: what is kept of their sum is how far it is from N x^0, which is exact at first.
+    def init_server(self, params: Tree) -> MixtureServer:
         zeros = tree.zeros_like(params)
         return {"params": params, "multiplier": zeros, "start": params, "moved": zeros}
 
-    def model(self, server: State) -> Tree:
-        return server["params"]
-
-    def gap(self, server: State, num_clients: int) -> Tree:
-        """N z - sum_j x_j = N (z - x^0) - (what the x_j have moved by)."""
+    def gap(self, server: MixtureServer, num_clients: int) -> Tree:
+        """N z - sum_j x_j = N (z - x^0) - (sum_j x_j - N x^0)."""
         return tree.sub(tree.scale(tree.sub(server["params"], server["start"]), num_clients), server["moved"])
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        trees = {"gap": self.gap(server, ctx.num_clients), "multiplier": server["multiplier"]}
-        return {name: ctx.downlink.encode(value, {}, ctx.generator)[0] for name, value in trees.items()}
+    def download(self, server: MixtureServer, ctx: Context) -> Download:
+        return {"gap": self.gap(server, ctx.num_clients), "multiplier": server["multiplier"]}
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: MixtureServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[MixtureServer, Metrics]:
         moved, size, hyper = received["move"].result, ctx.num_clients, self.hyper
         if not moved:
             return server, {}

@@ -31,7 +31,6 @@ class OneBitHyper(GradientStep):
 class OneBitSGD(CompressedSGD):
     """Up: d bits and 64 a group; client state: the error e_i."""
 
-    Hyper: ClassVar[type[OneBitHyper]] = OneBitHyper
     hyper: OneBitHyper
     paper: ClassVar[str] = "Seide et al., 1-Bit SGD, Interspeech 2014"
 

@@ -27,11 +27,9 @@ import torch
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.data.batches import Batch
-from rayfl.methods.base import Carry, Context, Plan, Stage
+from rayfl.methods.base import Batch, Context, Plan, Stage, Tree
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining
-from rayfl.tree import Tree
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 ADAPT = "adapt"
 """The stage before an evaluation."""
@@ -41,6 +39,7 @@ class PerFedAvgHyper(LocalTraining):
     """Hyper-parameters of Per-FedAvg, with the values of pFedMe's comparison."""
 
     lr: float = Field(default=0.001, gt=0, description="step size of a local step, beta")
+    default_steps: ClassVar[int | None] = 20
     steps: int | None = Field(default=None, ge=1, description="local steps a round, tau (20 where epochs is not given)")
     batch_size: int = Field(default=20, ge=0, description="examples of each batch, b; 0: the whole split")
     alpha: float = Field(default=0.005, gt=0, description="step size of the adaptation to a client")
@@ -52,15 +51,10 @@ class PerFedAvgHyper(LocalTraining):
         default=0, ge=0, description="examples of the adaptation before an evaluation; 0: the whole split"
     )
 
-    def stage(self, round: int, name: str = "train") -> Stage:
-        stage = super().stage(round, name)
-        return replace(stage, epochs=None, steps=20) if self.epochs is None and self.steps is None else stage
-
 
 class PerFedAvg(FedAvg):
     """FedAvg whose clients train the starting point of one step, and take that step before they are judged."""
 
-    Hyper: ClassVar[type[PerFedAvgHyper]] = PerFedAvgHyper
     hyper: PerFedAvgHyper
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
 
@@ -72,7 +66,7 @@ class PerFedAvg(FedAvg):
         # One of D and of D'; of D'' two, or a Hessian-vector product.
         return 1.0 if self.hyper.variant == "fo" else 4 / 3
 
-    def step(self, carry: Carry, batch: Batch | tuple[Batch, ...], *, stage: Stage) -> Carry:
+    def step(self, carry: LocalCarry, batch: Batch | tuple[Batch, ...], *, stage: Stage) -> LocalCarry:
         params, alpha = carry["params"], self.hyper.alpha
         if isinstance(batch, Batch):
             assert stage.name == ADAPT

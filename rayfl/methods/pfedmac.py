@@ -36,7 +36,6 @@ class PFedMacHyper(PFedMeHyper):
 class PFedMac(PFedMe):
     """Client: theta <- theta - personal_lr (g - lam w), K times; w <- w - eta lam (w - theta)."""
 
-    Hyper: ClassVar[type[PFedMacHyper]] = PFedMacHyper
     hyper: PFedMacHyper
     paper: ClassVar[str] = "Li et al., 2021 (pFedMac)"
 

@@ -19,29 +19,23 @@ mean_S w_{i,R}, with S sampled. All clients download and train in every round, a
 - The recorded training loss is f_i at theta, before each of the K steps.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
+from rayfl.methods.base import Aggregate, Batch, Context, Finished, Message, ModelState, Plan, Stage, Tree
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalTraining, Weighting
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel, Weighting
 
 
 class PFedMeHyper(LocalTraining):
     """Hyper-parameters of pFedMe, with the paper's values for MNIST."""
 
     lr: float = Field(default=0.005, gt=0, description="step size of w, eta")
+    default_steps: ClassVar[int | None] = 20
     steps: int | None = Field(default=None, ge=1, description="steps of w a round, R (20 where epochs is not given)")
     batch_size: int = Field(default=20, ge=0, description="examples of a step's one batch, b; 0: the whole split")
     weighting: Weighting = Field(default="uniform", description="weight of a client in the average")
@@ -76,33 +70,30 @@ class PFedMeHyper(LocalTraining):
         """The curvature of theta's objective beside that of f_i."""
         return self.lam + self.weight_decay
 
-    def stage(self, round: int, name: str = "train") -> Stage:
-        stage = super().stage(round, name)
-        return replace(stage, epochs=None, steps=20) if self.epochs is None and self.steps is None else stage
+
+class PFedMeCarry(LocalCarry):
+    """A client's carry; its "params" are w."""
+
+    theta: Tree
 
 
-class PFedMe(FedAvg):
+class PFedMe(OwnModel, FedAvg):
     """FedAvg of the w_{i,R}, with a step of its own at the server. Client state: the model that it is judged by."""
 
-    Hyper: ClassVar[type[PFedMeHyper]] = PFedMeHyper
     hyper: PFedMeHyper
     paper: ClassVar[str] = "Dinh et al., NeurIPS 2020"
-    personalized: ClassVar[bool] = True
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round),), trainers="all")
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params}
-
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: ModelState, received: Message, ctx: Context) -> PFedMeCarry:
         carry = super().begin(state, received, ctx)
         return {**carry, "theta": carry["params"]}
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return float(self.hyper.inner_steps)
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: PFedMeCarry, batch: Batch, *, stage: Stage) -> PFedMeCarry:
         w, theta, total = carry["params"], carry["theta"], carry["loss"]
         for _ in range(self.hyper.inner_steps):
             loss, gradient = self.task.value_and_grad(theta, batch)
@@ -116,18 +107,15 @@ class PFedMe(FedAvg):
         """The gradient in theta of what binds it to w, lam / 2 ||theta - w||^2."""
         return tree.scale(tree.sub(theta, w), self.hyper.lam)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ModelState, carry: PFedMeCarry, ctx: Context) -> Finished:
         return super().finish({"params": self.judged(carry)}, carry, ctx)
 
-    def judged(self, carry: Carry) -> Tree:
+    def judged(self, carry: PFedMeCarry) -> Tree:
         """The client's model after local training."""
         return carry["theta" if self.hyper.personal == "theta" else "params"]
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+    def eval_begin(self, state: ModelState, model: Tree | None, carry: PFedMeCarry | None, ctx: Context) -> ModelState:
         return {"params": state["params"] if carry is None else self.judged(carry)}
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        delta = received["delta"].result
-        return ({"params": tree.add(server["params"], delta, -self.hyper.beta)} if delta else server), {}
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+        return {"params": tree.add(server["params"], received["delta"].result, -self.hyper.beta)}

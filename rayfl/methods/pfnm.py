@@ -21,18 +21,29 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Collect, Gather
-from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Metrics, Plan
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.gather import Collect
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    HyperParameters,
+    Message,
+    Metrics,
+    ModelState,
+    Plan,
+    Task,
+    Traits,
+    Tree,
+)
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.neuron_matching import Layer, Prior, merge
-from rayfl.population.client import Traits
-from rayfl.task import Classification, Task
-from rayfl.tree import State, Tree
+from rayfl.task import Classification
 
 
 class PFNMHyper(LocalWork):
@@ -48,9 +59,8 @@ class PFNMHyper(LocalWork):
 
 
 class PFNM(GradientMethod, ModelServer):
-    """Client state: its own network. Server: the merged network. ValueError for models that are no MLP."""
+    """Client state: its own network. Server: the merged network. Raises ValueError unless the model is an MLP."""
 
-    Hyper: ClassVar[type[PFNMHyper]] = PFNMHyper
     hyper: PFNMHyper
     paper: ClassVar[str] = "Yurochkin et al., ICML 2019"
     gather: Mapping[str, Gather] = {"model": Collect()}
@@ -67,23 +77,23 @@ class PFNM(GradientMethod, ModelServer):
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round),), down=False)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ModelState:
         own = self.hyper.independent_start
         return {"params": self.task.init(int(draws.own.integers(2**63))) if own else params}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: ModelState, received: Message, ctx: Context) -> LocalCarry:
         return self.start(state["params"])
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         packet, _ = Dense().encode(carry["params"], {}, ctx.generator)
         return Finished({"params": carry["params"]}, {"model": packet}, metrics=self.train_loss(carry, ctx))
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
+    def download(self, server: ModelState, ctx: Context) -> Download:
         return {}
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+        self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[ModelState, Metrics]:
         networks = [layers(item) for item in received["model"].items.values() if isinstance(item, dict)]
         if not networks:
             return server, {}

@@ -27,7 +27,6 @@ class QSGDHyper(GradientStep):
 class QSGD(CompressedSGD):
     """Up: 1 + ceil(log2(s + 1)) bits an entry and 32 a bucket, or Elias codes; unbiased."""
 
-    Hyper: ClassVar[type[QSGDHyper]] = QSGDHyper
     hyper: QSGDHyper
     paper: ClassVar[str] = "Alistarh et al., QSGD, NeurIPS 2017"
 

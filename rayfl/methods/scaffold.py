@@ -15,24 +15,32 @@ of its K gradients (option II). Server: x <- x - eta_g mean_S delta_i and c <- c
 The sign is ours on the wire: the change that goes up is c_i - c_i+.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NotRequired
 
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, Sum, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Plan, Stage
-from rayfl.methods.shared.local_training import GradientMethod, LocalTraining, Weighting
+from rayfl.gather import Sum, WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+)
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining, Weighting
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.methods.shared.uplink import compressed
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 CONTROL = "control"
 """The stage of option I."""
@@ -58,10 +66,28 @@ class ScaffoldHyper(LocalTraining):
         return self
 
 
-class Scaffold(GradientMethod, ModelServer):
-    """Client state: c_i. Server: x and c. Down: both. Up: delta and c_i - c_i+."""
+class ScaffoldState(UplinkMemory):
+    """Client state."""
 
-    Hyper: ClassVar[type[ScaffoldHyper]] = ScaffoldHyper
+    control_variate: Tree  # c_i
+
+
+class ScaffoldCarry(LocalCarry):
+    """A client's carry."""
+
+    correction: Tree  # c - c_i
+    gradient: NotRequired[Tree]  # of option I, at x
+
+
+class ScaffoldServer(ModelState):
+    """Server state, beside x."""
+
+    control_variate: Tree  # c
+
+
+class Scaffold(GradientMethod, ModelServer):
+    """Down: x and c. Up: delta and c_i - c_i+."""
+
     hyper: ScaffoldHyper
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     gather: Mapping[str, Gather] = {"delta": WeightedMean(), "control_variate": Sum()}
@@ -72,51 +98,44 @@ class Scaffold(GradientMethod, ModelServer):
             return Plan(stages=(training,))
         return Plan(stages=(Stage(CONTROL, steps=1, batch_size=self.hyper.control_batch_size or None), training))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScaffoldState:
         return {"control_variate": tree.zeros_like(params)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: ScaffoldState, received: Message, ctx: Context) -> ScaffoldCarry:
         correction = tree.sub(received["control_variate"].decode(), state["control_variate"])
-        carry = {**self.start(received["model"].decode()), "correction": correction}
+        carry: ScaffoldCarry = {**self.start(received["model"].decode()), "correction": correction}
         return carry if self.hyper.option == "II" else {**carry, "gradient": tree.zeros_like(correction)}
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: ScaffoldCarry, batch: Batch, *, stage: Stage) -> ScaffoldCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         if stage.name == CONTROL:
             return {**carry, "gradient": self.optimizer.penalised(gradient, carry["params"])}
         return self.descend(carry, loss, tree.add(gradient, carry["correction"]), stage)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        ctx = replace(ctx, work={"train": ctx.work["train"]})
+    def finish(self, state: ScaffoldState, carry: ScaffoldCarry, ctx: Context) -> Finished:
         own, delta = state["control_variate"], self.progress(carry)
         new = self.new_control_variate(carry, delta, ctx)
         message, state = compressed(state, {"delta": delta, "control_variate": tree.sub(own, new)}, ctx)
         if "control_variate" not in state.get("uplink", {}):
             new = tree.sub(own, message["control_variate"].decode_beside(own))
-        return self.finished({**state, "control_variate": new}, message, carry, ctx)
+        return self.finished({**state, "control_variate": new}, message, carry, ctx, "train")
 
-    def new_control_variate(self, carry: Carry, delta: Tree, ctx: Context) -> Tree:
+    def new_control_variate(self, carry: ScaffoldCarry, delta: Tree, ctx: Context) -> Tree:
         """c_i+ by the option."""
-        if self.hyper.option == "I":
+        if "gradient" in carry:
             return carry["gradient"]
         lr = ctx.plan.stages[-1].lr
         return tree.sub(tree.scale(delta, 1 / (ctx.work["train"].num_steps * lr)), carry["correction"])
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> ScaffoldServer:
         return {"params": params, "control_variate": tree.zeros_like(params)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        names = {"model": "params", "control_variate": "control_variate"}
-        return {name: ctx.downlink.encode(server[part], {}, ctx.generator)[0] for name, part in names.items()}
+    def download(self, server: ScaffoldServer, ctx: Context) -> Download:
+        return {"model": server["params"], "control_variate": server["control_variate"]}
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+    def update(self, server: ScaffoldServer, received: Mapping[str, Aggregate], ctx: Context) -> ScaffoldServer:
         delta, change = received["delta"].result, received["control_variate"].sum
-        if not delta:
-            return server, {}
-        params = tree.add(server["params"], delta, -self.hyper.server_lr)
         return {
-            "params": params,
+            "params": tree.add(server["params"], delta, -self.hyper.server_lr),
             "control_variate": tree.add(server["control_variate"], change, -1 / ctx.num_clients),
-        }, {}
+        }

@@ -10,23 +10,32 @@ takes the step x <- x - lr * sign(sum_i sign(g_i)) on a copy of the model, so th
 - Every vote counts the same, however many examples are behind it; `l2` is part of the gradient.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NotRequired, TypedDict
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.compress.votes import votes_packet
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, Sum
-from rayfl.methods.base import Carry, Context, Finished, Metrics, Reply
+from rayfl.gather import Sum
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Reply,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class SignSGDHyper(GradientStep):
@@ -39,63 +48,79 @@ class SignSGDHyper(GradientStep):
     weighting: Literal["uniform"] = Field(default="uniform", description="every vote counts the same")
 
 
-class SignSGD(DistributedGradient):
-    """Client state: its copy of the model, and m. Server's memory of a client: the version of its copy."""
+class SignSGDState(ModelState):
+    """Client state, beside its copy of the model."""
 
-    Hyper: ClassVar[type[SignSGDHyper]] = SignSGDHyper
+    momentum: NotRequired[Tree]  # m, of Signum
+
+
+class SignSGDMemory(TypedDict):
+    """The server's memory of a client."""
+
+    version: Tensor  # of its copy
+
+
+class SignSGDServer(ModelState, SignSGDMemory):
+    """Server state: the model, its version, and the last answer."""
+
+    votes: Tree
+    ties: Tensor
+
+
+class SignSGD(DistributedGradient):
+    """Signs go up, and the majority of each sign comes back."""
+
     hyper: SignSGDHyper
     paper: ClassVar[str] = "Bernstein et al., signSGD, ICML 2018 (majority vote, Signum)"
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"signs": Sum()}
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return {"params": params, **({"momentum": tree.zeros_like(params)} if self.hyper.momentum else {})}
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> SignSGDState:
+        state: SignSGDState = {"params": params}
+        return {**state, "momentum": tree.zeros_like(params)} if self.hyper.momentum else state
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: SignSGDState, received: Message, ctx: Context) -> GradientCarry:
         return self.start(received["model"].decode() if "model" in received else state["params"])
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        direction, state = carry["gradient"], {**state, "params": carry["params"]}
-        if self.hyper.momentum:
+    def finish(self, state: SignSGDState, carry: GradientCarry, ctx: Context) -> Finished:
+        direction = carry["gradient"]
+        state = {**state, "params": carry["params"]}
+        if "momentum" in state:
             fresh = tree.scale(direction, 1 - self.hyper.momentum)
             direction = tree.add(fresh, state["momentum"], self.hyper.momentum)
             state["momentum"] = direction
         return self.finished(state, {"signs": votes_packet(direction)}, carry, ctx)
 
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+    def receive_reply(self, state: SignSGDState, received: Message, ctx: Context) -> SignSGDState:
         return {**state, "params": self._moved(state["params"], received["votes"].decode(), ctx)}
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> SignSGDServer:
         votes = tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int8), params)
         return {"params": params, "votes": votes, "ties": torch.tensor(False), "version": torch.tensor(0)}
 
-    def init_server_memory(self, client: Traits, params: Tree) -> State:
+    def init_server_memory(self, client: Traits, params: Tree) -> SignSGDMemory:
         return {"version": torch.tensor(0)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
+    def download(self, server: SignSGDServer, ctx: Context) -> Download:
         return {}
 
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def personal_message(self, server: SignSGDServer, server_memory: SignSGDMemory, ctx: Context) -> Reply:
         if server_memory["version"] == server["version"]:
             return Reply({}, server_memory)
         packet, _ = Dense().encode(server["params"], {}, ctx.generator)
         return Reply({"model": packet}, {"version": server["version"]})
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
+    def update(self, server: SignSGDServer, received: Mapping[str, Aggregate], ctx: Context) -> SignSGDServer:
         signs = received["signs"]
-        if not signs.count:
-            return server, {}
         votes = tree.map(torch.sign, signs.sum)
         return {
             "params": self._moved(server["params"], votes, ctx),
             "votes": tree.map(lambda tensor: tensor.to(torch.int8), votes),
             "ties": torch.tensor(signs.count % 2 == 0),
             "version": server["version"] + 1,
-        }, {}
+        }
 
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+    def reply(self, server: SignSGDServer, server_memory: SignSGDMemory, ctx: Context) -> Reply:
         packet = votes_packet(tree.map(Tensor.float, server["votes"]), ties=bool(server["ties"]))
         return Reply({"votes": packet}, {"version": server["version"]})
 

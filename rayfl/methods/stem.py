@@ -16,23 +16,34 @@ Round 0 is the start: the mean of gradients on large batches, at the common x_1,
 - On the wire a point is its difference to the averaged one that came down, which is the same mean.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import ClassVar, Self, TypedDict
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Method, Metrics, Plan, Stage
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    Method,
+    ModelState,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 START = "start"
 """The stage of round 0."""
@@ -60,17 +71,42 @@ class STEMHyper(LearningRate):
     def for_num_rounds(self, rounds: int) -> Self:
         return super().for_num_rounds(max(rounds - 1, 1))
 
-    def shrunk(self, t: torch.Tensor) -> torch.Tensor:
+    def shrunk(self, t: Tensor) -> Tensor:
         """s_t, by which the paper's schedules shrink eta at step t (float64, scalar), as float32; 1 without them."""
         if self.schedule_offset is None:
             return torch.ones_like(t, dtype=torch.float32)
         return (1 + t / self.schedule_offset).pow(-1 / 3).to(torch.float32)
 
 
-class STEM(Method, ModelServer):
-    """Client state: the point x_t at which its old gradient is taken. Server: the averaged point and direction."""
+class STEMState(TypedDict):
+    """Client state."""
 
-    Hyper: ClassVar[type[STEMHyper]] = STEMHyper
+    point: Tree  # x_t, at which its old gradient is taken
+    round: Tensor  # the round of that point
+
+
+class STEMCarry(TypedDict):
+    """A client's carry."""
+
+    params: Tree
+    received: Tree
+    previous: Tree  # x_t
+    direction: Tree  # d_t
+    kept: Tensor  # 1 if an old direction goes into the next one, else 0
+    t: Tensor  # whose step is the next
+    loss: Tensor
+
+
+class STEMServer(ModelState):
+    """Server state, beside the averaged point."""
+
+    direction: Tree
+    started: Tensor  # whether there is a direction
+
+
+class STEM(Method, ModelServer):
+    """Client: x_t and d_t. Server: their averages."""
+
     hyper: STEMHyper
     paper: ClassVar[str] = "Khanduri et al., NeurIPS 2021"
     gather: Mapping[str, Gather] = {"delta": WeightedMean(), "direction": WeightedMean()}
@@ -82,10 +118,10 @@ class STEM(Method, ModelServer):
         stage = Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=hyper.rate(round - 1))
         return Plan(stages=(stage,))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> STEMState:
         return {"point": params, "round": torch.tensor(-1)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: STEMState, received: Message, ctx: Context) -> STEMCarry:
         params = received["model"].decode()
         started = "direction" in received
         followed = int(state["round"]) == ctx.round - 1 and ctx.round > 0
@@ -94,7 +130,6 @@ class STEM(Method, ModelServer):
             "received": params,
             "previous": state["point"] if followed else params,
             "direction": received["direction"].decode() if started else tree.zeros_like(params),
-            # Whether an old direction goes into the next one, and t, whose step is the next.
             "kept": torch.tensor(1.0 if started else 0.0),
             "t": torch.tensor((ctx.round - 1) * self.hyper.steps + 1, dtype=torch.float64),
             "loss": torch.zeros(()),
@@ -104,7 +139,7 @@ class STEM(Method, ModelServer):
         # At the point and at the one before it.
         return 1.0 if stage.name == START else 2.0
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: STEMCarry, batch: Batch, *, stage: Stage) -> STEMCarry:
         if stage.name == START:
             loss, gradient = self.task.value_and_grad(carry["params"], batch)
             return {**carry, "direction": gradient, "loss": loss}
@@ -124,7 +159,7 @@ class STEM(Method, ModelServer):
             "loss": carry["loss"] + loss,
         }
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: STEMState, carry: STEMCarry, ctx: Context) -> Finished:
         sent: dict[str, Tree] = {"direction": carry["direction"]}
         if ctx.round > 0:
             sent["delta"] = tree.sub(carry["received"], carry["params"])
@@ -133,18 +168,14 @@ class STEM(Method, ModelServer):
         metrics = {"train/loss": float(carry["loss"]) / num_steps} if num_steps else {}
         return Finished(state, sent, metrics=metrics)
 
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> STEMServer:
         return {"params": params, "direction": tree.zeros_like(params), "started": torch.tensor(False)}
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        names = {"model": "params", "direction": "direction"} if server["started"] else {"model": "params"}
-        return {name: ctx.downlink.encode(server[part], {}, ctx.generator)[0] for name, part in names.items()}
+    def download(self, server: STEMServer, ctx: Context) -> Download:
+        point = super().download(server, ctx)
+        return {**point, "direction": server["direction"]} if server["started"] else point
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        if not received["direction"].count:
-            return server, {}
+    def update(self, server: STEMServer, received: Mapping[str, Aggregate], ctx: Context) -> STEMServer:
         delta, direction = received["delta"].result, received["direction"].result
         params = tree.sub(server["params"], delta) if delta else server["params"]
-        return {"params": params, "direction": direction, "started": torch.tensor(True)}, {}
+        return {"params": params, "direction": direction, "started": torch.tensor(True)}

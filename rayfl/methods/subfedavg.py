@@ -28,20 +28,28 @@ from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Gather
-from rayfl.methods.base import Carry, Context, Finished, Plan, Stage
+from rayfl.methods.base import (
+    Batch,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared import accuracy_gate, masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.accuracy_gate import Counters
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.masked_server import HELD_MEAN, WEIGHTS, MaskedServer, weights_packet
 from rayfl.models import flops
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 FIRST, REST, GATE = "first epoch", "train", "gate"
 
@@ -52,6 +60,7 @@ class SubFedAvgHyper(LocalWork):
     lr: float = Field(default=0.01, gt=0, description="client learning rate")
     momentum: float = Field(default=0.5, ge=0, lt=1, description="momentum of sgd")
     batch_size: int = Field(default=10, ge=0, description="examples a batch, b; 0: the whole split")
+    default_epochs: ClassVar[int] = 5
     epochs: int | None = Field(default=None, ge=1, description="local epochs a round (left out: 5)")
     prune_ratio: float = Field(default=0.1, gt=0, lt=1, description="share of the living weights that a pruning takes")
     min_distance: float = Field(
@@ -70,14 +79,25 @@ class SubFedAvgHyper(LocalWork):
             )
         return self
 
-    def stage(self, round: int, name: str = REST) -> Stage:
-        return replace(super().stage(round, name), epochs=self.epochs or 5)
+
+class SubFedAvgState(ModelState):
+    """Client state, beside the model that it trained last."""
+
+    mask: Tree
+
+
+class SubFedAvgCarry(LocalCarry, Counters):
+    """A client's carry."""
+
+    mask: Tree
+    early: Tree  # m', after the first epoch
+    late: Tree  # m'', after the last one
+    target: Tensor  # the density at which pruning ends
 
 
 class SubFedAvg(GradientMethod, MaskedServer):
-    """Client state: its mask, and the model that it trained last."""
+    """Client: train, make two candidates for the mask, gate. Server: the mean over those who hold an entry."""
 
-    Hyper: ClassVar[type[SubFedAvgHyper]] = SubFedAvgHyper
     hyper: SubFedAvgHyper
     paper: ClassVar[str] = "Vahidian et al., ICDCSW 2021"
     personalized: ClassVar[bool] = True
@@ -95,10 +115,10 @@ class SubFedAvg(GradientMethod, MaskedServer):
         gate = Stage(GATE, split="validation", epochs=1, batch_size=self.hyper.batch_size or None)
         return Plan(stages=(*stages, gate))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> SubFedAvgState:
         return {"params": params, "mask": masks.everything(params)}
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: SubFedAvgState, received: Message, ctx: Context) -> SubFedAvgCarry:
         mask, target = state["mask"], masks.kept_ratio(ctx.traits, self.hyper.target_density, 0.5)
         return {
             **self.start(received[WEIGHTS].decode()),
@@ -109,23 +129,23 @@ class SubFedAvg(GradientMethod, MaskedServer):
             "target": torch.tensor(target, dtype=torch.float64),
         }
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: SubFedAvgCarry, batch: Batch, *, stage: Stage) -> SubFedAvgCarry:
         if stage.name == GATE:
             pruned = tree.mul(carry["params"], carry["late"])
             return accuracy_gate.counted(carry, self.task, pruned, batch)
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        # Where weight and gradient are 0 so are weight decay and momentum: what is not alive stays exactly 0.
+        # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
         return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
 
-    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: SubFedAvgCarry, *, stage: Stage) -> SubFedAvgCarry:
         if stage.name == GATE:
             if not self.prunes(carry):
                 return carry
             return {**carry, "mask": carry["late"], "params": masks.masked(carry["params"], carry["late"])}
         candidate = masks.pruned(carry["mask"], carry["params"], self.hyper.prune_ratio)
-        return {**carry, "late": candidate, **({"early": candidate} if stage.name == FIRST else {})}
+        return {**carry, "late": candidate, "early": candidate if stage.name == FIRST else carry["early"]}
 
-    def prunes(self, carry: Carry) -> bool:
+    def prunes(self, carry: SubFedAvgCarry) -> bool:
         """Whether the client takes its later candidate for its mask."""
         prunable = [name for name, mask in carry["mask"].items() if mask.dim() > 1]
         size = max(1, sum(carry["mask"][name].numel() for name in prunable))
@@ -134,16 +154,17 @@ class SubFedAvg(GradientMethod, MaskedServer):
         good = accuracy_gate.accuracy(carry) > self.hyper.min_accuracy
         return good and differ / size > self.hyper.min_distance and alive / size > float(carry["target"])
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: SubFedAvgState, carry: SubFedAvgCarry, ctx: Context) -> Finished:
         params, mask = carry["params"], carry["mask"]
-        work = {name: work for name, work in ctx.work.items() if name != GATE}
-        num_trained = sum(one.num_examples for one in work.values())
+        num_trained = sum(work.num_examples for name, work in ctx.work.items() if name != GATE)
         metrics = flops.training_metrics(self.task.weight_uses, state["mask"], num_trained)
-        metrics |= self.train_loss(carry, replace(ctx, work=work))
+        metrics |= self.train_loss(carry, ctx, FIRST, REST)
         message = {WEIGHTS: weights_packet(params, mask, state["mask"])}
         return Finished({"params": params, "mask": mask}, message, 1.0, metrics)
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+    def eval_begin(
+        self, state: SubFedAvgState, model: Tree | None, carry: SubFedAvgCarry | None, ctx: Context
+    ) -> ModelState:
         if carry is not None:
             return {"params": carry["params"]}
         assert model is not None, "Sub-FedAvg has a global model"

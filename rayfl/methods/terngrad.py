@@ -29,7 +29,6 @@ class TernGradHyper(GradientStep):
 class TernGrad(CompressedSGD):
     """Up: five entries a byte and 4 bytes a tensor; unbiased unless clipped."""
 
-    Hyper: ClassVar[type[TernGradHyper]] = TernGradHyper
     hyper: TernGradHyper
     paper: ClassVar[str] = "Wen et al., TernGrad, NeurIPS 2017"
 

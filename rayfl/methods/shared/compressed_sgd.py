@@ -5,18 +5,16 @@ C(gamma g_i + e_i), what is remembered stays a part of x when gamma changes.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar
 
 from rayfl import tree
 from rayfl.compress.base import Compressor
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics
+from rayfl.gather import WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, ModelState, Traits, Tree
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class CompressedSGD(DistributedGradient):
@@ -25,30 +23,27 @@ class CompressedSGD(DistributedGradient):
     Client state: the compressor's memory.
     """
 
-    Hyper: ClassVar[type[GradientStep]] = GradientStep
     hyper: GradientStep
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
     @abstractmethod
     def make_compressor(self) -> Compressor:
-        """C, as the hyper-parameters describe it."""
+        """C, made from the hyper-parameters."""
 
     @cached_property
     def compressor(self) -> Compressor:
         """C."""
         return self.make_compressor()
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Tree:
         return self.compressor.init(params)
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    # The state is the compressor's memory alone.
+    def finish(self, state: Tree, carry: GradientCarry, ctx: Context) -> Finished:
         delta = tree.scale(carry["gradient"], self.hyper.rate(ctx.round))
         packet, memory = self.compressor.encode(delta, state, ctx.generator)
         return self.finished(memory, {"delta": packet}, carry, ctx)
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        delta = received["delta"].result
-        return ({"params": tree.sub(server["params"], delta)} if delta else server), {}
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+        return {"params": tree.sub(server["params"], received["delta"].result)}

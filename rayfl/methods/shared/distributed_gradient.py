@@ -4,22 +4,29 @@ There is no local training: only the server moves. The gradient is that of f_i(x
 whole train split (batch_size = 0, what the theory of these methods needs), or on one minibatch a round.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
-from rayfl.data.batches import Batch
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate
-from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Plan, Stage, Upload
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    HyperParameters,
+    Message,
+    Plan,
+    Stage,
+    State,
+    Tree,
+    Upload,
+)
 from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.one_gradient import GradientCarry, OneGradient
 
 
 class GradientWork(HyperParameters):
@@ -40,28 +47,24 @@ class GradientStep(GradientWork, LearningRate):
     lr: float = Field(default=0.05, gt=0, description="step size, gamma")
 
 
-class DistributedGradient(Method, ModelServer):
-    """The client's gradient and the server's model; subclasses say what is sent (`finish`) and how the server steps.
+class DistributedGradient(OneGradient, ModelServer):
+    """The client's gradient and the server's model; subclasses say what is sent (`finish`) and how x moves (`update`).
 
     Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
     """
 
-    Hyper: ClassVar[type[GradientWork]] = GradientStep
+    Hyper = GradientStep
     hyper: GradientWork
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(),), coin=coin)
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
         return self.start(received["model"].decode())
 
-    def start(self, params: Tree) -> Carry:
+    def start(self, params: Tree) -> GradientCarry:
         """The carry of a client that has computed nothing yet."""
         return {"params": params, "gradient": tree.zeros_like(params), "loss": torch.zeros(())}
-
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
-        loss, gradient = self.value_and_grad(carry["params"], batch)
-        return {**carry, "gradient": gradient, "loss": loss}
 
     def value_and_grad(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         """The objective's value (scalar) and its gradient, with l2."""
@@ -71,7 +74,7 @@ class DistributedGradient(Method, ModelServer):
         square = torch.stack([tensor.square().sum() for tensor in params.values()]).sum()
         return loss + 0.5 * self.hyper.l2 * square, tree.add(gradient, params, self.hyper.l2)
 
-    def finished(self, state: State, message: Upload, carry: Carry, ctx: Context) -> Finished:
+    def finished(self, state: State, message: Upload, carry: GradientCarry, ctx: Context) -> Finished:
         """End a round that sends this message, with its weight in the mean and the objective as a metric."""
         metrics = {"train/loss": float(carry["loss"])}
         if not message:
@@ -86,7 +89,7 @@ def soft_threshold(x: Tree, threshold: float) -> Tree:
 
 
 def stated_omega(ctx: Context, wanted: str) -> float:
-    """omega of the uplink on the whole model. ValueError where it states none, and so `wanted` has no default."""
+    """omega of the uplink on the whole model. Raises ValueError if it states none: `wanted` then has no default."""
     omega = ctx.uplink.omega(tree.num_entries(ctx.initial))
     if omega is None:
         raise RayflError(
@@ -97,14 +100,14 @@ def stated_omega(ctx: Context, wanted: str) -> float:
 
 
 def damping(alpha: float | None, ctx: Context) -> float:
-    """alpha, by default 1 / (1 + omega) of the uplink. ValueError where that is unknown."""
+    """alpha, by default 1 / (1 + omega) of the uplink. Raises ValueError if that is unknown."""
     return 1 / (1 + stated_omega(ctx, "alpha")) if alpha is None else alpha
 
 
 def shifted(shift: Tree, arrived: Aggregate, alpha: float, weighting: Weighting, ctx: Context) -> Tree:
     """The server's h + alpha sum_i p_i D_i over those i that delivered, with p_i of all clients, so h = sum_i p_i h_i.
 
-    ValueError with weights by samples where clients are away: the server does not know the examples of all.
+    Raises ValueError with weights by samples if clients are away: the server does not know the examples of all.
     """
     if weighting == "samples" and arrived.count < ctx.num_clients:
         raise RayflError(

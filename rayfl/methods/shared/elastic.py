@@ -25,15 +25,27 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.compress.dense import Dense
 from rayfl.compress.values import ValueType
-from rayfl.data.batches import Batch
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Relay, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, HyperParameters, Method, Metrics, Plan, Reply, Stage
+from rayfl.gather import Relay, WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Carry,
+    Context,
+    Finished,
+    HyperParameters,
+    Message,
+    Method,
+    Metrics,
+    Plan,
+    Reply,
+    Stage,
+    State,
+    Tree,
+)
 from rayfl.methods.shared.wrapper import Wrapping
-from rayfl.tree import State, Tree
 
 SENSITIVITY = "sensitivity"
 """The wrapper's stage, its message, and its part of carries and of the server's state."""
@@ -59,7 +71,6 @@ class Elastic(Wrapping):
     entries with zeta > 1. ValueError for a method that has no server, or whose server sees no delta.
     """
 
-    Hyper: ClassVar[type[ElasticHyper]] = ElasticHyper
     hyper: ElasticHyper
     paper: ClassVar[str] = "Chen et al., CVPR 2023"
     splits: Mapping[str, float] = {"heldout": 0.1}

@@ -9,7 +9,7 @@ neurons. All trees of scores and masks hold the masked tensors alone.
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,26 +17,20 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.methods.base import Carry, Context, Method, Plan, Stage
+from rayfl.methods.base import Context, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.lr_schedules import LearningRate
-from rayfl.models import flops
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
+from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
+from rayfl.methods.shared.one_gradient import GradientCarry
 
 WeightInit = Literal["model", "uniform", "signed_constant", "kaiming"]
 
 
-class HiddenMaskHyper(LearningRate):
+class HiddenMaskHyper(MaskedPeerHyper):
     """Hyper-parameters of methods that learn masks, with MCE-PL's values; a round is one minibatch."""
 
     lr: float = Field(default=1.0, gt=0, description="learning rate of the scores, eta")
-    batch_size: int = Field(default=128, ge=0, description="examples of a round's one batch, b; 0: the whole split")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the scores (5e-4 in the authors' code)")
     lasso: float = Field(default=1e-3, ge=0, description="weight of the group lasso, lambda (0 in the authors' code)")
     retention_ratio: float | None = Field(
@@ -144,27 +138,22 @@ def lasso_gradient(scores: Tree, strength: float) -> Tree:
     return tree.map(rows, scores)
 
 
-class HiddenMasks(Method):
-    """A peer that learns a mask of its own on the initial weights, which nobody ever changes or sends.
+class MaskedModel(Masked):
+    """A mask and the model under it."""
 
-    State: "scores" z, "mask" m, and "params", the model w o m, which is evaluated and trained next.
-    """
+    params: Tree  # w o m, which is evaluated and trained next
 
-    Hyper: ClassVar[type[HiddenMaskHyper]] = HiddenMaskHyper
+
+class ScoredModel(MaskedModel):
+    """The state of a peer that learns its mask."""
+
+    scores: Tree  # z
+
+
+class HiddenMasks(MaskedPeer):
+    """A peer that learns a mask of its own on the initial weights, which nobody ever changes or sends."""
+
     hyper: HiddenMaskHyper
-    honours_retention: ClassVar[bool] = True
-
-    def plan(self, round: int, coin: float) -> Plan:
-        hyper = self.hyper
-        return Plan(stages=(Stage(steps=1, batch_size=hyper.batch_size or None, lr=hyper.rate(round)),))
-
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        params = state["params"]
-        return {"params": params, "gradient": params, "loss": torch.zeros(())}
-
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        return {**carry, "gradient": gradient, "loss": loss}
 
     def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
         layers = first_weights(masked_part(params), self.hyper.weight_init, draws.common("common weights"))
@@ -180,7 +169,7 @@ class HiddenMasks(Method):
         scale = self.hyper.weight_scale
         return initial if scale == 1 else {**initial, **tree.scale(masked_part(initial), scale)}
 
-    def descend(self, state: State, carry: Carry, ctx: Context) -> tuple[Tree, Tree]:
+    def descend(self, state: ScoredModel, carry: GradientCarry, ctx: Context) -> tuple[Tree, Tree]:
         """G, the gradient of the scores with the lasso's, and z - lr (G + weight decay)."""
         z, lr = state["scores"], ctx.plan.stages[0].lr
         gradient = straight_through(carry["gradient"], self.weights(ctx.initial), z)
@@ -188,18 +177,9 @@ class HiddenMasks(Method):
             gradient = tree.add(gradient, lasso_gradient(z, self.hyper.lasso))
         return gradient, tree.add(tree.add(z, z, -lr * self.hyper.weight_decay), gradient, -lr)
 
-    def masked_by(self, y: Tree, client: Traits, initial: Tree) -> State:
-        """Mask and model of a client, from what its threshold is taken of and the parameters of round 0."""
+    def masked_by(self, y: Tree, client: Traits, initial: Tree) -> MaskedModel:
+        """Mask and model of a client; y is thresholded, and `initial` are the parameters of round 0."""
         hyper, weights = self.hyper, self.weights(initial)
         ratio = masks.kept_ratio(client, hyper.retention_ratio, 0.5)
         mask = layer_masks(y, layer_ratios(y, ratio, hyper.fc_retention_ratio), hyper.fil, hyper.fil_share)
         return {"mask": mask, "params": {**weights, **masks.masked(masked_part(weights), mask)}}
-
-    def trained(self, state: State, carry: Carry, ctx: Context) -> dict[str, float]:
-        """The metrics of a round's training: the batch's loss, and operations as the mask of the training has them."""
-        work = ctx.work["train"]
-        loss = {"train/loss": float(carry["loss"])}
-        return loss | flops.training_metrics(self.task.weight_uses, state["mask"], work.num_examples)
-
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return {"params": state["params"]}

@@ -1,24 +1,55 @@
 """Local training by minibatches, the part that most methods' clients share."""
 
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import Field, model_validator
 
 from rayfl.compress.scalar import count_packet
-from rayfl.data.batches import Batch
 from rayfl.errors import RayflError
-from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Upload
+from rayfl.methods.base import (
+    Batch,
+    Context,
+    Finished,
+    FirstDraws,
+    Message,
+    Method,
+    ModelState,
+    Plan,
+    Stage,
+    State,
+    Traits,
+    Tree,
+    Upload,
+)
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
-from rayfl.tree import Difference, State, Tree
+from rayfl.tree import Difference
 
 Weighting = Literal["samples", "uniform"]
 
 
+class LocalCarry(TypedDict):
+    """The carry of a client in local training."""
+
+    params: Tree
+    received: Tree  # where the training began
+    optimizer: State
+    loss: torch.Tensor  # the sum over the steps
+
+
+Training = TypeVar("Training", bound=LocalCarry)
+"""The carry of a method that adds to `LocalCarry`."""
+
+
 class LocalWork(LearningRate):
     """Hyper-parameters of local training by minibatches."""
+
+    default_epochs: ClassVar[int] = 1
+    """Local epochs a round if neither `epochs` nor `steps` is given."""
+    default_steps: ClassVar[int | None] = None
+    """Local steps a round in that case, in place of epochs."""
 
     lr: float = Field(default=0.05, gt=0, description="client learning rate, eta_l")
     epochs: int | None = Field(
@@ -49,9 +80,10 @@ class LocalWork(LearningRate):
 
     def stage(self, round: int, name: str = "train") -> Stage:
         """The stage of round `round` that these settings describe."""
-        epochs = 1 if self.epochs is None and self.steps is None else self.epochs
-        batch_size = self.batch_size or None
-        return Stage(name=name, epochs=epochs, steps=self.steps, batch_size=batch_size, lr=self.rate(round))
+        epochs, steps = self.epochs, self.steps
+        if epochs is None and steps is None:
+            epochs, steps = None if self.default_steps else self.default_epochs, self.default_steps
+        return Stage(name=name, epochs=epochs, steps=steps, batch_size=self.batch_size or None, lr=self.rate(round))
 
     def make_optimizer(self) -> Optimizer:
         """The client optimizer."""
@@ -68,9 +100,12 @@ class LocalTraining(LocalWork):
 
 
 class GradientMethod(Method):
-    """A client that runs optimizer steps on its own examples; subclasses say from where it starts and what it sends."""
+    """A client that runs optimizer steps on its own examples.
 
-    Hyper: ClassVar[type[LocalWork]] = LocalTraining
+    By default it starts from the model that came down as "model". Subclasses say what it sends (`finish`).
+    """
+
+    Hyper = LocalTraining
     hyper: LocalWork
 
     @cached_property
@@ -81,7 +116,10 @@ class GradientMethod(Method):
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round),))
 
-    def start(self, params: Tree) -> Carry:
+    def begin(self, state: State, received: Message, ctx: Context) -> LocalCarry:
+        return self.start(received["model"].decode())
+
+    def start(self, params: Tree) -> LocalCarry:
         """The carry of a client that starts training at `params`, with a fresh optimizer."""
         return {
             "params": params,
@@ -90,34 +128,43 @@ class GradientMethod(Method):
             "loss": torch.zeros(()),
         }
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: Training, batch: Batch, *, stage: Stage) -> Training:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         return self.descend(carry, loss, gradient, stage)
 
-    def descend(self, carry: Carry, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Carry:
+    def descend(self, carry: Training, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Training:
         """The carry after one optimizer step along `gradient`, clipped if the settings say so."""
         gradient = clip(gradient, self.hyper.clip_norm)
         params, state = self.optimizer.update(carry["params"], gradient, carry["optimizer"], stage.lr)
-        return {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss}
+        return cast(Training, {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss})
 
-    def finished(self, state: State, message: Upload, carry: Carry, ctx: Context) -> Finished:
-        """End a round that sends this message, with its weight in the average and the training loss as a metric."""
+    def finished(self, state: State, message: Upload, carry: LocalCarry, ctx: Context, *stages: str) -> Finished:
+        """End a round: the message, its weight in the average, and the training loss of `stages` as a metric."""
         assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
         message, weight = weighed(message, self.hyper.weighting, ctx)
-        return Finished(state, message, weight, self.train_loss(carry, ctx))
+        return Finished(state, message, weight, self.train_loss(carry, ctx, *stages))
 
-    def train_loss(self, carry: Carry, ctx: Context) -> dict[str, float]:
-        """The mean training loss over the round's steps, as a metric."""
-        num_steps = sum(work.num_steps for work in ctx.work.values())
+    def train_loss(self, carry: LocalCarry, ctx: Context, *stages: str) -> dict[str, float]:
+        """The mean training loss over the steps of `stages`, by default of all, as a metric."""
+        num_steps = sum(work.num_steps for name, work in ctx.work.items() if not stages or name in stages)
         return {"train/loss": float(carry["loss"]) / num_steps} if num_steps else {}
 
-    def progress(self, carry: Carry) -> Tree:
+    def progress(self, carry: LocalCarry) -> Tree:
         """delta = received - trained, a descent direction."""
         return self.delta(carry).tree()
 
-    def delta(self, carry: Carry) -> Difference:
+    def delta(self, carry: LocalCarry) -> Difference:
         """`progress` for a client that only sends it."""
         return Difference(carry["received"], carry["params"])
+
+
+class OwnModel(Method):
+    """A client that keeps a model of its own, at first the common one."""
+
+    personalized: bool = True
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ModelState:
+        return {"params": params}
 
 
 def weighed(message: Upload, weighting: Weighting, ctx: Context) -> tuple[Upload, float]:

@@ -5,21 +5,17 @@ Non-IID Datasets, 2020.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from rayfl.compress.base import Packet
-from rayfl.data.batches import Batch
-from rayfl.determinism.seeding import FirstDraws
-from rayfl.methods.base import Carry, Context, Finished, Plan, Stage
+from rayfl.methods.base import Batch, Context, Finished, FirstDraws, ModelState, Packet, Plan, Stage, Traits, Tree
 from rayfl.methods.shared import accuracy_gate, masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalWork
+from rayfl.methods.shared.accuracy_gate import Counters
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.models import flops
-from rayfl.population.client import Traits
-from rayfl.tree import State, Tree
 
 GATE, TRAIN = "gate", "train"
 
@@ -35,10 +31,25 @@ class LotteryHyper(LocalWork):
     )
 
 
-class Lottery(GradientMethod):
-    """State: weights, mask, and the share of the weights that the prunings left, (1 - prune_ratio)^times."""
+class LotteryState(ModelState):
+    """The state of a client that prunes."""
 
-    Hyper: ClassVar[type[LotteryHyper]] = LotteryHyper
+    mask: Tree
+    left: Tensor  # share of the weights that the prunings left, (1 - prune_ratio)^times
+
+
+class LotteryCarry(LocalCarry, Counters):
+    """The carry of a client that may prune and rewind."""
+
+    mask: Tree
+    left: Tensor
+    initial: Tree  # the common start, to which it rewinds
+    target: Tensor  # the share of the weights at which pruning ends
+
+
+class Lottery(GradientMethod):
+    """LotteryFL's client."""
+
     hyper: LotteryHyper
     personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
@@ -49,10 +60,10 @@ class Lottery(GradientMethod):
         gate = Stage(GATE, split="validation", epochs=1, batch_size=self.hyper.batch_size or None)
         return Plan(stages=(gate, self.hyper.stage(round, TRAIN)))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> LotteryState:
         return {"params": params, "mask": masks.everything(params), "left": torch.ones((), dtype=torch.float64)}
 
-    def begin_from(self, params: Tree, state: State, ctx: Context) -> Carry:
+    def begin_from(self, params: Tree, state: LotteryState, ctx: Context) -> LotteryCarry:
         """The carry of a client that comes to its gate with `params`, which are 0 outside its mask."""
         target = masks.kept_ratio(ctx.traits, self.hyper.target_density, 0.5)
         return {
@@ -64,28 +75,27 @@ class Lottery(GradientMethod):
             "target": torch.tensor(target, dtype=torch.float64),
         }
 
-    def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
+    def step(self, carry: LotteryCarry, batch: Batch, *, stage: Stage) -> LotteryCarry:
         if stage.name == GATE:
             return accuracy_gate.counted(carry, self.task, carry["params"], batch)
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         # Where weight and gradient are 0 so are weight decay and momentum: what is not kept stays exactly 0.
         return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
 
-    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+    def end_stage(self, carry: LotteryCarry, *, stage: Stage) -> LotteryCarry:
         if stage.name != GATE or not self.prunes(carry):
             return carry
         mask = masks.pruned(carry["mask"], carry["params"], self.hyper.prune_ratio)
         rewound = masks.masked(carry["initial"], mask)
         return {**carry, "mask": mask, "params": rewound, "left": carry["left"] * (1 - self.hyper.prune_ratio)}
 
-    def prunes(self, carry: Carry) -> bool:
+    def prunes(self, carry: LotteryCarry) -> bool:
         """Whether the client is good enough to prune, and has something left to."""
         good = accuracy_gate.accuracy(carry) > self.hyper.min_accuracy
         return good and float(carry["left"]) > float(carry["target"])
 
-    def finished_with(self, packet: Packet, carry: Carry, ctx: Context) -> Finished:
+    def finished_with(self, packet: Packet, carry: LotteryCarry, ctx: Context) -> Finished:
         """End a round that sends `packet` as its weights, with the training loss and operations as metrics."""
-        work = ctx.work[TRAIN]
-        metrics = flops.training_metrics(self.task.weight_uses, carry["mask"], work.num_examples)
-        metrics |= self.train_loss(carry, replace(ctx, work={TRAIN: work}))
-        return Finished({name: carry[name] for name in ("params", "mask", "left")}, {"weights": packet}, 1.0, metrics)
+        metrics = flops.training_metrics(self.task.weight_uses, carry["mask"], ctx.work[TRAIN].num_examples)
+        state: LotteryState = {"params": carry["params"], "mask": carry["mask"], "left": carry["left"]}
+        return Finished(state, {"weights": packet}, 1.0, metrics | self.train_loss(carry, ctx, TRAIN))

@@ -4,19 +4,15 @@ The optimizer moves once a round, and not in a round in which nothing arrives.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar
 
 from pydantic import Field
 
-from rayfl.compress.base import Message
-from rayfl.gather import Aggregate, Gather, WeightedMean
-from rayfl.methods.base import Carry, Context, Finished, Metrics
-from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
-from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.base import Aggregate, Context, ModelState, State, Tree
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.methods.shared.optimizers import Optimizer
-from rayfl.tree import State, Tree
 
 
 class ServerSteps(LocalTraining):
@@ -25,37 +21,30 @@ class ServerSteps(LocalTraining):
     server_lr: float = Field(default=1.0, gt=0, description="learning rate of the server, eta_g")
 
 
-class ServerStepping(GradientMethod, ModelServer):
-    """Clients and wires are FedAvg's. Server state: x, and the optimizer's own."""
+class StepperState(ModelState):
+    """The state of a server that steps."""
 
-    Hyper: ClassVar[type[ServerSteps]] = ServerSteps
+    optimizer: State
+
+
+class ServerStepping(FedAvg):
+    """FedAvg's clients and messages, and a server that steps."""
+
     hyper: ServerSteps
-
-    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
     @abstractmethod
     def make_server_optimizer(self) -> Optimizer:
-        """The server's optimizer, as the hyper-parameters describe it."""
+        """The server's optimizer, made from the hyper-parameters."""
 
     @cached_property
     def server_optimizer(self) -> Optimizer:
         """The server's optimizer."""
         return self.make_server_optimizer()
 
-    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        return self.start(received["model"].decode())
-
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)
-
-    def init_server(self, params: Tree) -> State:
+    def init_server(self, params: Tree) -> StepperState:
         return {"params": params, "optimizer": self.server_optimizer.init(params)}
 
-    def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
-    ) -> tuple[State, Metrics]:
-        delta = received["delta"].result
-        if not delta:
-            return server, {}
-        params, state = self.server_optimizer.update(server["params"], delta, server["optimizer"], self.hyper.server_lr)
-        return {"params": params, "optimizer": state}, {}
+    def update(self, server: StepperState, received: Mapping[str, Aggregate], ctx: Context) -> StepperState:
+        delta, lr = received["delta"].result, self.hyper.server_lr
+        params, state = self.server_optimizer.update(server["params"], delta, server["optimizer"], lr)
+        return {"params": params, "optimizer": state}

@@ -1,18 +1,27 @@
 """The experiment's uplink compressor, for methods that must see the packets they send (DIANA, LAG, SCAFFOLD)."""
 
 from collections.abc import Mapping
+from typing import NotRequired, TypedDict, TypeVar, cast
 
-from rayfl.compress.base import Packet, encode_trees
-from rayfl.methods.base import Context
-from rayfl.tree import State, Tree
+from rayfl.compress.base import encode_trees
+from rayfl.methods.base import Context, Packet, State, Tree
 
 
-def compressed(state: State, trees: Mapping[str, Tree], ctx: Context) -> tuple[dict[str, Packet], State]:
-    """Encode trees with the experiment's uplink; its memory stays in the client's state, under "uplink".
+class UplinkMemory(TypedDict):
+    """The part of a client's state that its uplink compressor remembers (error feedback)."""
 
-    A client that does not send gets no packets, and its memory stays as it was.
+    uplink: NotRequired[State]
+
+
+Sender = TypeVar("Sender", bound=UplinkMemory)
+
+
+def compressed(state: Sender, trees: Mapping[str, Tree], ctx: Context) -> tuple[dict[str, Packet], Sender]:
+    """Encode trees with the experiment's uplink, and keep its memory in the client's state, under "uplink".
+
+    For a client that does not send there are no packets, and its memory stays unchanged.
     """
     if not ctx.sends:
         return {}, state
     packets, memories = encode_trees(ctx.uplink, trees, state.get("uplink", {}), ctx.generator)
-    return packets, {**state, "uplink": memories} if memories else state
+    return packets, cast(Sender, {**state, "uplink": memories}) if memories else state

@@ -1,0 +1,147 @@
+"""What the hooks of a method are given and give back: contexts, plans, messages and replies.
+
+Methods import these names from `rayfl.methods.base`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Self, TypedDict
+
+import numpy as np
+
+from rayfl.compress.base import Compressor, Message, Packet
+from rayfl.determinism.seeding import LazyGenerator
+from rayfl.population.client import Traits
+from rayfl.settings import Settings
+from rayfl.tree import Difference, State, Tree
+
+Carry = State
+"""What a client holds while it trains; `carry["params"]` is the model in training. Methods declare their own."""
+Metrics = Mapping[str, float]
+
+
+class ModelState(TypedDict):
+    """A state, or a carry to evaluate, that is one model."""
+
+    params: Tree
+
+
+Upload = Mapping[str, Packet | Tree | Difference]
+"""What a client sends, by name: a tree, or a difference of two, which the engine encodes with the experiment's uplink;
+or a finished packet."""
+Download = Mapping[str, Packet | Tree]
+"""What the server sends, by name: a tree, which the engine encodes with the experiment's downlink; or a finished
+packet."""
+Split = Literal["train", "validation", "heldout"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Local work on one split: `epochs` or `steps`, in batches of `batch_size` (None: the whole split)."""
+
+    name: str = "train"
+    split: Split = "train"
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    batches_per_step: int = 1
+    lr: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a round: the stages of local work, whether anything is downloaded or uploaded, and who trains.
+
+    With `trainers="all"` every client downloads and trains, and only the sampled ones upload (pFedMe). `coin` is the
+    round's shared coin, for methods whose odds depend on the compressor (MARINA).
+    """
+
+    stages: tuple[Stage, ...]
+    down: bool = True
+    up: bool = True
+    trainers: Literal["sampled", "all"] = "sampled"
+    coin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """Local work done in a stage: optimizer steps, and examples seen (the sum of the real batch sizes)."""
+
+    num_steps: int = 0
+    num_examples: int = 0
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a method may read besides its own states.
+
+    `client` is None on the server. `num_rounds`, T, is the length of the experiment, for schedules over all of it.
+    `coin` is the shared coin of any round, in [0, 1). `links` [num_clients, num_clients] are the weights a_kl of the
+    round's graph, for the server of a method that `uses_graph`.
+    `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
+    `sends` is False for a client that trains and does not upload; it must leave the memory of its compressor alone.
+    `generator` belongs to this (seed, round, client, call) and to nothing else.
+    """
+
+    round: int
+    plan: Plan
+    client: Traits | None
+    num_clients: int
+    num_rounds: int
+    initial: Tree
+    uplink: Compressor
+    downlink: Compressor
+    draws: LazyGenerator
+    coin: Callable[[int], float]
+    links: np.ndarray | None = None
+    work: Mapping[str, Work] = field(default_factory=dict)
+    sends: bool = True
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """The source of this call's random numbers."""
+        return self.draws.generator
+
+    @property
+    def traits(self) -> Traits:
+        """The client's traits. The server has none."""
+        assert self.client is not None, "the server has no traits"
+        return self.client
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of a client's round: its new state, its message (None: it sends nothing), and its weight in means."""
+
+    state: State
+    message: Upload | None
+    weight: float = 1.0
+    metrics: Metrics = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A message to one client, the server's new memory of that client, and metrics to record."""
+
+    message: Message
+    server_memory: State
+    metrics: Metrics = field(default_factory=dict)
+
+
+def encoded(parts: Download, ctx: Context) -> Message:
+    """The server's message: its trees encoded with the experiment's downlink, its finished packets as they are."""
+    return {
+        name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
+        for name, part in parts.items()
+    }
+
+
+class HyperParameters(Settings):
+    """Hyper-parameters of one method; a method's own `Hyper` adds to these."""
+
+    def for_num_rounds(self, rounds: int) -> Self:
+        """The same settings, completed for an experiment of `rounds` rounds (the length of a learning rate's cosine).
+
+        Raises ValueError if the settings do not fit that number of rounds.
+        """
+        return self

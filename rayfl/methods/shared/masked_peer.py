@@ -1,0 +1,48 @@
+"""Peers that take one minibatch a round and keep a share of the weights of each layer."""
+
+from typing import TypedDict
+
+import torch
+from pydantic import Field
+
+from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, Stage, State, Tree
+from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.one_gradient import GradientCarry, OneGradient
+from rayfl.models import flops
+
+
+class Masked(TypedDict):
+    """The part of a peer's state that says what its model keeps."""
+
+    mask: Tree
+
+
+class MaskedPeerHyper(LearningRate):
+    """Hyper-parameters of a peer whose round is one minibatch."""
+
+    batch_size: int = Field(default=128, ge=0, description="examples of a round's one batch, b; 0: the whole split")
+
+
+class MaskedPeer(OneGradient, PeerHalf):
+    """A peer of which `final_model` says the model that it trains, from its state; the step itself is in `finish`."""
+
+    hyper: MaskedPeerHyper
+    personalized: bool = True
+    own_compression: bool = True
+    honours_retention: bool = True
+
+    def plan(self, round: int, coin: float) -> Plan:
+        hyper = self.hyper
+        return Plan(stages=(Stage(steps=1, batch_size=hyper.batch_size or None, lr=hyper.rate(round)),))
+
+    def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
+        params = self.final_model(state)
+        return {"params": params, "gradient": params, "loss": torch.zeros(())}
+
+    def trained(self, state: Masked, carry: GradientCarry, ctx: Context) -> dict[str, float]:
+        """The metrics of a round's training: the batch's loss, and the operations under the mask of the training."""
+        loss, num_examples = {"train/loss": float(carry["loss"])}, ctx.work["train"].num_examples
+        return loss | flops.training_metrics(self.task.weight_uses, state["mask"], num_examples)
+
+    def eval_begin(self, state: State, model: Tree | None, carry: GradientCarry | None, ctx: Context) -> ModelState:
+        return {"params": self.final_model(state)}
