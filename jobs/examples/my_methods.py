@@ -14,9 +14,17 @@ from pydantic import model_validator
 
 from rayfl import tree
 from rayfl.compress.scalar import scalar_packet
-from rayfl.errors import RayflError
-from rayfl.gather import WeightedMean
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, Metrics, ModelState, State
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Finished,
+    Gather,
+    Metrics,
+    ModelState,
+    RayflError,
+    State,
+    WeightedMean,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 

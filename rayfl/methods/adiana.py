@@ -24,8 +24,6 @@ from typing import ClassVar, NamedTuple, TypedDict
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -35,9 +33,11 @@ from rayfl.methods.base import (
     FirstDraws,
     Gather,
     Message,
+    RayflError,
     Stage,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.distributed_gradient import (
     DistributedGradient,

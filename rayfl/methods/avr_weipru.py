@@ -10,8 +10,7 @@ paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes). `hard
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.gather import WeightedMean
-from rayfl.methods.base import Aggregate, Context, Finished, Gather
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, WeightedMean
 from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 

@@ -19,7 +19,7 @@ from rayfl.compress.base import Message, Packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Gather
+from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Handle, Relay, Sum, WeightedMean
 from rayfl.methods.hook_types import (
     Carry,
     Context,
@@ -45,11 +45,14 @@ __all__ = [
     "Aggregate",
     "Batch",
     "Carry",
+    "Collect",
     "Context",
     "Download",
+    "ElementwiseMean",
     "Finished",
     "FirstDraws",
     "Gather",
+    "Handle",
     "HyperParameters",
     "Message",
     "Method",
@@ -58,16 +61,20 @@ __all__ = [
     "Packet",
     "PeerHalf",
     "Plan",
+    "RayflError",
+    "Relay",
     "Reply",
     "ServerHalf",
     "Split",
     "Stage",
     "State",
+    "Sum",
     "Task",
     "Topology",
     "Traits",
     "Tree",
     "Upload",
+    "WeightedMean",
     "Work",
     "encoded",
 ]

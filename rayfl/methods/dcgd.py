@@ -15,8 +15,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.gather import WeightedMean
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State, WeightedMean
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, soft_threshold
 from rayfl.methods.shared.one_gradient import GradientCarry
 

@@ -13,8 +13,18 @@ from collections.abc import Mapping
 from typing import ClassVar, NotRequired
 
 from rayfl import tree
-from rayfl.gather import WeightedMean
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, Message, ModelState, PeerHalf, Topology, Tree
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Finished,
+    Gather,
+    Message,
+    ModelState,
+    PeerHalf,
+    Topology,
+    Tree,
+    WeightedMean,
+)
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel
 from rayfl.methods.shared.uplink import UplinkMemory, compressed

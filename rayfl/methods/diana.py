@@ -21,7 +21,6 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.dense import Dense
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Context,
@@ -33,6 +32,7 @@ from rayfl.methods.base import (
     ModelState,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.distributed_gradient import (
     DistributedGradient,

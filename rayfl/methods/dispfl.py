@@ -25,11 +25,11 @@ from typing import ClassVar, Literal, NotRequired
 from pydantic import Field
 
 from rayfl.compress.sparse import sparse_packet
-from rayfl.gather import ElementwiseMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
     Context,
+    ElementwiseMean,
     Finished,
     FirstDraws,
     Gather,

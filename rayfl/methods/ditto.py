@@ -20,8 +20,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.methods.base import Batch, Context, Finished, Message, ModelState, Plan, Stage, Tree
+from rayfl.methods.base import Batch, Context, Finished, Message, ModelState, Plan, RayflError, Stage, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 

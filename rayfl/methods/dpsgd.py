@@ -27,8 +27,6 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Context,
@@ -38,9 +36,11 @@ from rayfl.methods.base import (
     Message,
     ModelState,
     PeerHalf,
+    RayflError,
     Stage,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork

@@ -15,8 +15,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.methods.base import Batch, Stage
+from rayfl.methods.base import Batch, RayflError, Stage
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
 
 

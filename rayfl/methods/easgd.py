@@ -19,9 +19,20 @@ from typing import ClassVar
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.gather import Sum
-from rayfl.methods.base import Aggregate, Batch, Context, Finished, Gather, Message, ModelState, Stage, Topology, Tree
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    Gather,
+    Message,
+    ModelState,
+    RayflError,
+    Stage,
+    Sum,
+    Topology,
+    Tree,
+)
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 from rayfl.methods.shared.model_server import ModelServer
 

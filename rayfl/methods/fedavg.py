@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from rayfl import tree
-from rayfl.gather import WeightedMean
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State, WeightedMean
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 from rayfl.methods.shared.model_server import ModelServer
 

@@ -28,17 +28,18 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.dense import Dense
-from rayfl.errors import RayflError
-from rayfl.gather import Handle, Relay
 from rayfl.methods.base import (
     Aggregate,
     Batch,
     Context,
     Finished,
     Gather,
+    Handle,
     Message,
     ModelState,
     Plan,
+    RayflError,
+    Relay,
     Reply,
     ServerHalf,
     Stage,

@@ -17,8 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.gather import Collect
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, Metrics, ModelState, State
+from rayfl.methods.base import Aggregate, Collect, Context, Finished, Gather, Metrics, ModelState, State
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.minimum_norm import gram, minimum_norm_weights
 from rayfl.methods.shared.model_server import ModelServer

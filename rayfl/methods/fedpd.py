@@ -23,7 +23,6 @@ import torch
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -37,6 +36,7 @@ from rayfl.methods.base import (
     Stage,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork

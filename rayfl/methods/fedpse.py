@@ -38,10 +38,10 @@ from rayfl import tree
 from rayfl.compress.base import shapes_of
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
-from rayfl.gather import ElementwiseMean, WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Context,
+    ElementwiseMean,
     Finished,
     FirstDraws,
     Gather,
@@ -52,6 +52,7 @@ from rayfl.methods.base import (
     ServerHalf,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining

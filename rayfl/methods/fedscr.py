@@ -36,10 +36,9 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.compress.structured import Scores, Structured, StructuredCodec
-from rayfl.errors import RayflError
-from rayfl.gather import Collect, WeightedMean
 from rayfl.methods.base import (
     Aggregate,
+    Collect,
     Context,
     Download,
     Finished,
@@ -47,9 +46,11 @@ from rayfl.methods.base import (
     Gather,
     Message,
     ModelState,
+    RayflError,
     Reply,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining

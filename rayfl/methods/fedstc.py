@@ -30,7 +30,6 @@ from rayfl.compress.base import message_bits, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Context,
@@ -43,6 +42,7 @@ from rayfl.methods.base import (
     Reply,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining

@@ -22,8 +22,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rayfl.gather import Collect
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, Message, ModelState, Topology, Tree
+from rayfl.methods.base import Aggregate, Collect, Context, Finished, Gather, Message, ModelState, Topology, Tree
 from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel

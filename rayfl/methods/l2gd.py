@@ -24,8 +24,6 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -38,11 +36,13 @@ from rayfl.methods.base import (
     Method,
     ModelState,
     Plan,
+    RayflError,
     Reply,
     Stage,
     Topology,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
 from rayfl.methods.shared.model_server import ModelServer

@@ -21,8 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.gather import Sum
-from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Metrics, ModelState, Traits, Tree
+from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Metrics, ModelState, Sum, Traits, Tree
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
 from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.uplink import UplinkMemory, compressed

@@ -18,8 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from rayfl.compress.sparse import sparse_packet
-from rayfl.gather import ElementwiseMean
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, Message, PeerHalf
+from rayfl.methods.base import Aggregate, Context, ElementwiseMean, Finished, Gather, Message, PeerHalf
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryHyper, LotteryState
 

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.dense import Dense
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -40,6 +39,7 @@ from rayfl.methods.base import (
     Stage,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, stated_omega
 from rayfl.methods.shared.one_gradient import GradientCarry

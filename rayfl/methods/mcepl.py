@@ -37,8 +37,7 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.mask import mask_packet
-from rayfl.gather import WeightedMean
-from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Traits, Tree
+from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Traits, Tree, WeightedMean
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, ScoredModel, masked_part
 from rayfl.methods.shared.one_gradient import GradientCarry
 

@@ -32,8 +32,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.gather import Sum
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -45,7 +43,9 @@ from rayfl.methods.base import (
     Metrics,
     ModelState,
     Plan,
+    RayflError,
     Stage,
+    Sum,
     Topology,
     Tree,
 )

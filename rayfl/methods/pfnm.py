@@ -22,10 +22,9 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.compress.dense import Dense
-from rayfl.errors import RayflError
-from rayfl.gather import Collect
 from rayfl.methods.base import (
     Aggregate,
+    Collect,
     Context,
     Download,
     Finished,
@@ -36,6 +35,7 @@ from rayfl.methods.base import (
     Metrics,
     ModelState,
     Plan,
+    RayflError,
     Task,
     Traits,
     Tree,

@@ -21,8 +21,6 @@ from typing import ClassVar, Literal, NotRequired
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.gather import Sum, WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -34,9 +32,12 @@ from rayfl.methods.base import (
     Message,
     ModelState,
     Plan,
+    RayflError,
     Stage,
+    Sum,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining, Weighting
 from rayfl.methods.shared.model_server import ModelServer

@@ -20,7 +20,6 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.compress.votes import votes_packet
-from rayfl.gather import Sum
 from rayfl.methods.base import (
     Aggregate,
     Context,
@@ -31,6 +30,7 @@ from rayfl.methods.base import (
     Message,
     ModelState,
     Reply,
+    Sum,
     Traits,
     Tree,
 )

@@ -24,8 +24,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.gather import WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -38,9 +36,11 @@ from rayfl.methods.base import (
     Method,
     ModelState,
     Plan,
+    RayflError,
     Stage,
     Traits,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.model_server import ModelServer

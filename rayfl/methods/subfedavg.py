@@ -31,7 +31,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.errors import RayflError
 from rayfl.methods.base import (
     Batch,
     Context,
@@ -41,6 +40,7 @@ from rayfl.methods.base import (
     Message,
     ModelState,
     Plan,
+    RayflError,
     Stage,
     Traits,
     Tree,

@@ -73,10 +73,14 @@ def a_run_goes_on_from_its_checkpoint(make: Make, num_clients: int, folder: Path
 
 
 def no_hook_modifies_what_it_was_given(setup: Setup, played: Played) -> None:
-    """Arguments and the method's own values are the same after every call; to be watched changes nothing."""
+    """Arguments and the method's own values are the same after every call, and states have the keys that are declared.
+
+    The watch itself changes nothing.
+    """
     here, log = watched(setup)
     _, run_states = play(here)
     assert log.modified == []
+    assert log.undeclared == []
     assert {"begin", "step", "finish"} <= set(log.calls)
     assert ("mix" if isinstance(here.method, PeerHalf) else "server_update") in log.calls
     assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(setup), played[1][-1]))

@@ -1,10 +1,11 @@
 """A method under watch: what its hooks were given and what they gave back, without a change to what they do."""
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, get_args, is_typeddict
 
 import numpy as np
 from torch import Tensor
@@ -19,10 +20,12 @@ SERVER_HOOKS = (
     "init_server",
     "init_server_memory",
     "model",
+    "download",
     "broadcast",
     "personal_message",
     "store_uplink",
     "server_update",
+    "update",
     "reply",
 )
 PEER_HOOKS = ("mix",)
@@ -34,6 +37,8 @@ class Log:
 
     calls: Counter[str] = field(default_factory=Counter)
     modified: list[str] = field(default_factory=list)
+    undeclared: list[str] = field(default_factory=list)
+    """States and carries whose keys are not those of the `TypedDict` that a hook declares for them."""
     down: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
     up: dict[tuple[int, int], dict[str, Packet]] = field(default_factory=dict)
     broadcasts: dict[int, Message] = field(default_factory=dict)
@@ -82,7 +87,7 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     """The setup with its method under watch."""
     log, method = Log(), setup.method
     half = PEER_HOOKS if isinstance(method, PeerHalf) else SERVER_HOOKS
-    # A hook that the method leaves to the default is left alone, so that `overrides` says what it said before.
+    # A default hook is left alone, so that `overrides` stays the same; every broadcast and update is watched.
     hooks = {
         name: _watch(name, getattr(type(method), name), log) for name in (*CLIENT_HOOKS, *half) if _own(method, name)
     }
@@ -94,10 +99,13 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
 
 
 def _own(method: Method, hook: str) -> bool:
-    return getattr(type(method), hook) is not getattr(ServerHalf, hook, None)
+    default = getattr(type(method), hook) is getattr(ServerHalf, hook, None)
+    return not default or hook in ("broadcast", "server_update")
 
 
 def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
+    declared, parameters = inspect.get_annotations(hook), list(inspect.signature(hook).parameters)[1:]
+
     @functools.wraps(hook)
     def call(self: Method, *args: Any, **kwargs: Any) -> Any:
         before = fingerprint((args, kwargs, own_values(self)))
@@ -106,11 +114,26 @@ def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
         log.depth -= 1
         if fingerprint((args, kwargs, own_values(self))) != before:
             log.modified.append(name)
+        values = {**dict(zip(parameters, args, strict=False)), **kwargs, "return": result}
+        log.undeclared += [f"{name}: {part}" for part in values if not fits(part, values[part], declared.get(part))]
         ctx = next((arg for arg in args if isinstance(arg, Context)), None)
         log.note(name, ctx, result)
         return result
 
     return call
+
+
+# Any: any argument or result, and its annotation.
+def fits(part: str, value: Any, declared: Any) -> bool:
+    """Whether a dictionary has the keys that its `TypedDict` declares; true for all else.
+
+    A result has no other keys. An argument may have them, since a method derives from another.
+    """
+    kinds = [kind for kind in get_args(declared) or (declared,) if is_typeddict(kind)]
+    if not kinds or not isinstance(value, Mapping):
+        return True
+    (kind,) = kinds
+    return kind.__required_keys__ <= value.keys() and (part != "return" or value.keys() <= kind.__annotations__.keys())
 
 
 # Any: whatever a method keeps on itself.

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from rayfl.methods.base import Context, Finished, FirstDraws, Message, Traits, Tree
 from rayfl.methods.lag import LAG
+from rayfl.methods.scaffold import Scaffold, ScaffoldCarry, ScaffoldState
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation
 from rayfl.testing import contracts
@@ -31,6 +33,22 @@ def test_the_watch_sees_a_modification():
     here, log = watched(setup(Careless(Quadratic()), rounds=1))
     play(here)
     assert set(log.modified) == {"step"}
+
+
+def test_the_watch_sees_keys_that_are_not_declared():
+    class Misspelt(Scaffold):
+        def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScaffoldState:
+            return {"control_variat": params}  # pyright: ignore[reportReturnType]
+
+        def begin(self, state: ScaffoldState, received: Message, ctx: Context) -> ScaffoldCarry:
+            return super().begin({"control_variate": ctx.initial}, received, ctx)
+
+        def finish(self, state: ScaffoldState, carry: ScaffoldCarry, ctx: Context) -> Finished:
+            return super().finish({"control_variate": ctx.initial}, carry, ctx)
+
+    here, log = watched(setup(Misspelt(Quadratic()), rounds=1))
+    play(here)
+    assert set(log.undeclared) == {"init_client: return", "begin: state", "finish: state"}
 
 
 @every_method

@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.errors import RayflError
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -18,6 +17,7 @@ from rayfl.methods.base import (
     HyperParameters,
     Message,
     Plan,
+    RayflError,
     Stage,
     State,
     Tree,

@@ -27,8 +27,6 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.compress.values import ValueType
-from rayfl.errors import RayflError
-from rayfl.gather import Relay, WeightedMean
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -40,10 +38,13 @@ from rayfl.methods.base import (
     Method,
     Metrics,
     Plan,
+    RayflError,
+    Relay,
     Reply,
     Stage,
     State,
     Tree,
+    WeightedMean,
 )
 from rayfl.methods.shared.wrapper import Wrapping
 

@@ -7,7 +7,6 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.compress.scalar import count_packet
-from rayfl.errors import RayflError
 from rayfl.methods.base import (
     Batch,
     Context,
@@ -17,6 +16,7 @@ from rayfl.methods.base import (
     Method,
     ModelState,
     Plan,
+    RayflError,
     Stage,
     State,
     Traits,

@@ -5,8 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayfl.errors import RayflError
-from rayfl.methods.base import HyperParameters
+from rayfl.methods.base import HyperParameters, RayflError
 
 LrSchedule = Literal["constant", "exponential", "cosine", "cosine-literal"]
 

@@ -11,8 +11,19 @@ import torch
 
 from rayfl.compress.known_support import known_support_packet
 from rayfl.compress.sparse import sparse_packet
-from rayfl.gather import ElementwiseMean
-from rayfl.methods.base import Aggregate, Context, Download, Gather, Message, ModelState, Packet, Reply, Traits, Tree
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Download,
+    ElementwiseMean,
+    Gather,
+    Message,
+    ModelState,
+    Packet,
+    Reply,
+    Traits,
+    Tree,
+)
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.model_server import ModelServer
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from rayfl.errors import RayflError
-from rayfl.methods.base import Context, HyperParameters, Method, ServerHalf, Task
+from rayfl.methods.base import Context, HyperParameters, Method, RayflError, ServerHalf, Task
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
