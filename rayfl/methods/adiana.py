@@ -167,7 +167,7 @@ class ADIANA(DistributedGradient):
         return server["y"]
 
     def point(self, server: ADIANAServer, ctx: Context) -> Tree:
-        """x, where the gradient is taken."""
+        """x, the point of the gradient."""
         numbers = self.parameters(ctx)
         x = tree.scale(server["y"], 1 - numbers.theta1 - numbers.theta2)
         return tree.add(tree.add(x, server["z"], numbers.theta1), server["w"], numbers.theta2)

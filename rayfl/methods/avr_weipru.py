@@ -1,8 +1,8 @@
 """avr-weipru: peers average pruned real weights; Tian et al., MCE-PL, section V-C.
 
-One minibatch a round: a peer takes a step, prunes by magnitude, and sends what is left. Its model becomes the mean of
-what it received, zeros included, pruned to its own share again. That its own model is part of the mean, that the mean
-is pruned and that the common start is pruned before the first step are our decisions. Neighbours weigh as the topology
+One minibatch a round: a peer takes a step, prunes by magnitude, and sends the rest. Its model becomes the mean of the
+models that it received, zeros included, pruned to its own share again. Our decisions: its own model is part of the
+mean, the mean is pruned, and the common start is pruned before the first step. Neighbours weigh as the topology
 says. A peer that heard from nobody goes on with its own pruned model. Real bytes are those of a sparse packet; the
 paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes). `hard=false`: see shared/pruned_weights.py.
 """

@@ -3,7 +3,7 @@
 
 Client: D_i = Q(g_i - h_i), h_i <- h_i + alpha D_i. Server: g = h + mean_i D_i, h <- h + alpha mean_i D_i,
 v <- beta v + g, x <- prox_{gamma R}(x - gamma v) with R = l1 ||x||_1. The shifts h_i learn the clients' gradients at
-the minimiser, so that what is compressed vanishes there, and h = mean_i h_i always.
+the minimiser, so that the compressed differences vanish there, and h = mean_i h_i always.
 
 - The slides print v^0 = grad f(x^0) beside v = beta v + g; here v = 0 before round 0.
 - alpha is 1 / (1 + omega) unless given; an uplink without omega demands it. gamma about 1 / (L (1 + 6 omega / n)) with

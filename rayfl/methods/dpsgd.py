@@ -4,14 +4,14 @@ DFedAvg compare with.
 
 - `order="average_first"`: average with the neighbours, then train locally for `epochs`; x_i <- train(sum_j W_ij x_j).
 - `order="lian"`: both from the same point, x_i <- sum_j W_ij x_j - lr g_i(x_i), one step a round unless `epochs` or
-  `steps` say more; then what all of them moved by takes the place of lr g_i.
+  `steps` say more; then the sum of the steps takes the place of lr g_i.
 
-What the sources leave open:
+Where the sources leave something open:
 - A round here ends with the exchange that the next round of `average_first` begins with. All start from one model, so
   the exchange before the first round would change nothing; the one after the last comes in addition, and
   `own_after_training` is the model without it.
-- What is sent is x_j - x_0, and x_0, which all know, is added to the mean: the same average, and an uplink compressor
-  that drops entries then takes them for unchanged, not for 0. A peer's own part in its average is what it sent, too.
+- A peer sends x_j - x_0, and x_0, which all know, is added to the mean: the same average, and entries that an uplink
+  compressor drops count as unchanged, not as 0. A peer's own part in its average is its own message, too.
 - A peer that is away from the exchange trains on from its own model.
 - `density`, the masked D-PSGD of Dis-PFL's Table 3 ("with only 20 % parameters"): the model of all peers is a share of
   the dense one, the same entries from beginning to end. How they are chosen the paper does not say; here they are drawn

@@ -5,8 +5,8 @@ The personal model of client i is E_ft epochs of local training away from the gl
 and thrown away: training and wires are FedAvg's, bit for bit.
 
 - Fine-tuning does by default what a round of local training does, at the constant rate ft_lr: no decay applies to it.
-- `own_after_training` fine-tunes the x that the client had received, not what its round made of it, which would be
-  tuned twice.
+- `own_after_training` fine-tunes the x that the client had received, not the model of its round, which would be tuned
+  twice.
 - `pooled` is the global model as it is.
 """
 

@@ -8,7 +8,7 @@ Where the paper is silent or contradicts itself:
 - Sign matrices are supports (their absolute value), so that denominators cannot cancel; EWA takes the sparse updates.
 - The distance is over the flattened model. Top k and the random draws are per tensor, each with that tensor's k;
   `scope="model"` takes the model as one vector in both, as Algorithm 3 is printed.
-- d (k - k_in) is rounded half up; what one side cannot fill, the other side gets.
+- d (k - k_in) is rounded half up; places that one side cannot fill go to the other.
 - Entries count as sent where they are not zero: an update with fewer than k nonzeros is padded on the wire, not in M_i.
 - W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model evaluated is W_i^{r,T}; it is
   also the client's final model, where the client trained in the last round, and otherwise its base is.
@@ -236,7 +236,7 @@ def correlation_distance(a: Tree, b: Tree) -> float:
 def personal_support(chosen: Tensor, own: Tensor, distance: float, generator: np.random.Generator) -> Tensor:
     """DPS, Algorithm 3 lines 6-14: M_s,i from `chosen` (M_s) and `own` (M_i), boolean tensors of one shape.
 
-    As many entries as `chosen` has, the common ones always. What else there is to send is drawn uniformly: first
+    As many entries as `chosen` has. The common ones are always among them. The others are drawn uniformly: first
     floor(distance * (k - k_in) + 0.5) entries of M_i alone, or all of them if they are fewer, then the rest of M_s.
     """
     common = chosen & own

@@ -7,7 +7,7 @@ a residual for the next round (compress/structured.py says how scores are made).
   entries; 0.1 is that of FedPSE's comparison. `threshold` is fixed, or where adaptive each client's own:
   threshold * sigmoid(d1 divergence + d2 significance + d3 variance), as Plato has it, with
   divergence = sqrt(sum over cut tensors of ||W - x||_1 / ||W||_1) of the trained W,
-  significance = sqrt(|sum of what was sent / sum of W|), and
+  significance = sqrt(|sum of the entries sent / sum of W|), and
   variance = the mean over all earlier rounds of the variance of the senders' training losses.
   Divergence and significance are of the client's last round, known to itself; before its first one the threshold is as
   given. Up goes the loss, down the variance, four bytes each.
@@ -15,7 +15,7 @@ a residual for the next round (compress/structured.py says how scores are made).
 - Rows and columns of matrices are cut like filters and channels, and every tensor has a residual.
 - The model goes down whole. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:
   the server cuts its mean and its own residual as clients do, C = cut(A + mean), A <- A + mean - C, x <- x - C, and who
-  delivered gets C at the end of its round. Who was away downloads first what has changed: the new values of all entries
+  delivered gets C at the end of its round. A client that was away first downloads the new values of all entries
   that the missed C touched, or the model, whichever is smaller.
 """
 
@@ -75,7 +75,7 @@ class FedSCRHyper(LocalTraining):
         default="normalized", description="sums of magnitudes over the tensor's largest, or raw sums"
     )
     downlink: Literal["dense", "structured"] = Field(
-        default="dense", description="what comes down: the model, or filters and channels of what it moves by"
+        default="dense", description="what comes down: the model, or filters and channels of its change"
     )
     adaptive: bool = Field(default=False, description="each client's threshold follows its divergence and significance")
     divergence_factor: float = Field(default=1.0, ge=0, description="weight of the divergence, d1")
@@ -90,7 +90,7 @@ class FedSCRHyper(LocalTraining):
         return self
 
     def compressor(self) -> Structured:
-        """What the uplink goes through; where adaptive, at a client's first threshold."""
+        """The uplink's compressor; if adaptive, at a client's first threshold."""
         if self.threshold is not None or self.adaptive or self.scores == "raw":
             return Structured(threshold=self.threshold, scores=self.scores)
         return Structured(keep_ratio=0.1 if self.keep_ratio is None else self.keep_ratio)
@@ -138,7 +138,7 @@ class FedSCR(FedAvg):
 
     @cached_property
     def compressor(self) -> Structured:
-        """What the uplink goes through; where adaptive, at a client's first threshold."""
+        """The uplink's compressor; if adaptive, at a client's first threshold."""
         return self.hyper.compressor()
 
     @property

@@ -1,4 +1,4 @@
-"""What the hooks of a method are given and give back: contexts, plans, messages and replies.
+"""The arguments and results of a method's hooks: contexts, plans, messages and replies.
 
 Methods import these names from `rayfl.methods.base`.
 """

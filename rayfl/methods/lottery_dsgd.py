@@ -31,7 +31,7 @@ class LotteryDSGDHyper(LotteryHyper):
 
 
 class LotteryDSGD(Lottery, PeerHalf):
-    """LotteryFL's client, which mixes what its neighbours hold."""
+    """LotteryFL's client, which mixes the entries that its neighbours hold."""
 
     hyper: LotteryDSGDHyper
     paper: ClassVar[str] = "Li et al., LotteryFL, 2020, among peers as in MCE-PL"

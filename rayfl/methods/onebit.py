@@ -2,10 +2,10 @@
 Distributed Training of Speech DNNs, Interspeech 2014, section 3.2.
 
 A client sends the signs of p_i = lr g_i + e_i and, for every group of entries, the mean of the positive and of the
-negative ones; what that leaves out, e_i = p_i - C(p_i), is added to its next message. The server averages.
+negative ones; the rest, e_i = p_i - C(p_i), is added to its next message. The server averages.
 
 Where we differ: the error is kept in units of the model (lr inside, so that a change of lr does not rescale what is
-owed), the server steps without AdaGrad, and what it sends is the dense model (the paper also quantises the aggregate on
+owed), the server steps without AdaGrad, and it sends the dense model (the paper also quantises the aggregate on
 its way back, with an error memory a worker). Groups are those of the compressor `onebit`.
 """
 
@@ -23,9 +23,7 @@ from rayfl.methods.shared.distributed_gradient import GradientStep
 class OneBitHyper(GradientStep):
     """Hyper-parameters of 1-bit SGD."""
 
-    error_feedback: bool = Field(
-        default=True, description="add what was left out to the next message (false: ablation)"
-    )
+    error_feedback: bool = Field(default=True, description="add the rest to the next message (false: ablation)")
 
 
 class OneBitSGD(CompressedSGD):

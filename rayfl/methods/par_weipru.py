@@ -1,7 +1,7 @@
 """par-weipru: peers average pruned real weights entry by entry; Tian et al., MCE-PL, section V-C.
 
-As avr-weipru (see there for what is our decision), but the mean of an entry runs over the peers where it is not zero,
-"partially averaging": what others have pruned does not shrink it.
+As avr-weipru (our decisions stand there), but the mean of an entry runs over the peers where it is not zero,
+"partially averaging": entries that others have pruned do not shrink it.
 """
 
 from collections.abc import Mapping

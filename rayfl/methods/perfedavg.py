@@ -14,7 +14,7 @@ v = grad f_i(w - alpha g(w; D); D'),   w <- w - beta (I - alpha H(w; D'')) v.
 
 Where the paper is silent:
 - d = delta / ||v||, so that the two points lie 2 delta apart however large v is, which float32 needs.
-- The average is by samples as in FedAvg (`weighting`); what the clients send is what meta-training changed.
+- The average is by samples as in FedAvg (`weighting`); clients send the change by meta-training.
 - A client is judged after one step of size alpha on its own train split, which is thrown away; after local training
   that step starts from the model that it trained.
 - The recorded training loss is f_i at the adapted point, on D'.

@@ -103,7 +103,7 @@ class PFedMe(OwnModel, FedAvg):
         return {**carry, "params": w, "theta": theta, "loss": total}
 
     def binding(self, theta: Tree, w: Tree) -> Tree:
-        """The gradient in theta of what binds it to w, lam / 2 ||theta - w||^2."""
+        """The gradient in theta of its bond to w, lam / 2 ||theta - w||^2."""
         return tree.scale(tree.sub(theta, w), self.hyper.lam)
 
     def finish(self, state: ModelState, carry: PFedMeCarry, ctx: Context) -> Finished:

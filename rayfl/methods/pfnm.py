@@ -2,14 +2,14 @@
 
 Clients train networks of their own; the server matches their hidden neurons and merges those that belong together. One
 upload is enough (`rounds = 1`). In more rounds the clients train on from where they are, nothing comes down, and every
-round ends with a fresh match of what arrived.
+round ends with a fresh match of the networks that arrived.
 
 - Fully connected ReLU networks with biases only. The global model may be wider than the clients' ones.
 - The log odds of an existing neuron count once, as in the authors' code (the paper has them twice); its caps on counts
   and on the layer's width are left out, and so are its class counts as precisions of the output layer.
 - A global neuron is the mean of its local ones, so that equal networks merge into themselves;
   `estimate="posterior"` draws it towards the prior mean as the paper does.
-- What is matched is sent as it is: float32, not compressed.
+- Networks are sent in float32, not compressed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class PFNMHyper(LocalWork):
     gamma: float = Field(default=1.0, gt=0, description="mass of the Beta process: larger makes more neurons")
     prior_bias: float = Field(default=0.1, description="prior mean of a neuron's bias, mu0; that of its weights is 0")
     sweeps: int = Field(default=5, ge=0, description="how often every network is matched again")
-    estimate: Literal["mean", "posterior"] = Field(default="mean", description="what a global neuron is made of")
+    estimate: Literal["mean", "posterior"] = Field(default="mean", description="estimate of a global neuron")
     independent_start: bool = Field(default=False, description="every client starts from random weights of its own")
 
 

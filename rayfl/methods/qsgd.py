@@ -2,7 +2,7 @@
 Encoding, NeurIPS 2017, Algorithm 1.
 
 A client rounds every entry of its gradient at random to one of s levels of its bucket's 2-norm, without bias; the
-server averages. What the server sends is the dense model (in the paper all peers broadcast their encoded gradients).
+server averages. The server sends the dense model (in the paper all peers broadcast their encoded gradients).
 """
 
 from typing import ClassVar

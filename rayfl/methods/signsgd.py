@@ -1,7 +1,7 @@
 """signSGD with majority vote: Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018,
 Algorithm 3; with `momentum` its Algorithm 2, Signum, in every worker.
 
-Workers send the signs of their gradients, sign(0) = +1, and the server sends back what most of them say. Everybody
+Workers send the signs of their gradients, sign(0) = +1, and the server sends back the majority. Everybody
 takes the step x <- x - lr * sign(sum_i sign(g_i)) on a copy of the model, so that no model crosses the wire.
 
 - A tie is 0 and moves nothing. It needs an even number of votes: then the answer takes two bits an entry, else one.

@@ -2,7 +2,7 @@
 Algorithm 1.
 
 A client sends each tensor of its gradient as one number m = max |g| and the entries m * sign(g), kept with probability
-|g| / m; the server averages. Every client has its own m (no scaler sharing), and what the server sends is the dense
+|g| / m; the server averages. Every client has its own m (no scaler sharing), and the server sends the dense
 model (the paper sends the averaged gradient to workers with a copy of the model).
 """
 

@@ -1,1 +1,1 @@
-"""What several papers' methods use."""
+"""Code that the methods of several papers use."""

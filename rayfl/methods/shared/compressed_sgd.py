@@ -1,7 +1,7 @@
 """Distributed SGD with a compressor that belongs to the method: x <- x - sum_i p_i C(gamma g_i).
 
 The step size is inside the compressor. Where C(a v) = a C(v) for a > 0 that is gamma C(g_i); and with error feedback,
-C(gamma g_i + e_i), what is remembered stays a part of x when gamma changes.
+C(gamma g_i + e_i), the memory stays a part of x when gamma changes.
 """
 
 from abc import abstractmethod

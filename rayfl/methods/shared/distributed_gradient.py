@@ -1,7 +1,7 @@
 """Distributed gradient methods: a client's round is one gradient at the point that came down, sent compressed.
 
 There is no local training: only the server moves. The gradient is that of f_i(x) + l2 / 2 ||x||^2 on the client's
-whole train split (batch_size = 0, what the theory of these methods needs), or on one minibatch a round.
+whole train split (batch_size = 0, as the theory of these methods needs), or on one minibatch a round.
 """
 
 import torch
@@ -42,7 +42,7 @@ class GradientWork(HyperParameters):
 
 
 class GradientStep(GradientWork, LearningRate):
-    """The same, and the server's step along what it received."""
+    """The same, and the server's step along the received message."""
 
     lr: float = Field(default=0.05, gt=0, description="step size, gamma")
 

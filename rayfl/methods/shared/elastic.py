@@ -13,7 +13,7 @@ Where the paper is silent or contradicts itself:
 - Omega is weighted as the inner method weights its clients: by samples in FedAvg, uniformly in SCAFFOLD.
 - A server that collects deltas one by one gets each of them times zeta.
 - Held-out samples are no longer trained on; to be fair to a baseline give it the same `splits.heldout_ratio`.
-Omega is sent beside what the inner method sends and is not compressed: 4 bytes an entry (2 with fp16 or bf16).
+Omega is a message of its own and is not compressed: 4 bytes an entry (2 with fp16 or bf16).
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class ElasticHyper(HyperParameters):
     mu: float = Field(default=0.95, ge=0, lt=1, description="share of the sensitivity that a new batch leaves")
     batch_size: int = Field(default=32, ge=0, description="held-out examples a batch; 0: the whole split")
     group: Literal["tensor", "module"] = Field(
-        default="tensor", description="what has a largest sensitivity of its own"
+        default="tensor", description="the unit whose largest sensitivity counts"
     )
     dtype: ValueType = Field(default="fp32", description="numbers in which the sensitivity is sent")
     every: int = Field(default=1, ge=1, description="rounds from one measurement of the sensitivity to the next")
@@ -69,7 +69,7 @@ class Elastic(Wrapping):
     """The inner method's `delta`, entry by entry times zeta in [tau, 1 + tau].
 
     With `every` above 1 the server keeps the last Omega that arrived. Metric: `elastic/boosted_share`, the share of
-    entries with zeta > 1. ValueError for a method that has no server, or whose server sees no delta.
+    entries with zeta > 1. Raises ValueError if a method has no server, or if its server sees no delta.
     """
 
     hyper: ElasticHyper
@@ -183,12 +183,12 @@ class Elastic(Wrapping):
         return boosted / tree.num_entries(like)
 
 
-# Any: a carry, a server's state, or what was received, which are mappings of different things.
+# Any: a carry, a server's state or a received message.
 def _without(outer: Mapping[str, Any]) -> dict[str, Any]:
-    """What is the inner method's."""
+    """The inner method's part of a carry, a state or a message."""
     return {name: value for name, value in outer.items() if name != SENSITIVITY}
 
 
 def _beside(outer: Carry, inner: Carry) -> Carry:
-    """The inner method's new carry with the wrapper's own part, where there is one (there is none while judging)."""
+    """The inner method's new carry with the wrapper's own part, if there is one (evaluations have none)."""
     return {**inner, SENSITIVITY: outer[SENSITIVITY]} if SENSITIVITY in outer else inner

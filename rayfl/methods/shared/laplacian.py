@@ -1,4 +1,4 @@
-"""What the two forms of FedU share: the Laplacian of a graph over clients, and the bound on the step along it.
+"""The part that both forms of FedU share: the Laplacian of a graph over clients, and the bound on the step along it.
 
 min over all w_k of sum_k f_k(w_k) + (eta / 2) sum over unordered pairs {k, l} of a_kl ||w_k - w_l||^2. The gradient of
 the second sum at w_k is eta sum_l a_kl (w_k - w_l), once a pair: WEN Hao's slides count each pair twice, which
@@ -21,7 +21,7 @@ class LaplacianHyper(LocalWork):
 
 
 def check_lap_step(lap_step: float, topology: Topology | None, num_clients: int, seed: int) -> None:
-    """ValueError where the step is not stable: from lambda_max * step = 2 on some disagreement never shrinks."""
+    """Raise ValueError if the step is not stable: from lambda_max * step = 2 on some disagreement never shrinks."""
     assert topology is not None
     largest = largest_laplacian_eigenvalue(topology, num_clients, seed)
     # Eigenvalues come with rounding errors.

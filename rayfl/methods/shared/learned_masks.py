@@ -151,7 +151,7 @@ class ScoredModel(MaskedModel):
 
 
 class HiddenMasks(MaskedPeer):
-    """A peer that learns a mask of its own on the initial weights, which nobody ever changes or sends."""
+    """A peer that learns a mask of its own on the initial weights, which never change and are never sent."""
 
     hyper: HiddenMaskHyper
 

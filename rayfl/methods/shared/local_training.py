@@ -94,7 +94,7 @@ class LocalWork(LearningRate):
 
 
 class LocalTraining(LocalWork):
-    """Hyper-parameters of methods that average what their clients have trained, which is most of them."""
+    """Hyper-parameters of methods that average trained models, as most do."""
 
     weighting: Weighting = Field(default="samples", description="weight of a client in the average")
 

@@ -79,7 +79,7 @@ class Lottery(GradientMethod):
         if stage.name == GATE:
             return accuracy_gate.counted(carry, self.task, carry["params"], batch)
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        # Where weight and gradient are 0 so are weight decay and momentum: what is not kept stays exactly 0.
+        # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
         return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
 
     def end_stage(self, carry: LotteryCarry, *, stage: Stage) -> LotteryCarry:

@@ -32,7 +32,7 @@ class LearningRate(HyperParameters):
 
     @model_validator(mode="after")
     def _schedule_uses_what_is_given(self) -> Self:
-        # What a class sets by default is no contradiction: it was not the user's.
+        # A class's own default is no contradiction, because the user did not set it.
         if self.lr_schedule != "exponential" and self.lr_decay != type(self).model_fields["lr_decay"].default:
             raise RayflError(
                 f"lr_decay={self.lr_decay} belongs to lr_schedule='exponential', not {self.lr_schedule!r}; leave one "
@@ -51,7 +51,7 @@ class LearningRate(HyperParameters):
         return self.lr_schedule in ("cosine", "cosine-literal")
 
     def rate(self, round: int) -> float:
-        """The learning rate of round `round`, counted from 0. ValueError where a cosine has no rounds, or is over."""
+        """The learning rate of round `round`, from 0. Raises ValueError if a cosine has no length, or has ended."""
         if self.lr_schedule == "constant":
             return self.lr
         if self.lr_schedule == "exponential":

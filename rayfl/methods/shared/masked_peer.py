@@ -12,9 +12,9 @@ from rayfl.models import flops
 
 
 class Masked(TypedDict):
-    """The part of a peer's state that says what its model keeps."""
+    """The part of every masked peer's state."""
 
-    mask: Tree
+    mask: Tree  # the entries that its model keeps
 
 
 class MaskedPeerHyper(LearningRate):
@@ -24,7 +24,7 @@ class MaskedPeerHyper(LearningRate):
 
 
 class MaskedPeer(OneGradient, PeerHalf):
-    """A peer of which `final_model` says the model that it trains, from its state; the step itself is in `finish`."""
+    """A peer that trains its `final_model` for one gradient; subclasses use it in `finish`."""
 
     hyper: MaskedPeerHyper
     personalized: bool = True

@@ -1,4 +1,4 @@
-"""A server of one model of which every client keeps a part, known by the client's mask.
+"""A server of one model, of which each client keeps the part under its mask.
 
 It sends each client the entries of its mask and averages every entry over the clients that sent it. Both ends remember
 the mask, so that positions cross the wire in the rounds in which a client has changed it, and in no other.

@@ -78,7 +78,7 @@ def everything(params: Tree) -> Tree:
 
 
 def kept_ratio(client: Traits, given: float | None, default: float) -> float:
-    """The share that a client keeps: what the method's settings say, else `clients.retention_ratio`, else `default`."""
+    """The share that a client keeps: `given` by the method's settings, else `clients.retention_ratio`, else `default`."""
     if given is not None:
         return given
     return client.retention_ratio if client.retention_given else default
@@ -90,7 +90,7 @@ def masked(x: Tree, mask: Tree) -> Tree:
 
 
 def _cut(tensor: Tensor, mask: Tensor) -> Tensor:
-    """torch.where(mask, tensor, 0.0), where nobody wants a gradient in a fifth of its time: as bits of whole words."""
+    """torch.where(mask, tensor, 0.0). Without a gradient it works on the bits of whole words, in a fifth of the time."""
     if tensor.dtype != torch.float32 or tensor.requires_grad:
         return torch.where(mask, tensor, 0.0)
     every = -mask.view(torch.int8).to(torch.int32)
@@ -121,8 +121,8 @@ def at_random(generator: np.random.Generator) -> Regrow:
 def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow) -> Tensor:
     """A tensor's next mask, with as many entries: the smallest kept |weight| go, as many idle entries come.
 
-    ceil(share * kept) entries move. Of equal magnitudes those with the lowest index stay. What has just gone is idle
-    too, so that there are always enough to come; a dense tensor stays as it is. ValueError on NaN and infinity.
+    ceil(share * kept) entries move. Of equal magnitudes those with the lowest index stay. The entries that go are
+    idle too, so there are always enough to come. A dense tensor does not change. Raises ValueError on NaN and infinity.
     """
     flat, kept = entries(name, weight).numpy(), np.flatnonzero(mask.cpu().numpy())
     if kept.size == mask.numel():
@@ -145,5 +145,5 @@ def prune_quantile(mask: Tensor, weight: Tensor, ratio: float) -> Tensor:
 
 
 def pruned(mask: Tree, params: Tree, ratio: float) -> Tree:
-    """`prune_quantile` of every tensor of two or more dimensions; biases and norms keep what they have."""
+    """`prune_quantile` of every tensor of two or more dimensions; biases and norms do not change."""
     return {name: prune_quantile(kept, params[name], ratio) if kept.dim() > 1 else kept for name, kept in mask.items()}

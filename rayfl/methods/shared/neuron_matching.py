@@ -14,7 +14,7 @@ Layer = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Prior:
-    """Where global neurons come from: N(mean, sigma0^2), a local one N(global one, sigma^2), mass gamma."""
+    """The model of neurons: a global one is N(mean, sigma0^2), a local one N(global one, sigma^2); mass gamma."""
 
     sigma: float = 1.0
     sigma0: float = 1.0
@@ -52,7 +52,7 @@ class Matching:
                 self.assign(network)
 
     def scores(self, local: np.ndarray) -> np.ndarray:
-        """What it is worth to put each local neuron [L, dim] on each global one, or on a new one: [L, K + L]."""
+        """The gain [L, K + L] of matching each local neuron [L, dim] to each of K global ones, or to a new one."""
         prior, num_networks = self.prior, len(self.neurons)
         shift, a, b = self.mean / prior.sigma0**2, 1 / prior.sigma0**2, 1 / prior.sigma**2
         scaled, size = local * b, (local**2).sum(axis=1, keepdims=True) * b**2
@@ -81,7 +81,7 @@ class Matching:
         self.assigned[network] = columns
 
     def remove(self, network: int) -> None:
-        """Take a network's neurons back; global ones that nobody else has disappear."""
+        """Remove a network's neurons; global neurons that no other network has disappear."""
         columns = self.assigned[network]
         self.assigned[network] = columns[:0]
         self.count[columns] -= 1

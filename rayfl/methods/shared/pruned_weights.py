@@ -1,13 +1,13 @@
-"""Real weights pruned by magnitude to a peer's share: what MCE-PL is compared with under unequal shares.
+"""Real weights pruned by magnitude to a peer's share; MCE-PL's authors compare it with them under unequal shares.
 
 Source: Tian et al., MCE-PL, section V-C. Layers are the tensors of two or more dimensions; each keeps its
 `hidden_masks.num_kept` largest |w|. Everything of one dimension (biases, norms) is trained and never pruned. A round is
 one minibatch. The gradient is dense, taken at the pruned model, so that pruned weights can come back.
 
-`hard=true` is the paper's sentence, "after each iteration prunes": what is pruned is 0. `hard=false` is the authors'
+`hard=true` is the paper's sentence, "after each iteration prunes": pruned weights are 0. `hard=false` is the authors'
 code (of ind-weipru; the others have none): the dense weights are kept, and the model is w o m with the largest |w| of
-each layer; its gradient moves all of w (straight through the mask), and what was pruned comes back with its value.
-Where weights are averaged, the mean takes the place of w where somebody sent something; elsewhere the own value stays.
+each layer; its gradient moves all of w (straight through the mask), and a pruned weight comes back with its value.
+After an exchange the mean replaces w at entries that somebody sent; at the others the peer keeps its own value.
 """
 
 import torch
@@ -44,7 +44,7 @@ class WeightsState(Masked):
 
 
 class PrunedWeights(MaskedPeer):
-    """A peer that takes a gradient step, prunes its weights and, if it sends them, sends what is left."""
+    """A peer that takes a gradient step, prunes its weights and may send the rest."""
 
     hyper: PrunedWeightsHyper
 
