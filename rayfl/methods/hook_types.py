@@ -5,7 +5,7 @@ Methods import these names from `rayfl.methods.base`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from rayfl.population.client import Traits
 from rayfl.settings import Settings
 from rayfl.tree import Difference, State, Tree
 
-Carry = State
+# Any: each method declares the keys of its own, as a TypedDict.
+Carry = Any
 """What a client holds while it trains; `carry["params"]` is the model in training. Methods declare their own."""
 Metrics = Mapping[str, float]
 

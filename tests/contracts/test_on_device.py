@@ -3,7 +3,7 @@ main memory. The GPU is a pretended one, without autograd, so that gradients are
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from rayfl.data.transfer import PAGE
 from rayfl.methods.base import Carry, Context, Finished, Method
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.rounds import client_round
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
@@ -188,7 +189,7 @@ class Beside(FedAvg):
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         moved = {name: tensor + 0.1 * torch.ones(tensor.shape) for name, tensor in carry["params"].items()}
-        return super().finish(state, {**carry, "params": moved}, ctx)
+        return super().finish(state, cast(LocalCarry, {**carry, "params": moved}), ctx)
 
 
 class Claims(Beside):

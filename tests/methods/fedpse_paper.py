@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from rayfl import tree
 from rayfl.determinism import seeding
-from rayfl.methods.fedpse import FedPSE, FedPSEHyper
+from rayfl.methods.fedpse import FedPSE, FedPSEHyper, FedPSEMemory
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
@@ -139,7 +139,7 @@ def uplink_of(setup: Setup, run_state: RunState, client: int) -> Arrays:
     """What the server remembers of a client's last uplink, dense."""
     method = setup.method
     assert isinstance(method, FedPSE)
-    memory = tree.to_tensors(run_state.server_memories[client])
+    memory = cast(FedPSEMemory, tree.to_tensors(run_state.server_memories[client]))
     return tree.to_arrays(method.uplink(memory, setup.initial))
 
 

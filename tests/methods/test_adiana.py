@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.determinism import seeding
-from rayfl.methods.adiana import ADIANA, ADIANAHyper, Parameters
+from rayfl.methods.adiana import ADIANA, ADIANAHyper, ADIANAServer, Parameters
 from rayfl.methods.base import Method
 from rayfl.methods.diana import DIANA
 from rayfl.rounds.executor import InlineExecutor
@@ -159,7 +159,7 @@ def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away():
 
 def test_the_server_judges_y():
     method = ADIANA(Quadratic())
-    server = play(setup(method, rounds=3))[1][-1].server
+    server = cast(ADIANAServer, play(setup(method, rounds=3))[1][-1].server)
     assert method.model(server) is server["y"]
 
 

@@ -14,7 +14,7 @@ from rayfl.data.batches import Batch
 from rayfl.determinism import seeding
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Work
-from rayfl.methods.dispfl import DisPFL
+from rayfl.methods.dispfl import DisPFL, DisPFLCarry
 from rayfl.models import MLP
 from rayfl.population.client import Traits
 from rayfl.rounds.engines import LocalTask
@@ -163,9 +163,9 @@ def test_the_search_looks_without_dropout():
     method = DisPFL(task, DisPFL.Hyper(batch_size=0))
     batch = Batch(torch.eye(3), torch.tensor([0, 1, 0]))
     params = {"1.weight": torch.zeros(2, 3), "1.bias": torch.zeros(2)}
-    carry = {"params": params, "mask": tree.map(torch.zeros_like, params)}
+    carry: DisPFLCarry = {**method.start(params), "mask": tree.map(torch.zeros_like, params)}
     search = method.plan(0, 0.0).stages[1]
-    found = method.step(carry, batch, stage=search)["gradient"]
+    found = method.step(carry, batch, stage=search).get("gradient", {})
     # p - onehot = +-1/2 a sample, a third each.
     sixth = 1 / 6
     expected = [[-sixth, sixth, -sixth], [sixth, -sixth, sixth]]

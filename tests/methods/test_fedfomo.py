@@ -112,7 +112,7 @@ def test_a_candidate_at_no_distance_or_of_no_use_has_no_weight():
         sums = carry["losses"].new_tensor(losses) * 2
         others = {"candidate 0": before, "candidate 1": near, "candidate 2": far}
         carried = {**carry, "params": before, "others": others, "losses": sums}
-        return flat(here.method.finish({}, carried, ctx).state["params"]) - flat(before)
+        return flat(here.method.finish({"params": before}, carried, ctx).state["params"]) - flat(before)
 
     # Losses before, of the own and of candidate 0 at distance 0, of near (sqrt 10 away) and of far (3 sqrt 10 away).
     np.testing.assert_allclose(mixed(5.0, 1.0, 1.0, 6.0, 5.5), 0.0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.determinism.seeding import NOBODY
 from rayfl.gather import Aggregate
-from rayfl.methods.fedpse import FedPSE, correlation_distance, personal_support
+from rayfl.methods.fedpse import FedPSE, FedPSEServer, correlation_distance, personal_support
 from rayfl.methods.shared.stored_packets import buffers
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of
@@ -36,12 +36,12 @@ def aggregated(method: FedPSE, updates: list[list[float]], weights: list[float])
     return total
 
 
-def server_after(updates: list[list[float]], weights: list[float] | None = None, **hyper: Any) -> dict[str, Tree]:
+def server_after(updates: list[list[float]], weights: list[float] | None = None, **hyper: Any) -> FedPSEServer:
     """The server's state after one round of these updates."""
     setup = setup_of("fedpse", {"absent": "nothing", **hyper})
     assert isinstance(setup.method, FedPSE)
     context = setup.context(0, setup.plan(0), NOBODY, "server")
-    before = {"update": {"w": torch.zeros(len(updates[0]))}}
+    before = setup.method.init_server({"w": torch.zeros(len(updates[0]))})
     received = {"update": aggregated(setup.method, updates, weights or [1.0] * len(updates))}
     return setup.method.server_update(before, received, range(len(updates)), context)[0]
 
@@ -88,7 +88,7 @@ def test_nothing_delivered_is_a_zero_update():
     setup = setup_of("fedpse", {"absent": "nothing"})
     method = setup.method
     assert isinstance(method, FedPSE)
-    before = {"update": {"w": torch.ones(3)}}
+    before: FedPSEServer = {"update": {"w": torch.ones(3)}, "support": {"w": torch.ones(3, dtype=torch.bool)}}
     received = {"update": method.gather["update"].empty()}
     after, _ = method.server_update(before, received, (), setup.context(0, setup.plan(0), NOBODY, "server"))
     assert after["update"]["w"].tolist() == [0.0, 0.0, 0.0]
@@ -208,7 +208,7 @@ def test_values_that_go_down_are_those_of_the_dense_average():
     setup = setup_of("fedpse", {"keep_ratio": 0.5, "absent": "nothing"})
     method = setup.method
     assert isinstance(method, FedPSE)
-    server = {"update": {"w": torch.tensor([3.0, 1.0])}, "support": {"w": torch.tensor([True, False])}}
+    server: FedPSEServer = {"update": {"w": torch.tensor([3.0, 1.0])}, "support": {"w": torch.tensor([True, False])}}
     reply = method.reply(
         server, {"uplink": sent({"w": torch.tensor([0.0, 9.0])})}, setup.context(0, setup.plan(0), 0, "r")
     )

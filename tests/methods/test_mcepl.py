@@ -16,6 +16,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Work
 from rayfl.methods.mcepl import MCEPL, MCEPLHyper, aggregated
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, first_weights
+from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.models import MLP, AlexNetMCEPL
 from rayfl.population.client import Traits
 from rayfl.rounds.setup import Setup
@@ -184,7 +185,7 @@ def test_the_alexnet_s_mask_is_153_416_bytes():
     state = method.init_client(client, params, seeding.FirstDraws(1, 0))
     ctx = replace(made.context(0, method.plan(0, 0.0), 0, "client"), initial=params, client=client)
     ctx = replace(ctx, work={"train": Work(1, 128)})
-    carry = {**method.begin(state, {}, ctx), "gradient": tree.zeros_like(params)}
+    carry: GradientCarry = {**method.begin(state, {}, ctx), "gradient": tree.zeros_like(params)}
     finished = method.finish(state, carry, ctx)
     assert finished.message is not None
     (packet,) = finished.message.values()

@@ -78,7 +78,7 @@ def everything(params: Tree) -> Tree:
 
 
 def kept_ratio(client: Traits, given: float | None, default: float) -> float:
-    """The share that a client keeps: `given` by the method's settings, else `clients.retention_ratio`, else `default`."""
+    """The share that a client keeps: `given` by the method, else `clients.retention_ratio`, else `default`."""
     if given is not None:
         return given
     return client.retention_ratio if client.retention_given else default
@@ -90,7 +90,7 @@ def masked(x: Tree, mask: Tree) -> Tree:
 
 
 def _cut(tensor: Tensor, mask: Tensor) -> Tensor:
-    """torch.where(mask, tensor, 0.0). Without a gradient it works on the bits of whole words, in a fifth of the time."""
+    """torch.where(mask, tensor, 0.0). Without a gradient: the bits of whole words, in a fifth of the time."""
     if tensor.dtype != torch.float32 or tensor.requires_grad:
         return torch.where(mask, tensor, 0.0)
     every = -mask.view(torch.int8).to(torch.int32)

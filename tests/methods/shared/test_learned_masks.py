@@ -1,6 +1,6 @@
 """Masks on fixed random weights: thresholds, thin filters, the group lasso, the straight-through gradient."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from rayfl.data.batches import Batch
 from rayfl.determinism import seeding
 from rayfl.methods.ind_mask import IndMask
 from rayfl.methods.shared.learned_masks import (
+    ScoredModel,
     first_scores,
     lasso_gradient,
     layer_masks,
@@ -123,7 +124,7 @@ def test_the_straight_through_gradient_is_autograds(lasso: float):
     samples = here.dataset.train
     batch = Batch(here.dataset.prepare(samples.inputs[rows]), torch.from_numpy(samples.labels[rows]))
     carry = method.step(method.begin(state, {}, ctx), batch, stage=ctx.plan.stages[0])
-    gradient, moved = method.descend(state, carry, ctx)
+    gradient, moved = method.descend(cast(ScoredModel, state), carry, ctx)
 
     z = {name: tensor.clone().requires_grad_() for name, tensor in state["scores"].items()}
     # m + |z| - |z| has the value of m and the derivative sign(z).
