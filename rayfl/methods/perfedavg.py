@@ -27,7 +27,7 @@ import torch
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Batch, Context, Plan, Stage, Tree
+from rayfl.methods.base import Batch, Context, Plan, Stage, State, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
@@ -90,6 +90,9 @@ class PerFedAvg(FedAvg):
             for sign in (1.0, -1.0)
         )
         return {name: (there[name] - back[name]) / (2 * step) for name in params}
+
+    def eval_begin(self, state: State, model: Tree | None, carry: LocalCarry | None, ctx: Context) -> LocalCarry:
+        return self.start(super().eval_begin(state, model, carry, ctx)["params"])
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
         """The adaptation, one step on the client's own train split."""

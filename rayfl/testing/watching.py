@@ -129,10 +129,9 @@ def fits(part: str, value: Any, declared: Any) -> bool:
 
     A result has no other keys. An argument may have them, since a method derives from another.
     """
-    kinds = [kind for kind in get_args(declared) or (declared,) if is_typeddict(kind)]
-    if not kinds or not isinstance(value, Mapping):
+    kind = next((one for one in get_args(declared) or (declared,) if is_typeddict(one)), None)
+    if kind is None or not isinstance(value, Mapping):
         return True
-    (kind,) = kinds
     return kind.__required_keys__ <= value.keys() and (part != "return" or value.keys() <= kind.__annotations__.keys())
 
 

@@ -8,13 +8,12 @@ import pytest
 
 from rayfl import tree
 from rayfl.determinism import seeding
-from rayfl.methods.base import Carry, Context, Finished, Work
+from rayfl.methods.base import Carry, Context, Finished, ModelState, Work
 from rayfl.methods.fedfomo import FedFomo
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import Shuffled, play
-from rayfl.tree import State
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import setup
 from tests.methods.averaging import ENGINES, made
@@ -124,7 +123,7 @@ def test_a_candidate_at_no_distance_or_of_no_use_has_no_weight():
 class Shy(FedFomo):
     """Client 1 sends its gains, but never its model."""
 
-    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+    def finish(self, state: ModelState, carry: Carry, ctx: Context) -> Finished:
         finished = super().finish(state, carry, ctx)
         if ctx.traits.id != 1 or finished.message is None:
             return finished
