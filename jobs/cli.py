@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -62,22 +62,23 @@ def run(
             raise RayflError("--resume needs no --overwrite beside it")
 
         display.stage("loading")
-        _begin(file, settings, inline)
-        from rayfl.experiment.sweep import read_sweep
+        table = _begin(file, settings, inline)
+        from rayfl.experiment.sweep import combine, take_lists
 
-        combinations = read_sweep(file, settings)
-        if combinations is not None:
+        table, lists = take_lists(table, settings)
+        if lists is not None:
             from jobs.console import Audience
             from jobs.sweep import sweep as run_all
 
             if isinstance(output, str):
                 raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
+            combinations = combine(table, lists, settings)
             sys.exit(run_all(combinations, output, 1, overwrite, Audience(display=display)))
 
-        from rayfl.experiment.experiment import read
+        from rayfl.experiment.experiment import Experiment
 
-        # What is refused needs nothing of Ray.
-        experiment = read(file, settings)
+        # A refused experiment needs nothing of Ray.
+        experiment = Experiment(**table)
         from jobs.run_and_print import run_and_print, run_or_resume
 
         done = (
@@ -120,14 +121,18 @@ def resume(
             sys.exit(INTERRUPTED)
 
 
-def _begin(file: Path, settings: Sequence[str], inline: bool) -> None:
-    """Refuse what is no experiment's file or no override before anything large is loaded; then begin to load what Ray's
-    workers need."""
-    from rayfl.experiment.experiment_file import read_table
+# Any: a TOML table.
+def _begin(file: Path, settings: Sequence[str], inline: bool) -> dict[str, Any]:
+    """Read an experiment's file and put the overrides in, except those of its `[sweep]` table; returns the table.
 
-    read_table(file, settings)
+    A wrong file or override is refused before anything large is loaded. Then what Ray's workers need begins to load.
+    """
+    from rayfl.experiment.experiment_file import is_of_sweep, read_table
+
+    table = read_table(file, [one for one in settings if not is_of_sweep(one)])
     if not inline:
         fork_server.begin()
+    return table
 
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
@@ -167,17 +172,18 @@ def sweep(
     with outliving_its_reader(), Display() as display:
         display.stage("loading")
         settings = [*overrides, *_settings(rounds, actors, inline)]
-        _begin(file, settings, inline)
-        from rayfl.experiment.sweep import read_sweep
-
         settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
-        combinations = read_sweep(file, settings)
-        if combinations is None:
+        table = _begin(file, settings, inline)
+        from rayfl.experiment.sweep import combine, take_lists
+
+        table, lists = take_lists(table, settings)
+        if lists is None:
             raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
 
         from jobs.console import Audience
         from jobs.sweep import sweep as run_all
 
+        combinations = combine(table, lists, settings)
         sys.exit(run_all(combinations, directory, parallel, overwrite, Audience(display=display)))
 
 

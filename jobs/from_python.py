@@ -29,8 +29,8 @@ from jobs.sweep import run_all
 from rayfl.choices.plugins import is_in_memory
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import override_all, put_all, read_table
-from rayfl.experiment.sweep import Combination, combine, is_of_sweep, take_lists
+from rayfl.experiment.experiment_file import is_of_sweep, override_all, put_all, read_table
+from rayfl.experiment.sweep import Combination, combine, take_lists
 from rayfl.report.results import RunResults, SweepResults
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import is_url, require_path

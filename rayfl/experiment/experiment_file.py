@@ -104,6 +104,11 @@ def split_override(text: str) -> tuple[list[str], str]:
     return path, value
 
 
+def is_of_sweep(text: str) -> bool:
+    """Whether an override is one of the `[sweep]` table."""
+    return split_override(text)[0][0] == "sweep"
+
+
 # Any: a TOML table, and settings from Python.
 def put_all(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Put settings into a table, by their dotted keys. RayflError where a key leads through what is no table."""

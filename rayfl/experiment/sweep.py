@@ -23,7 +23,7 @@ from rayfl.choices import plugins
 from rayfl.choices.kinds import Choice
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import copied, override, put, read_table, split_override
+from rayfl.experiment.experiment_file import copied, is_of_sweep, override, put, read_table, split_override
 from rayfl.methods.base import Method
 from rayfl.settings import shown
 
@@ -79,11 +79,6 @@ def take_lists(
         override(alone, one)
         lists |= swept_lists(alone["sweep"])
     return table, lists
-
-
-def is_of_sweep(text: str) -> bool:
-    """Whether an override is one of the `[sweep]` table."""
-    return split_override(text)[0][0] == "sweep"
 
 
 def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:
