@@ -2,8 +2,10 @@
 
 import logging
 
+from actors.ray_internals import prepare_plain_ray
 from rayfl.determinism.process import prepare_process
 
 prepare_process()
+prepare_plain_ray()
 # As it is imported in a notebook, Ray recommends a package that rayfl does without.
 logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
 """Coordinator: the Ray actor that plays an experiment. It owns the client actors, every state and the run directory.
 
-When objects are lost with a node, it plays again from the last checkpoint. When the coordinator itself dies, the
-driver starts another one, which resumes the run directory (actors/session.py).
+If objects are lost with a node, it plays again from the last checkpoint. If the coordinator itself dies, the driver
+starts another one, which resumes the run directory (actors/driver.py).
 """
 
 import logging
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors.errors import ClusterError, LostObjects
+from actors.errors import LostObjects
 from actors.placement import Placement
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process, trim
 from rayfl.own_packages import OwnPackages
 
 if TYPE_CHECKING:
+    from actors.executor import RayExecutor
     from actors.metrics import RunMetrics
-    from actors.pool import RayExecutor
     from rayfl.determinism.platform import Platform
     from rayfl.experiment.input_files import KeptFiles
     from rayfl.rounds.executor import Wave
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("rayfl")
 
 _CONTROL = "control"
-"""The group of calls that are answered during a run."""
+"""The concurrency group of the methods that answer during a run."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A coordinator's task: play into a run directory, or go on where a run was cut.
+    """A coordinator's task: play an experiment into a run directory, or continue a run there.
 
-    `driver` describes the process that prepared the run. `description` is written once the actors are ready: nothing of
-    a run is changed before it is known that these may go on with it. `environment`: the variables of the driver's that
-    `trackers` read, which a cluster's processes do not have.
+    `driver`: the platform of the process that prepared the run. `description` is written when the actors are ready,
+    because nothing in a run directory may change before the actors are known to compute the same bits. `environment`:
+    the driver's variables that `trackers` read, which a cluster's processes lack.
     """
 
     placement: Placement
@@ -62,16 +62,14 @@ class RunSpec:
 
     @property
     def resume(self) -> str:
-        """The command that goes on with the run."""
+        """The command that continues the run."""
         return f"rayfl resume {self.directory}"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """News of a run: whether its actors are ready, new rounds with their means, new log records, how far the calls
-    under way have come, and the end."""
+    """News of a run: new rounds with their means, new log records, whether it is over, the progress of the round."""
 
-    started: bool
     rounds: "Sequence[tuple[RoundRow, Mapping[str, float]]]"
     records: Sequence[logging.LogRecord]
     over: bool
@@ -86,14 +84,14 @@ class _Forwarding(QueueHandler):
         self._keep = keep
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """In place of a queue."""
+        """Keep the record, where QueueHandler would put it into a queue."""
         self._keep(record)
 
 
 # Ray's type stubs know no concurrency groups.
 @ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 4})  # pyright: ignore[reportCallIssue]
 class Coordinator(OwnPackages):
-    """Plays one experiment. `run` returns when it is over; the other methods answer meanwhile.
+    """Plays one experiment. `run` returns when the run is over; the other methods answer meanwhile.
 
     Modules that import torch are imported in the methods, because `prepare_process` must come first.
     """
@@ -104,10 +102,10 @@ class Coordinator(OwnPackages):
         self._changed = Condition()
         self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
         self._records: list[logging.LogRecord] = []
-        self._started = self._stopping = self._over = self._trims = False
+        self._stopping = self._over = self._trims = False
         self._wave: Wave | None = None
-        # The driver has the user's handlers and level, so it does the logging. Nothing goes to stderr here, because Ray
-        # may show that to the driver too.
+        # The driver has the user's handlers and level, so it logs. Nothing goes to stderr here, because Ray may show
+        # that to the driver too.
         log.addHandler(_Forwarding(self._keep))
         log.setLevel(logging.DEBUG)
         log.propagate = False
@@ -115,14 +113,14 @@ class Coordinator(OwnPackages):
     def run(self, setup: Sequence[ray.ObjectRef], spec: RunSpec) -> bool:
         """Play all rounds. False if `stop` ended the run before its last round.
 
-        `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early. Errors are
+        `setup` is a reference in a list, which Ray does not resolve, so that torch is not loaded too early. Errors are
         those of `RayExecutor` and of `rayfl.run_directory.play_run.play_run`.
         """
         os.environ.update(spec.environment)
         try:
+            from actors.executor import RayExecutor
             from actors.kinds import Kinds
             from actors.metrics import RunMetrics
-            from actors.pool import RayExecutor
             from actors.setups import read_setup
             from rayfl.run_directory.description import read_platform
             from rayfl.run_directory.play_run import Stopped
@@ -136,28 +134,29 @@ class Coordinator(OwnPackages):
                 kinds,
                 lambda platform: _describe(spec, platform, first=next(times) == 0),
                 metrics.loss,
-                self._under_way,
+                self._keep_wave,
             )
             try:
                 value = read_setup(setup[0])
-                # States below 100 kB live in this process's heap, and the allocator keeps what the old ones leave.
-                # Without states a trim would only make the next round fetch its working memory anew (W3: +40 %).
+                # States below 100 kB are in this process's heap, and the allocator keeps the memory of old ones. If
+                # there are no states, a trim only makes the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory
-                self._report(started=True)
                 self._play_despite_losses(value, executor, spec, metrics)
             except Stopped:
                 return False
             finally:
                 executor.close()
         finally:
-            self._report(over=True)
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
         return True
 
     def _play_despite_losses(
         self, setup: "Setup", executor: "RayExecutor", spec: RunSpec, metrics: "RunMetrics"
     ) -> None:
-        """Play, and again from the last checkpoint where objects were lost with a node."""
-        from actors.losses import Loss, Setbacks, decide
+        """Play; if objects are lost with a node, play again from the last checkpoint."""
+        from actors.losses import Loss, Setbacks, try_again
         from rayfl.run_directory.play_run import play_run
 
         resumed, setbacks = spec.resumed, Setbacks()
@@ -185,34 +184,27 @@ class Coordinator(OwnPackages):
                 resumed = True
                 metrics.loss("objects")
                 times = setbacks.add(self._rounds[-1][0].round if self._rounds else -1)
-                decision = decide(Loss("objects", times, str(error)))
-                if not decision.again:
-                    raise ClusterError(decision.sentence) from error
-                log.warning(decision.sentence)
+                try_again(Loss("objects", times, str(error)))
 
     @ray.method(concurrency_group=_CONTROL)
     def progress(self, rounds: int, records: int, timeout_s: float) -> Progress:
-        """Return what came after the first `rounds` rounds and `records` log records.
+        """Return the news after the first `rounds` rounds and `records` log records.
 
-        Wait until something does, for at most `timeout_s`.
+        Wait for at most `timeout_s` until there are some.
         """
         with self._changed:
-            started = self._started
             self._changed.wait_for(
-                lambda: (
-                    self._over or len(self._rounds) > rounds or len(self._records) > records or self._started != started
-                ),
-                timeout_s,
+                lambda: self._over or len(self._rounds) > rounds or len(self._records) > records, timeout_s
             )
-            return Progress(self._started, self._rounds[rounds:], self._records[records:], self._over, self._wave)
+            return Progress(self._rounds[rounds:], self._records[records:], self._over, self._wave)
 
     @ray.method(concurrency_group=_CONTROL)
     def stop(self) -> None:
-        """End after the round that is being played."""
+        """End the run after the current round."""
         self._stopping = True
 
-    def _under_way(self, wave: "Wave") -> None:
-        """Keep how far the round is for the next question; nobody is woken for it."""
+    def _keep_wave(self, wave: "Wave") -> None:
+        """Keep the progress of the round for the next call of `progress`, which is not woken for it."""
         self._wave = wave
 
     def _record(self, record: "RoundRecord") -> None:
@@ -228,16 +220,11 @@ class Coordinator(OwnPackages):
             self._records.append(record)
             self._changed.notify_all()
 
-    def _report(self, started: bool = False, over: bool = False) -> None:
-        with self._changed:
-            self._started, self._over = self._started or started, self._over or over
-            self._changed.notify_all()
-
 
 def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
-    """Write what the actors are, the first time with the rest of the description. DiskError where the disk refuses.
+    """Write the actors' platform into the run directory, the first time with the rest of the description.
 
-    Later the recorder holds the directory's lock.
+    DiskError if the disk refuses.
     """
     from rayfl.determinism.platform import ON_CPU, differences, of_driver, with_driver, with_kind
     from rayfl.run_directory.atomic_files import writing
@@ -246,7 +233,7 @@ def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
     found = platform
     if spec.driver:
         if spec.resumed and differences(of_driver(platform), spec.driver, ON_CPU):
-            # The run goes on because it is mixed: `check_platform` of jobs/single.py has refused it otherwise.
+            # The run is mixed, or `check_platform` would have refused to continue it.
             found = with_kind(found, {**found, **{key: spec.driver[key] for key in ON_CPU}})
         found = with_driver(found, spec.driver)
     with writing(spec.directory, f"go on with: {spec.resume}"):

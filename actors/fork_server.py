@@ -1,12 +1,13 @@
-"""A process that loads once what workers need, torch above all, and forks the workers of a Ray of our own.
+"""A fork server: a process that loads once the modules that workers need, torch above all, and forks the workers of a
+Ray that rayfl starts.
 
-A worker that starts from nothing takes two seconds of a core to import, and memory of its own for it; a forked one is
-there in milliseconds, and shares the memory. So is the one that replaces a worker which died.
+A worker that starts from nothing takes two seconds of a core to import its modules, and memory of its own for them. A
+forked one starts in milliseconds and shares the memory, also one that replaces a worker which died.
 
-Ray starts actors/forked_worker.py in place of its own worker, and that asks here. This process computes nothing and has
-one thread, so that its forks are as good as new: what decides bits (`prepare_process`) is set before torch is loaded,
-and what is read where a library is first used is read in the fork. Ray is loaded there, too, as it reads its settings
-where it is loaded.
+Ray starts actors/forked_worker.py in place of its own worker, and that program asks this process for a fork. This
+process computes nothing and has one thread, so a fork computes as a new process does: `prepare_process` is called
+before torch is loaded, and the settings that a library reads at its first use are read in the fork. Each fork loads Ray
+itself, because Ray reads its settings as it is loaded.
 """
 
 import atexit
@@ -22,16 +23,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # Beside this file lie modules of ours, which are none of Python's; the packages lie one floor up.
+    # Modules in this file's folder must not hide Python's; the packages are in the folder above.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from actors.forked_worker import LENGTH_BYTES
+from actors import ray_internals
+from actors.forked_worker import LENGTH_BYTES, SERVER
+from actors.ray_internals import is_plain
 
 WORKER = Path(__file__).with_name("forked_worker.py")
 """The program that Ray starts in place of its own worker."""
@@ -58,23 +61,23 @@ _USED_BY_RAY = (
     "requests",
     "yaml",
 )
-"""What Ray itself loads in every worker, as far as it is there."""
+"""Modules that Ray loads in every worker; those that are not installed are left out."""
 
 _PATIENCE_S = 5.0
-"""For a request to come whole. Who has been stopped in the middle of it becomes a worker of Ray's own later."""
+"""Seconds in which a request must arrive. A program that was stopped in the middle of it becomes Ray's own worker."""
 
 _OUT_OF_MEMORY_SCORE = "1000"
-"""Ray lets the kernel, where memory runs out, end a worker before anything else."""
+"""Ray's own score for workers: if memory runs out, the kernel ends a worker before any other process."""
 
 
 class ForkServer:
-    """A fork server that is starting; `end` ends it, and so does the end of this process. Its workers live on.
+    """A fork server that is starting. `end` ends it, and so does the end of this process; its workers live on.
 
-    OSError where this machine cannot have one.
+    OSError if this machine cannot have one.
     """
 
     def __init__(self) -> None:
-        # Nobody but the user gets into this folder, so nobody else reaches the socket.
+        # Only the user may enter this folder, so nobody else reaches the socket.
         self.folder = tempfile.mkdtemp(prefix="rayfl-")
         self.socket = str(Path(self.folder, "socket"))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,7 +87,7 @@ class ForkServer:
                 listener.listen(socket.SOMAXCONN)
                 self.process = subprocess.Popen(
                     [sys.executable, __file__, str(listener.fileno())],
-                    # It ends when this pipe does.
+                    # The server ends when this pipe is closed.
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -95,7 +98,7 @@ class ForkServer:
             raise
 
     def end(self) -> None:
-        """End it."""
+        """End the server."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None
@@ -103,9 +106,9 @@ class ForkServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def started() -> ForkServer | None:
-    """A fork server; None where this machine cannot have one, so that Ray starts its own workers."""
-    if sys.platform == "linux":
+def start() -> ForkServer | None:
+    """Start a fork server; None if this machine cannot have one or the user wants none, so that Ray starts workers."""
+    if sys.platform == "linux" and not is_plain():
         with suppress(OSError):
             return ForkServer()
     return None
@@ -113,8 +116,8 @@ def started() -> ForkServer | None:
 
 @contextmanager
 def serving() -> Iterator[ForkServer | None]:
-    """`started`, which ends with the block."""
-    server = started()
+    """`start` a server that ends with the block."""
+    server = start()
     try:
         yield server
     finally:
@@ -126,9 +129,9 @@ _begun: ForkServer | None = None
 
 
 def begin() -> ForkServer | None:
-    """`started` for the Ray that this process will start, unless that has been done."""
+    """`start` the server for the Ray that this process will start, unless it has been started already."""
     global _begun
-    if _begun is None and (server := started()):
+    if _begun is None and (server := start()):
         _begun = server
         atexit.register(end)
     return _begun
@@ -143,8 +146,15 @@ def end() -> None:
         server.end()
 
 
+def lean_nodes(server: ForkServer | None) -> AbstractContextManager[None]:
+    """Start Ray's nodes faster inside, with forks of `server` as their workers, if it is given."""
+    if server is None:
+        return ray_internals.lean_nodes(None, {})
+    return ray_internals.lean_nodes(WORKER, {SERVER: server.socket})
+
+
 def load() -> None:
-    """Load what actors load, after what must come before torch, and without Ray."""
+    """Import the modules that actors need, but not Ray. `prepare_process` must run before torch is imported."""
     from rayfl.determinism.process import prepare_process
 
     prepare_process()
@@ -153,16 +163,18 @@ def load() -> None:
     for name in _USED_BY_RAY:
         with suppress(ImportError):
             import_module(name)
-    assert "ray" not in sys.modules, "Ray reads its settings where it is loaded, so each fork loads its own"
-    # The collector of a fork would write to the pages of all these objects, and so copy them.
+    assert "ray" not in sys.modules, "Ray reads its settings as it is loaded, so each fork loads its own"
+    # The garbage collector of a fork would write to the pages of all these objects, and so copy them.
     gc.collect()
     gc.freeze()
 
 
 # Any: what JSON holds.
 def serve(listener: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
-    """Fork for every request, until the process that has started this one ends. Returns, in each fork, its request and
-    its streams."""
+    """Fork for every request, until the process that started this one ends.
+
+    Returns in each fork, with the fork's request and streams.
+    """
     while True:
         ready, _, _ = select.select([listener, 0], [], [])
         if 0 in ready:
@@ -181,8 +193,9 @@ def serve(listener: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
                     os.close(stream)
                 continue
             fork = os.fork()
-            # Ray ends a worker's group with the worker. Both see to it: whoever asked ends, and its group may, as soon
-            # as this process has answered, and a fork must not begin its work before.
+            # Ray ends a worker's process group with the worker, so the fork must be in it before it begins to work and
+            # before this process answers: the program that asked then ends, and its group may end with it. Both
+            # processes set the group, whichever comes first.
             with suppress(OSError):
                 os.setpgid(fork, request["group"])
             if not fork:
@@ -198,7 +211,7 @@ def serve(listener: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
 
 # Any: what JSON holds.
 def become(request: Mapping[str, Any], streams: list[int]) -> None:
-    """Take on what the process had that asked: arguments, environment, folder, signals and streams."""
+    """Take over from the process that asked: its arguments, environment, folder, signals and streams."""
     for place, stream in enumerate(streams):
         os.dup2(stream, place)
         os.close(stream)
@@ -213,12 +226,12 @@ def become(request: Mapping[str, Any], streams: list[int]) -> None:
 
     import numpy
 
-    # Python's own is sown anew by the fork.
-    numpy.random.seed()  # noqa: NPY002 (a method of somebody else may draw from it)
+    # Python seeds its own generator anew in a fork.
+    numpy.random.seed()  # noqa: NPY002 (a third party's method may draw from it)
 
 
 if __name__ == "__main__":
-    # An interrupt at the terminal is the driver's, and the kernel is to keep no fork that has ended.
+    # An interrupt at the terminal is for the driver, and the kernel must not keep forks that have ended as zombies.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     load()

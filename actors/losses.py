@@ -1,34 +1,38 @@
-"""What to do about a loss: try again or give up, and the sentence that says so.
+"""The policy for losses: whether to try again or give up, and the sentence that says so.
 
-This is policy alone and knows no Ray. actors/pool.py acts on it for client actors and their calls,
-actors/coordinator.py for objects, actors/session.py for coordinators.
+It knows no Ray. It is applied to calls by actors/executor.py, to actors that are starting by actors/pool.py, to objects
+by actors/coordinator.py, and to coordinators by actors/driver.py.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
+from actors.errors import ClusterError
 from rayfl.rounds.errors import SMALLER
 
+log = logging.getLogger("rayfl")
+
 Cause = Literal["memory", "time", "death", "start", "objects", "coordinator"]
-"""Why a call lost its actor (no memory, no answer in time, or the actor died); or what else was lost: an actor that was
-still starting, objects that lay on a node, or the coordinator."""
+"""Why a call lost its actor: no memory, no answer in time, or the actor died. Or what else was lost: an actor that was
+still starting, objects in a node's store, or the coordinator."""
 
 TRIES: dict[Cause, int] = {"memory": 4, "time": 4, "death": 10, "start": 10, "objects": 10, "coordinator": 10}
-"""How often in a row each loss may come. A lack of memory or time rarely goes away by itself."""
+"""How many such losses in a row end the run. A lack of memory or time rarely goes away by itself."""
 
 ADVICE = (
     "go on with fewer actors (rayfl resume DIR --actors N) or a larger share of a GPU for each (runtime.num_gpus), or "
     f"{SMALLER}"
 )
-"""What to do about memory."""
+"""The advice about memory."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Something was lost, for the `times`-th time in a row.
+    """A loss, the `times`-th of its kind in a row.
 
-    `reason`: what Ray or the actor said. `about`: a call's round, step and clients, or the command that goes on with
-    the run of a coordinator. `pid`: the process of a call's actor.
+    `reason`: the error of Ray or the actor. `about`: a call's round, step and clients, or the command that resumes a
+    coordinator's run. `pid`: the process of a call's actor.
     """
 
     cause: Cause
@@ -48,13 +52,13 @@ class Decision:
 
 @dataclass
 class Setbacks:
-    """Counts how often in a row a run was thrown back without getting further than before."""
+    """Counts the losses in a row after which a run did not get further than before."""
 
     count: int = 0
     reached: int = -1
 
     def add(self, reached: int) -> int:
-        """Count a loss after round `reached` (-1: none). Rounds that are played again are no progress."""
+        """Count a loss after round `reached` (-1: before the first round ended). Repeated rounds are no progress."""
         self.count = self.count + 1 if reached <= self.reached else 1
         self.reached = max(reached, self.reached)
         return self.count
@@ -64,6 +68,14 @@ def decide(loss: Loss) -> Decision:
     """Try again, unless this was the last loss that its cause allows."""
     again = loss.times < TRIES[loss.cause]
     return Decision(again, _notice(loss) if again else _error(loss))
+
+
+def try_again(loss: Loss) -> None:
+    """Log that the run tries again. ClusterError if this was the last loss that its cause allows."""
+    decision = decide(loss)
+    if not decision.again:
+        raise ClusterError(decision.sentence)
+    log.warning(decision.sentence)
 
 
 def _notice(loss: Loss) -> str:

@@ -13,7 +13,6 @@ from ray.cluster_utils import Cluster
 from actors import access, fork_server
 from actors.errors import ClusterError
 from actors.fork_server import ForkServer
-from actors.lean_node import lean_node
 
 log = logging.getLogger("rayfl")
 
@@ -82,7 +81,7 @@ def _started(start: Callable[[], Started], server: ForkServer | None) -> Started
     """The lean nodes that `start` returns, for which a busy machine may be too slow at first."""
     for _ in range(2):
         try:
-            with lean_node(server):
+            with fork_server.lean_nodes(server):
                 return start()
         # Ray raises Exception itself.
         except Exception:  # noqa: BLE001
@@ -91,7 +90,7 @@ def _started(start: Callable[[], Started], server: ForkServer | None) -> Started
             # Ray's own handler asks the nodes for half a minute.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with lean_node(server):
+        with fork_server.lean_nodes(server):
             return start()
     except Exception as error:
         words = " ".join(str(error).split())[:300]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors import session
+from actors.driver import Listener, play_on_ray
 from benchmarks.workloads import WORKLOADS
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.platform import describe
@@ -34,7 +34,7 @@ def main(name: str, actors: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = create_run_directory(Path(scratch) / name)
         describe_run(directory, experiment.as_dict(), describe(1), "")
-        session.play_on_ray(experiment, setup, directory, lambda row, means: times.append(row.wall_s))
+        play_on_ray(experiment, setup, directory, Listener(lambda row, means: times.append(row.wall_s)))
     print(json.dumps({"seconds": times[workload.warmup :], "version": __version__}), flush=True)
 
 

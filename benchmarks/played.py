@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from actors import session
+from actors.driver import Listener, play_on_ray
 from benchmarks.memory import Resident, resident
 from benchmarks.store_use import store_use
 from rayfl.determinism.platform import describe
@@ -45,7 +46,7 @@ class Played:
 
 
 def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[int] = ()) -> Played:
-    """Play and watch. Errors are those of `actors.session.play_on_ray`."""
+    """Play and watch. Errors are those of `actors.driver.play_on_ray`."""
     played = Played()
     marks: list[float] = []
     setup = prepare(experiment)
@@ -60,7 +61,7 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
             look(played, mark)
 
     with session.session(experiment.runtime, setup):
-        session.play_on_ray(experiment, setup, directory, take_down)
+        play_on_ray(experiment, setup, directory, Listener(take_down))
         use = store_use()
     played.spilled_bytes, played.restored_bytes = use.spilled_bytes, use.restored_bytes
     played.between_s = [after - before for before, after in pairwise(marks)]

@@ -7,13 +7,12 @@ from logging import INFO, Handler, getLogger
 from pathlib import Path
 from typing import Literal
 
-from actors.session import OnRound
 from jobs.display import STOPPING, Display, Line
 from jobs.run_tables import result_table
 from jobs.standard_output import print_table
 from rayfl.report.summary import Summary
 from rayfl.rounds.executor import Wave
-from rayfl.rounds.ledger import RoundRow
+from rayfl.rounds.ledger import OnRound, RoundRow
 
 HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
 

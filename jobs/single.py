@@ -7,7 +7,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from actors import fork_server, package_folder, session, supervisor
+from actors import fork_server, package_folder, signals, supervisor
 from jobs import console
 from jobs.console import Audience
 from jobs.earlier_run import found_again, platform_of, require_same_platform, resumable
@@ -183,9 +183,11 @@ def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator
         fork_server.end()
         yield
         return
+    from actors import session
+
     audience.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
     with session.session(experiment.runtime, setup, resume):
-        session.placed(experiment.runtime, setup)
+        session.placement(experiment.runtime, setup)
         yield
 
 
@@ -220,7 +222,7 @@ def _play_rounds(
             audience.on_round(row, means)
 
         if prepared.inline:
-            with session.stoppable(show.stopping) as stopping, suppress(Stopped):
+            with signals.stoppable(show.stopping) as stopping, suppress(Stopped):
                 play_run(
                     setup,
                     InlineExecutor(setup, show.wave),
@@ -233,18 +235,10 @@ def _play_rounds(
                     stopping=lambda: stopping() or audience.stopping(),
                 )
         else:
-            session.play_on_ray(
-                experiment,
-                setup,
-                directory,
-                on_round,
-                resumed=resumed,
-                files=prepared.files,
-                driver=prepared.platform,
-                stopping=audience.stopping,
-                on_wave=show.wave,
-                on_stop=show.stopping,
-            )
+            from actors.driver import Listener, play_on_ray
+
+            listener = Listener(on_round, show.wave, show.stopping, audience.stopping)
+            play_on_ray(experiment, setup, directory, listener, resumed, prepared.files, prepared.platform)
 
 
 @contextmanager

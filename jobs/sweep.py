@@ -6,7 +6,7 @@ that session (sweep_processes.py).
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from actors import package_folder, session, supervisor
+from actors import package_folder, signals, supervisor
 from jobs.console import Audience
 from jobs.earlier_run import earlier_run
 from jobs.errors import described, one_line
@@ -221,10 +221,14 @@ def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[
     for key in ("address", "object_store_memory_mb"):
         if len({getattr(runtime, key) for runtime in runtimes}) > 1:
             raise RayflError(f"runtime.{key} cannot be swept, because all runs share one Ray; give it one value")
-    if runtimes:
-        audience.stage(session.opening(runtimes[0]))
-    with session.session(runtimes[0]) if runtimes else nullcontext():
-        yield bool(runtimes)
+    if not runtimes:
+        yield False
+        return
+    from actors import session
+
+    audience.stage(session.opening(runtimes[0]))
+    with session.session(runtimes[0]):
+        yield True
 
 
 def _run_waiting(
@@ -238,7 +242,11 @@ def _run_waiting(
     overall = Overall(audience.display, len(waiting))
     if parallel == 1:
         return list(_one_by_one(waiting, directory, overwrite, audience, overall))
-    address = session.address() if on_ray else None
+    address = None
+    if on_ray:
+        from actors import session
+
+        address = session.address()
     lines = audience.show == "all" and not audience.display.live
     return Processes(directory, address, overwrite, overall, lines).run(waiting, parallel)
 
@@ -248,6 +256,8 @@ def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
     runtime = one.experiment.runtime
     if runtime.executor == "inline":
         return one
+    from actors import session
+
     try:
         runtime = session.shared(runtime, parallel, most_calls)
     except ValueError as error:
@@ -259,7 +269,7 @@ def _one_by_one(
     waiting: Sequence[Combination], directory: Path, overwrite: bool, audience: Audience, overall: Overall
 ) -> Iterator[Outcome]:
     """Run one combination after another. A signal ends the one under way, and no later one is begun."""
-    with session.stoppable(overall.stopping) as stopping:
+    with signals.stoppable(overall.stopping) as stopping:
         for number, one in enumerate(waiting):
             if audience.show == "all":
                 print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Literal
 
-from actors import session
+from actors.signals import interruptible
 from actors.supervisor import ERROR_FILE
 from jobs import console
 from jobs.earlier_run import describe_again, earlier_run
@@ -66,7 +66,7 @@ class Processes:
         with (
             tempfile.TemporaryDirectory() as files,
             ThreadPoolExecutor(parallel) as pool,
-            session.interruptible(self.stop),
+            interruptible(self.stop),
         ):
             futures = [pool.submit(self._one, one, Path(files) / str(n)) for n, one in enumerate(waiting)]
             try:

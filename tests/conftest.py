@@ -79,16 +79,14 @@ def cluster() -> Iterator[None]:
     import ray
 
     from actors import access, fork_server
-    from actors.lean_node import lean_node
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray puts sockets below this folder, and the path of a socket has at most 107 characters.
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     with access.private(), fork_server.serving() as server:
-        with lean_node(server):
+        with fork_server.lean_nodes(server):
             ray.init(
                 address="local",
-                _node_ip_address=access.LOOPBACK,
                 include_dashboard=False,
                 _temp_dir=folder,
                 log_to_driver=False,

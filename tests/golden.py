@@ -145,9 +145,7 @@ def _start_ray() -> None:
     from actors import access
 
     ending.enter_context(access.private())
-    ray.init(
-        address="local", _node_ip_address=access.LOOPBACK, include_dashboard=False, log_to_driver=False, num_cpus=2
-    )
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     ending.callback(ray.shutdown)
 
 

@@ -1,19 +1,20 @@
-"""The memory of this machine, and the sentence for a setting or a file that asks for more of it."""
+"""The memory of this machine, and the error for a setting or a file that needs more."""
 
-import os
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 from rayfl.errors import RayflError
 
 _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux keeps a container's limit, in versions 2 and 1."""
+"""The files with a container's memory limit, in versions 2 and 1 of Linux's cgroups."""
 
 
 @cache
 def machine_bytes() -> int:
-    """Bytes of memory that this machine has, or its container may use."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    """Bytes of memory that this machine has, or that its container may use."""
+    limits = [psutil.virtual_memory().total]
     for path in _CGROUP:
         try:
             limits.append(int(path.read_text()))
@@ -23,7 +24,7 @@ def machine_bytes() -> int:
 
 
 def require(num_bytes: int, what: str, advice: str) -> None:
-    """RayflError, which begins with `what` and ends with `advice`, if this machine has no `num_bytes` of memory."""
+    """Raise RayflError, which begins with `what` and ends with `advice`, if this machine has less memory."""
     if num_bytes > machine_bytes():
         raise RayflError(
             f"{what} takes {in_words(num_bytes)} of memory, and this machine has {in_words(machine_bytes())}; {advice}"
@@ -31,7 +32,7 @@ def require(num_bytes: int, what: str, advice: str) -> None:
 
 
 def in_words(num_bytes: int) -> str:
-    """Bytes as a user reads them: 512 bytes, 25.3 GB; powers of 1000."""
+    """Bytes in words, in powers of 1000: 512 bytes, 25.3 GB."""
     if num_bytes < 1000:
         return f"{num_bytes} bytes"
     if num_bytes >= 10**21:

@@ -1,4 +1,4 @@
-"""Executor: runs jobs on clients. `InlineExecutor` runs them in this process, actors/pool.py on Ray actors."""
+"""Executor: runs jobs on clients. `InlineExecutor` runs them in this process, actors/executor.py on Ray actors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,6 +1,6 @@
 """Ledger: what each client did and was billed in a round, and the rows that go into the records."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,6 +25,10 @@ class RoundRow(NamedTuple):
     downlink_bits: int
     simulated_s: float
     wall_s: float
+
+
+OnRound = Callable[[RoundRow, Mapping[str, float]], None]
+"""A function that is called with each round's row and means."""
 
 
 class ClientRow(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from actors import pool
+from actors.executor import RayExecutor
 from actors.placement import Node, Placement
-from actors.pool import RayExecutor
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.play_run import play_run
@@ -105,7 +105,7 @@ from collections import Counter
 from actors import session
 from actors.errors import ClusterError
 from actors.placement import Placement
-from actors.pool import RayExecutor
+from actors.executor import RayExecutor
 from benchmarks.local_cluster import own_cluster
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime

@@ -13,8 +13,8 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryErro
 
 from actors import losses, pool
 from actors.errors import ClusterError, final_error
+from actors.executor import RayExecutor
 from actors.placement import Placement
-from actors.pool import RayExecutor
 from jobs import single as running
 from jobs.single import resume, run
 from rayfl.compress.base import Message

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from actors import session
-from actors.pool import PendingCalls
+from actors.pending import PendingCalls
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds import merge_sums

@@ -13,10 +13,10 @@ import ray
 
 from actors import losses, session
 from actors.errors import ClusterError
+from actors.executor import RayExecutor
 from actors.kinds import Kinds, Verdict
 from actors.pending import PendingCalls
 from actors.placement import Placement
-from actors.pool import RayExecutor
 from rayfl.compress.base import Message
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform

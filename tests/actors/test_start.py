@@ -9,7 +9,7 @@ import ray
 from actors import session
 from actors.coordinator import Progress
 from actors.errors import ClusterError
-from actors.pool import PendingCalls
+from actors.pending import PendingCalls
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
 from rayfl.rounds.executor import Job, JobResult, Wave

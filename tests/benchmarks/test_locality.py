@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from actors import pool
+from actors.executor import RayExecutor
 from actors.locality import Inputs
-from actors.pool import RayExecutor
 from benchmarks import locality
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import Job

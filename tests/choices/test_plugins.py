@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors import session
+from actors import driver
 from jobs.single import run
 from rayfl.choices import plugins
 from rayfl.choices.kinds import find, known, make, reference
@@ -282,7 +282,7 @@ def test_actors_run_what_they_have_never_seen(home: Path, monkeypatch: pytest.Mo
     )
     overrides = ["uplink=mine/packing.py:Doubled", "model=mine/nets.py:net", "output.report=false"]
     here = run(read(home / "own.toml", [*overrides, "runtime.executor=inline"]), Path("here"))
-    play = session.play_on_ray
+    play = driver.play_on_ray
 
     def alone(*arguments, **options):
         """By now the files are kept, and neither the user's nor the kept ones are there for an actor."""
@@ -290,7 +290,7 @@ def test_actors_run_what_they_have_never_seen(home: Path, monkeypatch: pytest.Mo
             path.unlink()
         return play(*arguments, **options)
 
-    monkeypatch.setattr("actors.session.play_on_ray", alone)
+    monkeypatch.setattr("actors.driver.play_on_ray", alone)
     there = run(read(home / "own.toml", [*overrides, "runtime.actors=2"]), Path("there"))
     assert read_run(there).finished
     assert_same_run(here, there)

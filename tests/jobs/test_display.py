@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors import session
+from actors import signals
 from jobs import console
 from jobs.console import Audience
 from jobs.display import STOPPING, Display
@@ -93,7 +93,7 @@ def test_a_bar_shows_the_clients_of_the_round_under_way(display: Display):
 def test_a_signal_is_answered_at_once(display: Display):
     with (
         console.following(40, "a run", Audience(display=display)) as show,
-        session.stoppable(show.stopping) as stopping,
+        signals.stoppable(show.stopping) as stopping,
     ):
         show.wave(Wave("train", 1, 500))
         os.kill(os.getpid(), signal.SIGINT)
@@ -101,7 +101,7 @@ def test_a_signal_is_answered_at_once(display: Display):
         show.wave(Wave("train", 2, 500))
         show(row(0), {})
         assert STOPPING in shown(display)
-    with console.following(40, "another", Audience(display=display)), session.stoppable() as stopping:
+    with console.following(40, "another", Audience(display=display)), signals.stoppable() as stopping:
         assert not stopping()
 
 

@@ -1,0 +1,162 @@
+"""A run from the driver's side: start a coordinator, follow it to the end, and start another one if it dies.
+
+No signature of a public function here has one of Ray's types, so that jobs need not know Ray.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors import heap
+from actors.client import Actor
+from actors.coordinator import Coordinator, Progress, RunSpec
+from actors.errors import final_error
+from actors.losses import Loss, Setbacks, try_again
+from actors.session import placement, session
+from actors.setups import put_setup
+from actors.signals import interruptible
+from rayfl.determinism.platform import Platform
+from rayfl.determinism.process import trim
+from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.experiment.input_files import KeptFiles
+from rayfl.rounds.executor import OnWave
+from rayfl.rounds.ledger import OnRound
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.trackers.tracker import environment
+
+log = logging.getLogger("rayfl")
+
+POLL_S = 1.0
+"""Seconds between looks for a signal during a round. The end of a round is reported at once."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The functions that the driver calls during a run.
+
+    `on_round`: with every round's row and means. `on_wave`: about once a second, with the progress of the round.
+    `on_stop`: when a first signal comes. `stopping`: after every round; if it is true, the run ends as by a signal.
+    """
+
+    on_round: OnRound = lambda row, means: None
+    on_wave: OnWave = lambda wave: None
+    on_stop: Callable[[], object] = lambda: None
+    stopping: Callable[[], bool] = lambda: False
+
+
+def play_on_ray(
+    experiment: Experiment,
+    setup: Setup,
+    directory: Path,
+    listener: Listener,
+    resumed: bool = False,
+    files: KeptFiles | None = None,
+    driver: Platform | None = None,
+) -> bool:
+    """Play an experiment on Ray into `directory`. True if all rounds were played, False if a signal ended the run.
+
+    `resumed`: continue the unfinished run in `directory`. `files` (the experiment's table and the files that it names)
+    and `driver` (the platform of this process) are written there with the actors' platform. Losses are logged. The
+    first SIGINT or SIGTERM ends the run after the current round, the second one at once; it can be resumed either way.
+    RayflError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
+    """
+    with session(experiment.runtime, setup):
+        if experiment.runtime.cluster and heap.overflows(setup):
+            log.warning(heap.ADVICE)
+        pool = placement(experiment.runtime, setup)
+        for sentence in pool.notices:
+            log.warning(sentence)
+        spec = RunSpec(
+            pool,
+            directory.absolute(),
+            experiment.output.save_models,
+            experiment.checkpoint,
+            resumed,
+            driver or {},
+            files,
+            experiment.output.track,
+            environment(experiment.output.track),
+        )
+        reference = put_setup(setup)
+        # Free the memory in which the data were read and partitioned; from here on this process follows the run.
+        trim()
+        following = _Following(listener)
+        with interruptible(following.stop):
+            return following.play(experiment.runtime, reference, spec)
+
+
+class _Following:
+    """A run that the driver follows: its coordinator, the last round that was reported, whether it is to stop."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.coordinator: Actor | None = None
+        self.reached, self.asked = -1, False
+
+    def stop(self) -> None:
+        """Let the run end after its round."""
+        if not self.asked:
+            self.listener.on_stop()
+        self.asked = True
+        if self.coordinator is not None:
+            self.coordinator.stop.remote()
+
+    def play(self, runtime: Runtime, setup: ray.ObjectRef, spec: RunSpec) -> bool:
+        """Play to the end, with another coordinator if one dies. See `play_on_ray`."""
+        setbacks = Setbacks()
+        while True:
+            self.coordinator = coordinator = _start_coordinator(runtime)
+            if self.asked:
+                self.stop()
+            try:
+                over = coordinator.run.remote([setup], spec)
+                self.follow(over)
+                return ray.get(over)
+            except RayTaskError as error:
+                raise final_error(error, spec.resume) from None
+            except RayError as error:
+                if self.asked:
+                    return False
+                reason = " ".join(str(error).split())
+                try_again(Loss("coordinator", setbacks.add(self.reached), reason, spec.resume))
+                spec = replace(spec, resumed=True)
+            finally:
+                ray.kill(coordinator)
+
+    def follow(self, over: ray.ObjectRef) -> None:
+        """Report every round as it ends, and log the coordinator's log records, until `over`, the run's end, is there.
+
+        RayError if the coordinator dies.
+        """
+        assert self.coordinator is not None
+        num_rounds, num_records = 0, 0
+        while True:
+            ended = bool(ray.wait([over], timeout=0)[0])
+            progress: Progress = ray.get(self.coordinator.progress.remote(num_rounds, num_records, POLL_S))
+            for record in progress.records:
+                if log.isEnabledFor(record.levelno):
+                    log.handle(record)
+            for row, means in progress.rounds:
+                self.reached = row.round
+                self.listener.on_round(row, means)
+                if self.listener.stopping():
+                    self.stop()
+            if progress.wave is not None:
+                self.listener.on_wave(progress.wave)
+            num_rounds += len(progress.rounds)
+            num_records += len(progress.records)
+            if (ended or progress.over) and not progress.rounds and not progress.records:
+                return
+
+
+def _start_coordinator(runtime: Runtime) -> Actor:
+    """Start a coordinator on this node."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Coordinator.options(scheduling_strategy=here).remote(  # pyright: ignore[reportAttributeAccessIssue]
+        runtime.instruction_set
+    )

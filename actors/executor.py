@@ -1,0 +1,173 @@
+"""RayExecutor: jobs on a pool of client actors. If an actor dies or runs out of memory, its call is sent again.
+
+A job goes to any free actor, with one call in flight per actor. The coordinator owns the objects that a call returns,
+so the death of an actor loses only the call on which it was working.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
+
+from actors.client import Actor
+from actors.errors import LostObjects, unwrapped
+from actors.kinds import Kinds
+from actors.locality import WaitingJobs, inputs_of
+from actors.losses import Cause, Loss, decide
+from actors.pending import Call, PendingCalls
+from actors.placement import Placement
+from actors.pool import ActorPool
+from actors.sentences import readable
+from rayfl.compress.base import Packet
+from rayfl.determinism.platform import Platform
+from rayfl.gather import Handle
+from rayfl.rounds.errors import ClientError, OutOfMemory, out_of_memory
+from rayfl.rounds.executor import Job, JobResult, OnWave, Ref
+
+log = logging.getLogger("rayfl")
+
+
+@dataclass(frozen=True)
+class StoredPacket:
+    """A packet in the object store."""
+
+    ref: ObjectRef
+
+    def open(self) -> Packet:
+        """Read the packet, without a copy if it is on this node."""
+        return ray.get(self.ref)
+
+
+class RayExecutor:
+    """The `Executor` of rayfl on Ray actors. `close` ends the actors."""
+
+    def __init__(
+        self,
+        setup: ObjectRef,
+        placement: Placement,
+        kinds: Kinds | None = None,
+        on_platform: Callable[[Platform], None] = lambda platform: None,
+        on_loss: Callable[[Cause], None] = lambda cause: None,
+        on_wave: OnWave = lambda wave: None,
+    ) -> None:
+        """Start the actors; arguments and errors are those of `ActorPool`. `on_wave` is called after every call."""
+        self._on_wave = on_wave
+        self.moved_bytes = 0
+        """Bytes of inputs that were on other nodes than the actors that they were sent to."""
+        self.pool = ActorPool(setup, placement, kinds, on_platform, on_loss)
+
+    def put(self, value: Any) -> Ref:
+        """Put a value into the object store."""
+        return ray.put(value)
+
+    def get(self, ref: Ref) -> Any:
+        """Get a value from the object store; large arrays are read-only views of it."""
+        return ray.get(ref)
+
+    def handle(self, ref: Ref) -> Handle:
+        """A packet's reference, which any worker can open."""
+        return StoredPacket(ref)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the actors that are ready."""
+        return [joined.pid for joined in self.pool.ready.values()]
+
+    @property
+    def num_workers(self) -> int:
+        """The number of actors that are ready."""
+        return max(1, len(self.pids))
+
+    def close(self) -> None:
+        """End all actors."""
+        self.pool.close()
+
+    def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
+        """Do all jobs. ClientError if a client's own code fails, or if a call loses its actor again and again.
+
+        After an error no later job is sent, and of several errors the one of the first job is raised, as a single
+        worker would have met that one. LostObjects if a job's inputs or outputs were lost with a node.
+        """
+        self.pool.grow()
+        pending = self._pending(shared, jobs)
+        self._on_wave(pending.wave)
+        while pending.flying or pending.waiting:
+            while pending.waiting and self.pool.idle:
+                self._send(pending)
+            for ref in self.pool.wait(list(pending.flying), pending.deadline):
+                self._take(pending, ref)
+            for ref in pending.late():
+                reason = f"no answer in call_timeout_s={self.pool.placement.call_timeout_s:g}"
+                self._lose(pending, pending.flying.pop(ref), reason, "time")
+        self.pool.admit_ready()
+        if pending.failed:
+            raise pending.failed[min(pending.failed)]
+        return [pending.done[index] for index in range(len(jobs))]
+
+    def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
+        """The calls that the jobs need. If the actors are on several nodes, each job has a home node."""
+        used = {joined.node for joined in self.pool.ready.values()}
+        return PendingCalls(shared, jobs, inputs_of(jobs) if len(used) > 1 else (), used)
+
+    def _node_of(self, actor: Actor) -> str:
+        return self.pool.ready[actor].node
+
+    def _next_pair(self, waiting: WaitingJobs) -> tuple[int, Actor]:
+        """A waiting job and an idle actor, on the job's home node if there is such a pair."""
+        place = 0
+        if not waiting.homeless:
+            local = (at for at, actor in enumerate(self.pool.idle) if waiting.at_home(self._node_of(actor)))
+            place = next(local, 0)
+        actor = self.pool.idle[place]
+        del self.pool.idle[place]
+        return waiting.take(self._node_of(actor)), actor
+
+    def _send(self, pending: PendingCalls) -> None:
+        index, actor = self._next_pair(pending.waiting)
+        limit, job = self.pool.placement.call_timeout_s, pending.jobs[index]
+        self.moved_bytes += pending.inputs[index].elsewhere(self._node_of(actor))
+        method = actor.call.options(num_returns=1 + job.num_outputs)
+        answer = method.remote(job.num_outputs, pending.shared, job.work, *job.inputs)
+        *outputs, result = answer if job.num_outputs else [answer]
+        pending.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
+
+    def _take(self, pending: PendingCalls, ref: ObjectRef) -> None:
+        """Take the result, the error or the loss of a call that is over."""
+        call = pending.flying.pop(ref)
+        try:
+            pending.done[call.index] = JobResult(ray.get(ref), call.outputs)
+            self._on_wave(pending.wave)
+        except RayTaskError as error:
+            cause = unwrapped(error)
+            if out_of_memory(cause):
+                where = "" if isinstance(cause, OutOfMemory) else f"{pending.about(call)}: out of memory: "
+                self._lose(pending, call, f"{where}{cause}", "memory")
+                return
+            pending.fail(call.index, readable(error, pending.shared, pending.jobs[call.index]))
+        except ObjectLostError as error:
+            pending.fail(call.index, LostObjects(f"{pending.about(call)}: {error}"))
+        except OutOfMemoryError:
+            reason = f"{pending.about(call)}: out of memory, so that Ray's memory monitor killed the actor"
+            self._lose(pending, call, reason, "memory")
+            return
+        except RayError as error:
+            self._lose(pending, call, " ".join(str(error).split()), "death")
+            return
+        self.pool.idle.append(call.actor)
+
+    def _lose(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
+        """Replace the actor of a call, and send the call again or let it fail."""
+        pid = self.pool.replace(call.actor, cause)
+        pending.losses[call.index, cause] += 1
+        decision = decide(Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid))
+        if decision.again:
+            pending.send_again(call.index)
+            log.warning(decision.sentence)
+        else:
+            pending.fail(call.index, ClientError(decision.sentence))

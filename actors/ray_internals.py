@@ -1,0 +1,284 @@
+"""Every private part of Ray that rayfl uses. The other files use Ray's public API alone.
+
+Each part is looked up when it is needed. Where this version of Ray lacks it, or where RAYFL_PLAIN_RAY=1 is set, rayfl
+does without it; the docstrings here say what that costs. No part changes a number of a run.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import reduce
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from actors.forked_worker import USUAL_WORKER
+
+log = logging.getLogger("rayfl")
+
+PLAIN = "RAYFL_PLAIN_RAY"
+"""The environment variable that turns off the fork server and all of Ray's private parts, if it is set to 1."""
+
+TOKEN_MODE = "ray._raylet:Config.initialize"
+TOKEN = "ray._raylet:AuthenticationTokenLoader.instance"
+LOOPBACK = "ray._private.ray_constants:ENABLE_RAY_CLUSTER"
+RUNNING_HEAD = "ray._private.services:canonicalize_bootstrap_address"
+PRINTING = "ray._private.worker:print_to_stdstream"
+NODE = "ray._private.worker:_global_node"
+RAYLET = "ray._private.node:Node.start_raylet"
+PORTS = "ray._raylet:persist_port"
+IDLE = ("start_api_server", "start_log_monitor", "start_monitor")
+PARTS = (TOKEN_MODE, TOKEN, LOOPBACK, RUNNING_HEAD, PRINTING, NODE, RAYLET, PORTS)
+PARTS += tuple(f"ray._private.node:Node.{name}" for name in IDLE)
+"""The names that are looked up, as module:attribute."""
+
+GET_CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""A gRPC method that every head answers, and that takes no argument."""
+
+_AGENT_PORTS = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "dashboard_agent_listen_port",
+    "runtime_env_agent_port",
+)
+"""Ray's names for the ports of a node's agents."""
+
+_LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT, _TRIES, _STRIDE = 20_000, 10, 997
+_asked = count()
+
+_WORKER_NICENESS, _AGENTS_NICER = ("RAY_worker_niceness", "15"), 4
+"""The variable with the niceness of Ray's workers, its default, and how much nicer than workers agents are."""
+
+
+def is_plain() -> bool:
+    """Whether the user wants Ray without its private parts."""
+    return os.environ.get(PLAIN) == "1"
+
+
+def find(part: str) -> tuple[Any, str] | None:
+    """The object that has a part as an attribute, and the attribute's name; None if Ray is to be used without it."""
+    module, _, path = part.partition(":")
+    *outer, name = path.split(".")
+    with suppress(ImportError, AttributeError):
+        # Any: Ray's own objects.
+        owner: Any = reduce(getattr, outer, import_module(module))
+        if hasattr(owner, name) and not is_plain():
+            return owner, name
+    return None
+
+
+# Any: Ray's own objects.
+def _value(part: str) -> Any:
+    """The part itself, or None."""
+    found = find(part)
+    return getattr(*found) if found else None
+
+
+@contextmanager
+def _replaced(part: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Put `make(part)` in the part's place inside; without the part nothing is done."""
+    found = find(part)
+    if found is None:
+        yield
+        return
+    before = getattr(*found)
+    setattr(*found, make(before))
+    try:
+        yield
+    finally:
+        setattr(*found, before)
+
+
+def prepare_plain_ray() -> None:
+    """With RAYFL_PLAIN_RAY=1, set the variables that Ray reads as it is loaded, for what the private parts do else.
+
+    Ray then asks for a token and takes 127.0.0.1 for a node's address. RAY_AUTH_MODE=disabled in the environment, for
+    a cluster without tokens, stays.
+    """
+    if is_plain() and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def new_token() -> dict[str, str | None]:
+    """The variables that make a Ray ask for a fresh random token.
+
+    {} if Ray keeps the mode that it read as it was loaded, and that was not "token": Ray's own rules hold then, and a
+    warning says so.
+    """
+    if _value(TOKEN_MODE) is None and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        log.warning(
+            "rayfl cannot give this Ray a token of its own, so who may use it is as Ray decides; to be sure, set "
+            f"{PLAIN}=1 and RAY_AUTH_MODE=token before Python starts"
+        )
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def read_token_again() -> None:
+    """Make Ray read the variables about tokens again.
+
+    Without it, Ray keeps the mode that it read as it was loaded, and the token that it used first.
+    """
+    # The mode first: while Ray takes it for "token", it must find one.
+    if (initialize := _value(TOKEN_MODE)) is not None:
+        initialize("")
+    if (loader := _value(TOKEN)) is not None:
+        loader().reset_cache()
+
+
+def token_headers() -> Mapping[str, str] | None:
+    """The headers with this process's token, {} if it has none. None if that is unknown: Ray has its own error then."""
+    if (loader := _value(TOKEN)) is None:
+        return None
+    if not loader().has_token(ignore_auth_mode=True):
+        return {}
+    return loader().get_token_for_http_header(ignore_auth_mode=True)
+
+
+@contextmanager
+def loopback() -> Iterator[None]:
+    """Ray takes 127.0.0.1 for a node's address inside, and for that of a cluster to join.
+
+    Otherwise Ray replaces it by the machine's address, at which other machines reach its processes; a token still
+    keeps them out.
+    """
+    with _replaced(LOOPBACK, lambda before: False):
+        yield
+
+
+def running_head() -> str | None:
+    """The address of the Ray that runs on this machine; None if there is none, or if nobody can tell."""
+    find_head = _value(RUNNING_HEAD)
+    return find_head("auto") if find_head else None
+
+
+@contextmanager
+def published_lines_logged() -> Iterator[None]:
+    """Log the lines that Ray's processes publish, such as the last ones of a raylet's log, for debugging alone.
+
+    Otherwise Ray prints them to stdout, also with log_to_driver=False.
+    """
+    with _replaced(PRINTING, lambda before: lambda data, ignore_prefix: log.debug(" ".join(data["lines"]))):
+        yield
+
+
+def own_processes() -> dict[str, int]:
+    """The processes without which the Ray that this process started ends, by Ray's names for them.
+
+    Without it, {}: Ray's own code then ends the driver, up to a minute later.
+    """
+    node = _value(NODE)
+    return {name: _pid(node, name) for name in ("gcs_server", "raylet")} if node else {}
+
+
+# Any: Ray's own node.
+def _pid(node: Any, name: str) -> int:
+    return node.all_processes[name][0].process.pid
+
+
+# Any: Ray's own settings.
+def system_config(**settings: Any) -> dict[str, Any]:
+    """The argument of ray.init with settings that have no public name; without it, Ray has its defaults.
+
+    Then a run on a small machine takes more memory, and a worker that dies as it starts is noticed later.
+    """
+    import ray
+
+    known = "_system_config" in (ray.init.__doc__ or "")
+    return {"_system_config": settings} if known and not is_plain() else {}
+
+
+@contextmanager
+def lean_nodes(worker: Path | None, environment: Mapping[str, str]) -> Iterator[None]:
+    """Start nodes faster inside: without idle processes, without waiting for their agents, and with the program
+    `worker` as their workers; None: Ray's own program.
+
+    The program has the variables `environment`, and in USUAL_WORKER the path of Ray's own program.
+
+    Without these parts the first round comes seconds later. Ray then also starts, for a second of a core and 70 MB
+    each: with include_dashboard=False a dashboard, to report its use, which is off; a log monitor, which
+    log_to_driver=False leaves without work; a monitor, which asks a cloud for nodes.
+
+    It is a patch, because ray.cluster_utils.Cluster, which takes some of this as arguments, always starts the dashboard
+    and waits for it: ray.init took 2 s with the patch, 5 s with Cluster.
+    """
+    raylets: list[int] = []
+
+    # Any: Ray's own method and arguments.
+    def lean(start_raylet: Any) -> Any:
+        def start(node: Any, *words: Any, **settings: Any) -> None:
+            _choose_ports(node)
+            if worker is not None:
+                os.environ.update(environment)
+                os.environ[USUAL_WORKER] = node._ray_params.worker_path
+                node._ray_params.worker_path = str(worker)
+            start_raylet(node, *words, **settings)
+            raylets.append(_pid(node, "raylet"))
+
+        return start
+
+    with ExitStack() as replaced:
+        for name in IDLE:
+            replaced.enter_context(_replaced(f"ray._private.node:Node.{name}", lambda before: _do_nothing))
+        replaced.enter_context(_replaced(RAYLET, lean))
+        for name in (USUAL_WORKER, *environment):
+            replaced.callback(os.environ.pop, name, None)
+        yield
+        for raylet in raylets:
+            _put_agents_last(raylet)
+
+
+# Any: Ray's own arguments.
+def _do_nothing(node: Any, **settings: Any) -> None:
+    """Stand in for a method that starts an idle process."""
+
+
+# Any: Ray's own node.
+def _choose_ports(node: Any) -> None:
+    """Choose the ports of a node's agents, which take two seconds to load.
+
+    Otherwise the node waits until the agents have chosen, and the agent of a second Ray on this machine tries for
+    seconds to get the default port.
+    """
+    persist = _value(PORTS)
+    for name, port in zip(_AGENT_PORTS, free_ports(len(_AGENT_PORTS)) if persist else (), strict=False):
+        setattr(node._ray_params, name, port)
+        # Where an agent would write which port it has chosen.
+        persist(node._session_dir, node._node_id, name, port)
+
+
+def _put_agents_last(raylet: int) -> None:
+    """Let a raylet's agents load after its workers, which have a lower priority than agents by default."""
+    import psutil
+
+    # Some may have ended.
+    with suppress(psutil.Error):
+        for agent in psutil.Process(raylet).children():
+            with suppress(psutil.Error):
+                agent.nice(int(os.environ.get(*_WORKER_NICENESS)) + _AGENTS_NICER)
+
+
+def free_ports(length: int) -> list[int]:
+    """Find `length` consecutive free ports below the range that the kernel gives to connections; [] if there are none.
+
+    Each call returns others, also in a process that asks at the same time.
+    """
+    try:
+        groups = (int(_LOCAL_PORTS.read_text().split()[0]) - _FIRST_PORT) // length
+    except (OSError, ValueError, IndexError):
+        return []
+    for _ in range(min(groups, _TRIES)):
+        first = _FIRST_PORT + (os.getpid() + next(_asked) * _STRIDE) % groups * length
+        ports = list(range(first, first + length))
+        with suppress(OSError), ExitStack() as held:
+            for port in ports:
+                held.enter_context(socket.socket()).bind(("", port))
+            return ports
+    return []

@@ -1,0 +1,73 @@
+"""The first SIGINT or SIGTERM asks a run to stop after its round; the second one interrupts it at once."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+_REPEAT_S = 0.2
+"""Ignore a repeated signal within this time: the process group and the parent both deliver it."""
+
+
+@contextmanager
+def stoppable(on_stop: Callable[[], object] = lambda: None) -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether a first SIGINT or SIGTERM has come; that signal also calls `on_stop`.
+
+    The next signal raises KeyboardInterrupt.
+    """
+    asked: list[bool] = []
+
+    def stop() -> None:
+        asked.append(True)
+        on_stop()
+
+    with interruptible(stop):
+        yield lambda: bool(asked)
+
+
+@contextmanager
+def interruptible(stop: Callable[[], object]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM calls `stop`, the next one raises KeyboardInterrupt.
+
+    A first signal inside two nested blocks calls both `stop` functions. Outside the main thread, which alone may handle
+    signals, nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    interrupt = Interrupt(stop, {number: signal.getsignal(number) for number in numbers})
+    for number in numbers:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in interrupt.before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Interrupt:
+    """A signal handler; `before` has the handlers that it replaces."""
+
+    stop: Callable[[], object]
+    # Any: a handler is a function, a number that stands for one, or None.
+    before: Mapping[int, Any]
+    asked: bool = False
+    last: tuple[int, float] = (0, 0.0)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        (before, moment), self.last = self.last, (number, time.monotonic())
+        if number == before and self.last[1] - moment < _REPEAT_S:
+            return
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.stop()
+        outer = self.before[number]
+        if isinstance(outer, Interrupt) and not outer.asked:
+            outer(number, frame)
