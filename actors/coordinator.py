@@ -13,7 +13,7 @@ from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import ray
 from ray.exceptions import ObjectLostError
@@ -66,12 +66,14 @@ class RunSpec:
         return f"rayfl resume {self.directory}"
 
 
+News: TypeAlias = "tuple[RoundRow, Mapping[str, float]] | logging.LogRecord"
+
+
 @dataclass(frozen=True)
 class Progress:
-    """News of a run: new rounds with their means, new log records, whether it is over, the progress of the round."""
+    """The news of a run, in their order, whether the run is over, and the progress of its round."""
 
-    rounds: "Sequence[tuple[RoundRow, Mapping[str, float]]]"
-    records: Sequence[logging.LogRecord]
+    news: "Sequence[News]"
     over: bool
     wave: "Wave | None" = None
 
@@ -100,13 +102,13 @@ class Coordinator(OwnPackages):
         prepare_process(instruction_set)
         hide_gpus()
         self._changed = Condition()
-        self._rounds: list[tuple[RoundRow, Mapping[str, float]]] = []
-        self._records: list[logging.LogRecord] = []
+        self._news: list[News] = []
+        self._reached = -1
         self._stopping = self._over = self._trims = False
         self._wave: Wave | None = None
         # The driver has the user's handlers and level, so it logs. Nothing goes to stderr here, because Ray may show
         # that to the driver too.
-        log.addHandler(_Forwarding(self._keep))
+        log.addHandler(_Forwarding(self._tell))
         log.setLevel(logging.DEBUG)
         log.propagate = False
 
@@ -147,9 +149,8 @@ class Coordinator(OwnPackages):
             finally:
                 executor.close()
         finally:
-            with self._changed:
-                self._over = True
-                self._changed.notify_all()
+            self._over = True
+            self._tell()
         return True
 
     def _play_despite_losses(
@@ -183,20 +184,14 @@ class Coordinator(OwnPackages):
             except (LostObjects, ObjectLostError) as error:
                 resumed = True
                 metrics.loss("objects")
-                times = setbacks.add(self._rounds[-1][0].round if self._rounds else -1)
-                try_again(Loss("objects", times, str(error)))
+                try_again(Loss("objects", setbacks.add(self._reached), str(error)))
 
     @ray.method(concurrency_group=_CONTROL)
-    def progress(self, rounds: int, records: int, timeout_s: float) -> Progress:
-        """Return the news after the first `rounds` rounds and `records` log records.
-
-        Wait for at most `timeout_s` until there are some.
-        """
+    def progress(self, known: int, timeout_s: float) -> Progress:
+        """Return the news after the first `known` ones; wait for at most `timeout_s` until there are some."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._over or len(self._rounds) > rounds or len(self._records) > records, timeout_s
-            )
-            return Progress(self._rounds[rounds:], self._records[records:], self._over, self._wave)
+            self._changed.wait_for(lambda: self._over or len(self._news) > known, timeout_s)
+            return Progress(self._news[known:], self._over, self._wave)
 
     @ray.method(concurrency_group=_CONTROL)
     def stop(self) -> None:
@@ -208,16 +203,15 @@ class Coordinator(OwnPackages):
         self._wave = wave
 
     def _record(self, record: "RoundRecord") -> None:
-        with self._changed:
-            self._rounds.append((record.row, record.means))
-            self._wave = None
-            self._changed.notify_all()
+        self._reached, self._wave = record.row.round, None
+        self._tell((record.row, record.means))
         if self._trims:
             trim()
 
-    def _keep(self, record: logging.LogRecord) -> None:
+    def _tell(self, *news: "News") -> None:
+        """Wake the call of `progress` that waits for news."""
         with self._changed:
-            self._records.append(record)
+            self._news += news
             self._changed.notify_all()
 
 

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import heap
 from actors.client import Actor
-from actors.coordinator import Coordinator, Progress, RunSpec
+from actors.coordinator import Coordinator, News, Progress, RunSpec
 from actors.errors import final_error
 from actors.losses import Loss, Setbacks, try_again
 from actors.session import placement, session
@@ -134,24 +134,29 @@ class _Following:
         RayError if the coordinator dies.
         """
         assert self.coordinator is not None
-        num_rounds, num_records = 0, 0
+        known = 0
         while True:
             ended = bool(ray.wait([over], timeout=0)[0])
-            progress: Progress = ray.get(self.coordinator.progress.remote(num_rounds, num_records, POLL_S))
-            for record in progress.records:
-                if log.isEnabledFor(record.levelno):
-                    log.handle(record)
-            for row, means in progress.rounds:
-                self.reached = row.round
-                self.listener.on_round(row, means)
-                if self.listener.stopping():
-                    self.stop()
+            progress: Progress = ray.get(self.coordinator.progress.remote(known, POLL_S))
+            for news in progress.news:
+                self._take(news)
             if progress.wave is not None:
                 self.listener.on_wave(progress.wave)
-            num_rounds += len(progress.rounds)
-            num_records += len(progress.records)
-            if (ended or progress.over) and not progress.rounds and not progress.records:
+            known += len(progress.news)
+            if (ended or progress.over) and not progress.news:
                 return
+
+    def _take(self, news: News) -> None:
+        """Log a record, or report a round."""
+        if isinstance(news, logging.LogRecord):
+            if log.isEnabledFor(news.levelno):
+                log.handle(news)
+            return
+        row, means = news
+        self.reached = row.round
+        self.listener.on_round(row, means)
+        if self.listener.stopping():
+            self.stop()
 
 
 def _start_coordinator(runtime: Runtime) -> Actor:

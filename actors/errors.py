@@ -1,14 +1,14 @@
-"""Errors that cross from actors to the user: the exception that was raised, without Ray's wrapping."""
+"""Errors that reach the user from actors: the exception that was raised, without Ray's wrapper."""
 
 from typing import TYPE_CHECKING
 
-# A command that is refused says so before it loads Ray.
+# A mistake in a command is reported before Ray is loaded.
 if TYPE_CHECKING:
     from ray.exceptions import RayTaskError
 
 
 class ClusterError(RuntimeError):
-    """Ray or a machine failed, and the experiment is not to blame. The message says what to change."""
+    """Ray or a machine failed, not the experiment. The message says what to change."""
 
 
 class LostObjects(ClusterError):
@@ -16,8 +16,8 @@ class LostObjects(ClusterError):
 
 
 def final_error(error: "RayTaskError", resume: str) -> BaseException:
-    """The exception that ends a run whose coordinator raised: the one it raised, or ClusterError where Ray failed or
-    memory ran out. `resume` is the command that goes on."""
+    """The exception that ends a run: the one that its coordinator raised, or ClusterError if Ray failed or memory ran
+    out. `resume` is the command that continues the run."""
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
 
     from rayfl.rounds.errors import ClientError, error_text, out_of_memory
@@ -27,7 +27,7 @@ def final_error(error: "RayTaskError", resume: str) -> BaseException:
         advice = "raise runtime.object_store_memory_mb"
         return ClusterError(f"Ray's object store is full ({error_text(cause)}); {advice}, then go on with: {resume}")
     if isinstance(cause, OutOfDiskError):
-        advice = "free some space where Ray spills to (/tmp/ray unless it was told otherwise)"
+        advice = "free some space in the folder to which Ray spills (by default /tmp/ray)"
         return ClusterError(f"the disk below Ray's object store is full; {advice}, then go on with: {resume}")
     if isinstance(cause, RayError):
         return ClusterError(f"Ray failed ({error_text(cause)}); go on with: {resume}")
@@ -40,8 +40,8 @@ def final_error(error: "RayTaskError", resume: str) -> BaseException:
 
 
 def unwrapped(error: "RayTaskError") -> BaseException:
-    """The exception that was raised in the actor. The traceback from there is among its `__notes__`, for a log."""
+    """The exception that was raised in the actor, with the actor's traceback in its `__notes__`."""
     cause = error.cause
-    # An error that crossed two actors has a note of the first one already, and Ray's text repeats it.
+    # An error that came through two actors already has a note of the first one, which Ray's text repeats.
     cause.__notes__ = [str(error)]
     return cause

@@ -5,6 +5,7 @@ by actors/coordinator.py, and to coordinators by actors/driver.py.
 """
 
 import logging
+import textwrap
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,36 +80,25 @@ def try_again(loss: Loss) -> None:
 
 
 def _notice(loss: Loss) -> str:
+    reason = textwrap.shorten(loss.reason.split("\n")[0], 120, placeholder="...")
     next_try = f"try {loss.times + 1} of {TRIES[loss.cause]}"
-    match loss.cause:
-        case "start":
-            return f"a client actor died while it started ({_shortened(loss.reason)}); another one starts, {next_try}"
-        case "objects":
-            return f"objects were lost with a node ({_shortened(loss.reason)}); playing again from the disk"
-        case "coordinator":
-            return f"the coordinator is gone; another one takes the run from the disk, {next_try}"
-        case _:
-            gone = f"client actor {loss.pid} is gone ({_shortened(loss.reason)})"
-            return f"{loss.about}: {gone}; its call is sent again, {next_try}"
+    notices = {
+        "start": f"a client actor died while it started ({reason}); another one starts, {next_try}",
+        "objects": f"objects were lost with a node ({reason}); the run goes on from its last checkpoint, {next_try}",
+        "coordinator": f"the coordinator died; another one continues the run from its last checkpoint, {next_try}",
+    }
+    lost_call = f"{loss.about}: client actor {loss.pid} is gone ({reason}); its call is sent again, {next_try}"
+    return notices.get(loss.cause, lost_call)
 
 
 def _error(loss: Loss) -> str:
-    match loss.cause:
-        case "memory":
-            return f"{loss.reason}, {loss.times} times; {ADVICE}"
-        case "start":
-            died = f"{loss.times} client actors died while they started; if memory ran out, use fewer (--actors)"
-            return f"{died}; the last one said: {loss.reason}"
-        case "objects":
-            return f"objects were lost {loss.times} times in a row, the last time: {loss.reason}"
-        case "coordinator":
-            died = f"the coordinator died {loss.times} times; go on with: {loss.about}"
-            return f"{died} (the last time Ray said: {loss.reason})"
-        case _:
-            died = f"{loss.about}: the actor died or did not answer in {loss.times} tries"
-            return f"{died}; if memory ran out, {ADVICE}. The last time: {loss.reason}"
-
-
-def _shortened(reason: str) -> str:
-    first_line = reason.split("\n")[0]
-    return first_line if len(first_line) <= 120 else f"{first_line[:117]}..."
+    errors = {
+        "memory": f"{loss.reason}, {loss.times} times; {ADVICE}",
+        "start": f"{loss.times} client actors died while they started; if memory ran out, use fewer (--actors); the "
+        f"last one said: {loss.reason}",
+        "objects": f"objects were lost {loss.times} times in a row, the last time: {loss.reason}",
+        "coordinator": f"the coordinator died {loss.times} times; go on with: {loss.about} (the last time Ray said: "
+        f"{loss.reason})",
+    }
+    lost_call = f"{loss.about}: the actor died or did not answer in {loss.times} tries; if memory ran out, {ADVICE}. "
+    return errors.get(loss.cause, f"{lost_call}The last time: {loss.reason}")

@@ -50,6 +50,8 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's C++ code prints its errors to stderr, also those of which it recovers.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     cluster = runtime.cluster
     if cluster:
         _check_reachable(cluster)
@@ -82,7 +84,7 @@ def address() -> str:
 
 def placement(runtime: Runtime, setup: Setup) -> Placement:
     """Where a run's client actors go in this session. RayflError if the cluster cannot hold them."""
-    return place(runtime, nodes(), setup.most_calls, joined=runtime.cluster is not None)
+    return place(runtime, nodes(), setup.most_actors, joined=runtime.cluster is not None)
 
 
 def shared(runtime: Runtime, parallel: int, most_calls: int) -> Runtime:

@@ -18,7 +18,7 @@ import ray
 # Ray brings it along, and has put it on the path by now.
 from ray._private.utils import psutil  # pyright: ignore[reportPrivateImportUsage]
 
-from actors import access
+from actors import access, ray_internals
 from tests.actors.toys import logged
 
 pytestmark = pytest.mark.ray
@@ -127,12 +127,12 @@ def test_no_server_of_a_session_takes_a_call_without_the_token(processes: list[p
 
 JOINING = """
 import json, os, sys
-from actors import access
+from actors import access, ray_internals
 from actors.errors import ClusterError
 
 for environment in json.loads(sys.argv[2]):
     os.environ.update(environment)
-    access.read_again()
+    ray_internals.read_token_again()
     try:
         with access.joined(sys.argv[1]):
             print("joined by", os.environ.get("RAY_AUTH_MODE"))
@@ -170,7 +170,7 @@ def test_a_cluster_without_tokens_is_named(caplog: pytest.LogCaptureFixture) -> 
         return b""
 
     # As a head without token authentication answers: with the cluster's ID, of which nothing is read.
-    service, call = access.CLUSTER_ID.strip("/").split("/")
+    service, call = ray_internals.GET_CLUSTER_ID.strip("/").split("/")
     server = grpc.server(ThreadPoolExecutor(1))
     handlers = {call: grpc.unary_unary_rpc_method_handler(answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

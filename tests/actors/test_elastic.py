@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors import pool
-from actors.executor import RayExecutor
+from actors.client import Joined
 from actors.placement import Node, Placement
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
@@ -24,6 +24,7 @@ from pathlib import Path
 from ray.exceptions import ObjectLostError
 from actors import pool, session
 from actors.errors import LostObjects
+from actors.executor import RayExecutor
 from benchmarks.local_cluster import own_cluster
 from rayfl.experiment.prepare import prepare
 from rayfl.run_directory.checkpoint import Checkpoints
@@ -37,14 +38,14 @@ with own_cluster(1) as nodes:
     chosen = changing(runtime={"address": nodes.address, "actors": 3})
     setup = prepare(chosen)
     with session.session(chosen.runtime):
-        placement = session.placed(chosen.runtime, setup)
-        executor = pool.RayExecutor(ray.put(setup), placement)
+        placement = session.placement(chosen.runtime, setup)
+        executor = RayExecutor(ray.put(setup), placement)
         added = []
 
         def until(count):
             deadline = time.monotonic() + 120
             while len(executor.pids) < count and time.monotonic() < deadline:
-                executor._grow()
+                executor.pool.grow()
                 time.sleep(0.1)
 
         def on_round(record):
@@ -120,7 +121,7 @@ found = {}
 
 def where(pool):
     try:
-        return list(pool._node_of.values())
+        return [joined.node for joined in pool.pool.ready.values()]
     finally:
         pool.close()
         # A node is free when its actors have ended: until then a pool that packs goes elsewhere.
@@ -155,7 +156,7 @@ with own_cluster(0) as nodes:
     runtime = Runtime(address=nodes.address, actors=2, start_timeout_s=300.0, labels={"zone": "!west"})
     with session.session(runtime):
         reference = ray.put(setup)
-        waiting = session.placed(runtime, setup)
+        waiting = session.placement(runtime, setup)
         found["notices"] = waiting.notices
         try:
             RayExecutor(reference, Placement(1, 1.0, 0.0, start_timeout_s=2.0, most=1))
@@ -174,7 +175,7 @@ with own_cluster(0) as nodes:
 
         def pool_on(**given):
             chosen = Runtime(address=nodes.address, **given)
-            return where(RayExecutor(reference, session.placed(chosen, setup)))
+            return where(RayExecutor(reference, session.placement(chosen, setup)))
 
         found["labels"] = sorted(pool_on(actors="all", labels={"zone": "west"})) == sorted(west)
         found["packed"] = sorted(Counter(pool_on(actors=5, num_cpus=0.25, strategy="pack")).values())
@@ -216,16 +217,16 @@ def test_nodes_are_waited_for_and_chosen() -> None:
     assert "num_gpus=2 an actor, but no node has more than 1; ask for less" in found["gpus"]
 
 
-class Unstarted(RayExecutor):
+class Unstarted(pool.ActorPool):
     """Asks Ray for nothing: notes how many actors it would start."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement, self.started = placement, list[int]()
-        self.pids, self._starting, self._odd_nodes, self._next_look = {}, {}, set[str](), 0.0
+        self.ready, self._starting, self._odd_nodes, self._next_look = {}, {}, set[str](), 0.0
 
-    def _start(self, count: int = 1) -> None:
+    def start(self, count: int = 1) -> None:
         self.started.append(count)
-        self.pids |= {object(): 0 for _ in range(count)}
+        self.ready |= {object(): Joined(0, "", "", {}) for _ in range(count)}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,7 @@ def test_a_pool_grows_with_its_cluster(placement: Placement, expected: list[int]
     executor = Unstarted(placement)
     for cluster in clusters:
         monkeypatch.setattr(pool, "nodes", lambda cluster=cluster: cluster)
-        executor._grow()
+        executor.grow()
     assert executor.started == expected
 
 
@@ -255,5 +256,5 @@ def test_nodes_are_looked_for_once_in_a_while(monkeypatch: Any) -> None:
     monkeypatch.setattr(pool, "nodes", lambda: looks.append(1) or [])
     executor = Unstarted(Placement(1, 1.0, 0.0, most=9))
     for _ in range(100):
-        executor._grow()
+        executor.grow()
     assert len(looks) == 1

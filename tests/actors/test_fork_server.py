@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from actors import fork_server, lean_node
-from actors.forked_worker import LENGTH_BYTES, SERVER
+from actors import fork_server, ray_internals
+from actors.forked_worker import LENGTH_BYTES, SERVER, USUAL_WORKER
 
 # What a process says of itself, as Ray's worker would run it; it waits for its stdin's end.
 _SAYS = """
@@ -39,18 +39,15 @@ def server() -> Iterator[fork_server.ForkServer]:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Path:
-    """A package "ray" whose worker says what it is, to be found before the real one."""
-    folder = tmp_path / "ray" / "_private" / "workers"
-    folder.mkdir(parents=True)
-    (tmp_path / "ray" / "__init__.py").touch()
-    (folder / "default_worker.py").write_text(_SAYS)
-    return folder / "default_worker.py"
+    """A program that says what it is, in place of Ray's own worker."""
+    (tmp_path / "usual_worker.py").write_text(_SAYS)
+    return tmp_path / "usual_worker.py"
 
 
 # Any: what JSON holds.
 def start(worker: Path, socket_path: str, *words: str, **environment: str) -> dict[str, Any]:
     """Start a worker as Ray does, and return what it says."""
-    around = {**os.environ, "PYTHONPATH": os.pathsep.join([str(worker.parents[3]), *filter(None, sys.path)])}
+    around = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), USUAL_WORKER: str(worker)}
     done = subprocess.run(
         [sys.executable, str(fork_server.WORKER), *words],
         env={**around, **environment, SERVER: socket_path},
@@ -64,7 +61,6 @@ def start(worker: Path, socket_path: str, *words: str, **environment: str) -> di
 
 
 def test_a_forked_worker_is_what_ray_would_have_started(server: fork_server.ForkServer, worker: Path):
-    sys.path_importer_cache.clear()
     given = {"MINE": "yes", "ATEN_CPU_CAPABILITY": "default"}
     found = start(worker, server.socket, "--words=a b", "--more", **given)
     usual = start(worker, "", "--words=a b", "--more", **given)
@@ -117,10 +113,10 @@ def test_a_server_ends_with_the_process_that_began_it(tmp_path: Path):
 def test_ports_are_free_in_a_row_and_others_for_whoever_asks_next(monkeypatch: pytest.MonkeyPatch):
     def asked() -> list[int]:
         """What a process is given that has asked for none yet."""
-        monkeypatch.setattr(lean_node, "_asked", count())
-        return lean_node.free_ports(4)
+        monkeypatch.setattr(ray_internals, "_asked", count())
+        return ray_internals.free_ports(4)
 
-    first, second = asked(), lean_node.free_ports(4)
+    first, second = asked(), ray_internals.free_ports(4)
     assert first == list(range(first[0], first[0] + 4)) and not set(first) & set(second)
     with socket.socket() as busy:
         busy.bind(("", first[random.randrange(4)]))
@@ -133,16 +129,16 @@ def test_ports_are_free_in_a_row_and_others_for_whoever_asks_next(monkeypatch: p
 def test_no_port_is_chosen_where_the_kernel_may_give_any(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     low = tmp_path / "range"
     low.write_text("1024\t60999\n")
-    monkeypatch.setattr(lean_node, "_LOCAL_PORTS", low)
-    assert lean_node.free_ports(4) == []
-    monkeypatch.setattr(lean_node, "_LOCAL_PORTS", tmp_path / "nothing")
-    assert lean_node.free_ports(4) == []
+    monkeypatch.setattr(ray_internals, "_LOCAL_PORTS", low)
+    assert ray_internals.free_ports(4) == []
+    monkeypatch.setattr(ray_internals, "_LOCAL_PORTS", tmp_path / "nothing")
+    assert ray_internals.free_ports(4) == []
 
 
 _OWN_RAY = """
-import os, ray
+import os, psutil, ray
 from pathlib import Path
-from actors import fork_server, forked_worker, session, supervisor
+from actors import fork_server, forked_worker, ray_internals, session
 from rayfl.experiment.experiment import Runtime
 
 @ray.remote(num_cpus=0)
@@ -150,10 +146,10 @@ def parent():
     return os.getppid()
 
 with session.session(Runtime()):
-    raylet = session._own_processes()["raylet"]
+    raylet = ray_internals.own_processes()["raylet"]
     found = ray.get(parent.remote())
     server = fork_server._begun
-    agents = [os.getpriority(os.PRIO_PROCESS, one) for one in supervisor.children_of(raylet)]
+    agents = [each.nice() for each in psutil.Process(raylet).children()]
     print(found == server.process.pid, agents)
 ended = Path(server.folder).exists(), server.process.poll() is None
 print(*ended, fork_server._begun, forked_worker.SERVER in os.environ)

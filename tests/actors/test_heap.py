@@ -1,6 +1,10 @@
 """Which states stay in the coordinator's memory, and where they may not."""
 
-from collections.abc import Mapping
+import functools
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import ray
 from actors import heap, session
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.limits import memory
 from rayfl.rounds.setup import Setup
 from tests.actors.toys import experiment
 
@@ -16,6 +21,18 @@ from tests.actors.toys import experiment
 def setup(method: str, hidden: int) -> Setup:
     """An MLP of 64-hidden-10 on digits: 75 hidden + 10 parameters."""
     return prepare(experiment(method, clients={"count": 10}, model={"name": "mlp", "hidden": [hidden]}))
+
+
+@contextmanager
+def machine(memory_bytes: int) -> Iterator[None]:
+    """Inside, a container's limit leaves this machine so much memory."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile("w") as limit:
+        limit.write(str(memory_bytes))
+        limit.flush()
+        patch.setattr(memory, "_CGROUP", (Path(limit.name),))
+        memory.machine_bytes.cache_clear()
+        yield
+    memory.machine_bytes.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -37,8 +54,10 @@ def test_what_counts_is_what_ray_keeps_with_its_owner(method: str, hidden: int, 
     # All 10 clients' states times 1.6 against a quarter of the memory.
     limit = int(4 * 1.6 * 10 * counted_bytes)
     chosen = setup(method, hidden)
-    assert not heap.overflows(chosen, limit + 1)
-    assert heap.overflows(chosen, max(1, limit - 1)) == (counted_bytes > 0)
+    with machine(limit + 1):
+        assert not heap.overflows(chosen)
+    with machine(max(1, limit - 1)):
+        assert heap.overflows(chosen) == (counted_bytes > 0)
 
 
 def test_this_machines_memory_holds_a_few_clients():
@@ -53,9 +72,13 @@ def test_a_ray_of_our_own_gets_the_lower_limit_where_memory_is_too_small(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr(ray, "init", lambda **arguments: given.append(arguments["_system_config"]))
-    monkeypatch.setattr(session, "_own_processes", dict)
-    monkeypatch.setattr(heap, "overflows", lambda setup: crowded)
-    with session.session(Runtime(), setup("scaffold", 100)):
+
+    # Ray's docstring is what says which settings it takes.
+    @functools.wraps(ray.init)
+    def init(**arguments: Any) -> None:
+        given.append(arguments["_system_config"])
+
+    monkeypatch.setattr(ray, "init", init)
+    with machine(10_000 if crowded else 10**15), session.session(Runtime(), setup("scaffold", 100)):
         assert given[0].get("max_direct_call_object_size") == (8192 if crowded else None)
         assert given[0]["task_events_report_interval_ms"] == 0

@@ -5,58 +5,56 @@ import sys
 
 import pytest
 
-from actors.losses import ADVICE, TRIES, Cause, Decision, Loss, Setbacks, decide
+from actors.errors import ClusterError
+from actors.losses import TRIES, Cause, Loss, Setbacks, decide, try_again
+from tests.actors.toys import logged
+from tests.refusals import check_sentence, refused
 
 CALL = "round 3, train, clients 4 to 7"
-GONE = f"{CALL}: client actor 42 is gone (a reason); its call is sent again"
-DIED = f"{CALL}: the actor died or did not answer in {{}} tries; if memory ran out, {ADVICE}. The last time: a reason"
-# For each cause: how often it may come, the notice of the first loss, the error of the last.
-EXPECTED: dict[Cause, tuple[int, str, str]] = {
-    "memory": (4, f"{GONE}, try 2 of 4", f"a reason, 4 times; {ADVICE}"),
-    "time": (4, f"{GONE}, try 2 of 4", DIED.format(4)),
-    "death": (10, f"{GONE}, try 2 of 10", DIED.format(10)),
-    "start": (
-        10,
-        "a client actor died while it started (a reason); another one starts, try 2 of 10",
-        "10 client actors died while they started; if memory ran out, use fewer (--actors); the last one said: "
-        "a reason",
-    ),
-    "objects": (
-        10,
-        "objects were lost with a node (a reason); playing again from the disk",
-        "objects were lost 10 times in a row, the last time: a reason",
-    ),
-    "coordinator": (
-        10,
-        "the coordinator is gone; another one takes the run from the disk, try 2 of 10",
-        f"the coordinator died 10 times; go on with: {CALL} (the last time Ray said: a reason)",
-    ),
+FACTS: dict[Cause, list[str]] = {
+    "memory": ["rayfl resume DIR --actors N", "runtime.num_gpus"],
+    "time": [CALL, "a reason", "rayfl resume DIR --actors N"],
+    "death": [CALL, "a reason", "rayfl resume DIR --actors N"],
+    "start": ["a reason", "--actors"],
+    "objects": ["a reason"],
+    "coordinator": ["a reason", "rayfl resume runs/a"],
 }
+"""What the sentence that ends a run says besides the number of losses."""
+
+
+def loss(cause: Cause, times: int, reason: str = "a reason") -> Loss:
+    return Loss(cause, times, reason, "rayfl resume runs/a" if cause == "coordinator" else CALL, 42)
 
 
 @pytest.mark.parametrize("cause", TRIES)
 def test_a_loss_is_tried_again_until_its_cause_allows_no_more(cause: Cause):
-    times, notice, error = EXPECTED[cause]
-    decisions = [decide(Loss(cause, number, "a reason", CALL, 42)) for number in range(1, times + 1)]
-    assert [decision.again for decision in decisions] == [True] * (times - 1) + [False]
-    assert decisions[0] == Decision(True, notice) and decisions[-1] == Decision(False, error)
+    allowed = 4 if cause in ("memory", "time") else 10
+    decisions = [decide(loss(cause, times)) for times in range(1, allowed + 1)]
+    assert [decision.again for decision in decisions] == [True] * (allowed - 1) + [False]
+    for times, decision in enumerate(decisions[:-1], 1):
+        of_call = [CALL, "42", "a reason"] if cause in ("memory", "time", "death") else []
+        check_sentence(decision.sentence, [f"try {times + 1} of {allowed}", *of_call])
+    check_sentence(decisions[-1].sentence, [str(allowed), *FACTS[cause]])
 
 
-def test_a_notice_has_the_first_line_of_a_long_reason_and_the_error_has_all():
-    reason = "x" * 130 + "\nand a traceback"
-    assert f"({'x' * 117}...)" in decide(Loss("death", 1, reason, CALL, 42)).sentence
-    assert decide(Loss("death", 10, reason, CALL, 42)).sentence.endswith(reason)
+def test_a_decision_is_logged_or_raised(caplog: pytest.LogCaptureFixture):
+    try_again(loss("start", 9))
+    assert logged(caplog) == [decide(loss("start", 9)).sentence]
+    with refused(names=["10", "--actors"], error=ClusterError):
+        try_again(loss("start", 10))
+
+
+def test_a_notice_has_the_begin_of_a_long_reason_and_the_error_has_all():
+    reason = "word " * 30 + "end\nand a traceback"
+    notice = decide(loss("death", 1, reason)).sentence
+    assert "word word..." in notice and "end" not in notice and "traceback" not in notice
+    assert reason in decide(loss("death", 10, reason)).sentence
 
 
 def test_only_new_rounds_are_progress():
     setbacks = Setbacks()
-    # Before any round, twice; after rounds 4, 3 (played again) and 4 (again); after round 5.
-    assert [setbacks.add(reached) for reached in (-1, -1, 4, 3, 4, 5)] == [1, 2, 1, 2, 3, 1]
-
-
-def test_a_round_that_was_reached_before_is_not_new():
-    setbacks = Setbacks()
-    assert [setbacks.add(reached) for reached in (9, 2, 7, 9)] == [1, 2, 3, 4]
+    # Before any round, twice; after rounds 4, 3 (played again) and 4 (again); after round 5; after 2 (again).
+    assert [setbacks.add(reached) for reached in (-1, -1, 4, 3, 4, 5, 2)] == [1, 2, 1, 2, 3, 1, 2]
 
 
 def test_the_policy_knows_no_ray():

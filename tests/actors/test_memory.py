@@ -11,9 +11,10 @@ import ray
 import torch
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError, RayTaskError
 
-from actors import losses, pool
+from actors import losses
 from actors.errors import ClusterError, final_error
 from actors.executor import RayExecutor
+from actors.pending import PendingCalls
 from actors.placement import Placement
 from jobs import single as running
 from jobs.single import resume, run
@@ -64,7 +65,7 @@ def test_a_fresh_actor_tries_again_and_changes_nothing(
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
         others, other = played(setup, executor)
-        assert not {path.name for path in tmp_path.iterdir()} & {str(pid) for pid in executor.pids.values()}
+        assert not {path.name for path in tmp_path.iterdir()} & {str(pid) for pid in executor.pids}
     finally:
         executor.close()
     said = logged(caplog)
@@ -124,12 +125,12 @@ def test_what_rays_memory_monitor_kills_is_tried_again(
     flying: set[ray.ObjectRef] = set()
     take = RayExecutor._take
 
-    def taken(self: RayExecutor, pending: pool.PendingCalls, ref: ray.ObjectRef) -> None:
+    def taken(self: RayExecutor, pending: PendingCalls, ref: ray.ObjectRef) -> None:
         flying.add(ref)
         take(self, pending, ref)
 
     monkeypatch.setattr(RayExecutor, "_take", taken)
-    monkeypatch.setattr(pool.ray, "get", killed)
+    monkeypatch.setattr(ray, "get", killed)
     try:
         if times == 1:
             assert played(setup, executor)[0] == records

@@ -42,7 +42,7 @@ def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
     setup = prepare(experiment(method))
     records, run_state = played(setup, InlineExecutor(setup))
     with session.executor(setup, Runtime(actors=3)) as executor:
-        assert executor.num_workers == 3 and len(set(executor.pids.values())) == 3
+        assert executor.num_workers == 3 and len(set(executor.pids)) == 3
         others, other = played(setup, executor)
     assert others == records
     assert_same_bits(run_state, other)
@@ -94,10 +94,10 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path, caplog: p
     causes: list[str] = []
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), on_loss=causes.append)
     try:
-        before = set(executor.pids.values())
+        before = set(executor.pids)
         others, other = played(setup, executor)
         assert (tmp_path / "killed").exists()
-        assert len(before & set(executor.pids.values())) == 1
+        assert len(before & set(executor.pids)) == 1
     finally:
         executor.close()
     assert causes == ["death"], "which is what Prometheus finds in rayfl_losses"
@@ -127,7 +127,7 @@ def test_an_odd_machine_is_left_aside_and_a_run_without_another_ends_in_its_sent
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), kinds, written.append)
     try:
         # Another actor would have to start elsewhere, and there is no other node.
-        assert len(executor.pids) == 1 and len(executor._starting) == 1
+        assert len(executor.pids) == 1 and len(executor.pool._starting) == 1
         assert written == [platform.describe(1)]
         assert played(setup, executor)[0] == played(setup, InlineExecutor(setup))[0]
     finally:
@@ -159,12 +159,12 @@ def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path, caplog: pytes
     setup = with_method(Hanging, hung=tmp_path / "hung")
     executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0, call_timeout_s=10.0))
     try:
-        before = set(executor.pids.values())
+        before = set(executor.pids)
         others, other = played(setup, executor)
         hung = int((tmp_path / "hung").read_text())
-        assert hung in before and hung not in executor.pids.values()
+        assert hung in before and hung not in executor.pids
         # The new one may still be starting, as the other actor holds nobody up.
-        assert len(executor.pids) + len(executor._starting) == 2
+        assert len(executor.pids) + len(executor.pool._starting) == 2
     finally:
         executor.close()
     # A process that has been killed and not yet been waited for is a zombie, of which nothing is left but its number.
@@ -183,9 +183,9 @@ def test_a_replacement_for_which_there_is_no_room_holds_nobody_up() -> None:
     executor = RayExecutor(ray.put(setup), Placement(2, 2.0, 0.0, start_timeout_s=60.0))
     # The cluster has 4 cores. Whoever asks for the dead actor's two first gets them.
     try:
-        victim, _ = executor.pids.items()
-        ray.kill(victim[0])
-        executor.placement = replace(executor.placement, num_cpus=4.0, start_timeout_s=0.1)
+        victim, _ = executor.pool.ready
+        ray.kill(victim)
+        executor.pool.placement = replace(executor.pool.placement, num_cpus=4.0, start_timeout_s=0.1)
         others, other = played(setup, executor)
         assert len(executor.pids) == 1
     finally:
@@ -199,7 +199,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
     records, run_state = played(setup, InlineExecutor(setup))
     others = []
     with session.executor(setup, Runtime(actors=1)) as executor:
-        (victim,) = executor.pids.values()
+        (victim,) = executor.pids
 
         def kill_after_first(record: Any, run_state: RunState) -> None:
             others.append(record)
@@ -208,7 +208,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
 
         other = simulate(setup, executor, kill_after_first)
         assert [record.row._replace(wall_s=0.0) for record in others] == [record.row for record in records]
-        assert victim not in executor.pids.values()
+        assert victim not in executor.pids
         assert executor.get(other.states[0])["base"].keys() == run_state.states[0]["base"].keys()
 
 

@@ -16,8 +16,8 @@ import ray
 from ray._private.internal_api import memory_summary
 
 import rayfl
-from actors import session
-from actors.placement import Placement
+from actors import session, signals
+from actors.driver import Listener, play_on_ray
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
@@ -32,23 +32,17 @@ from tests.actors.toys import Failing, assert_same_run, experiment, logged, with
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
-def ignore(row: RoundRow, means: Mapping[str, float]) -> None:
-    """A listener that does not care."""
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "local"])
 def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path: Path) -> None:
     chosen = experiment(method, runtime={"actors": 1})
     setup = prepare(chosen)
     rows: list[tuple[int, Mapping[str, float]]] = []
-    starts: list[Placement] = []
-    finished = session.play_on_ray(
-        chosen, setup, tmp_path / "ray", lambda row, means: rows.append((row.round, means)), starts.append
+    finished = play_on_ray(
+        chosen, setup, tmp_path / "ray", Listener(lambda row, means: rows.append((row.round, means)))
     )
     expected: list[tuple[int, Mapping[str, float]]] = []
     play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda r: expected.append((r.row.round, r.means)))
     assert finished and rows == expected
-    assert starts == [Placement(1, 1.0, 0.0)]
     assert_same_run(tmp_path / "ray", tmp_path / "inline")
 
 
@@ -57,7 +51,7 @@ def test_what_the_coordinator_logs_is_logged_by_the_driver_once(
 ) -> None:
     caplog.set_level("INFO", "rayfl")
     chosen = experiment(rounds=1, runtime={"actors": 1})
-    assert session.play_on_ray(chosen, prepare(chosen), write_experiment(tmp_path), ignore, resumed=True)
+    assert play_on_ray(chosen, prepare(chosen), write_experiment(tmp_path), Listener(), resumed=True)
     assert logged(caplog) == ["there is no checkpoint: starting from round 0"]
 
 
@@ -73,7 +67,7 @@ def test_a_loop_over_the_rounds_that_is_left_early_ends_the_run(tmp_path: Path) 
 def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path) -> None:
     setup = with_method(Failing)
     with pytest.raises(ClientError) as raised:
-        session.play_on_ray(experiment(runtime={"actors": 2}), setup, tmp_path, ignore)
+        play_on_ray(experiment(runtime={"actors": 2}), setup, tmp_path, Listener())
     assert (
         str(raised.value)
         == "round 2, client 3: Failing.begin (toys.py, line 64): ZeroDivisionError: client 3 divides by zero"
@@ -86,7 +80,7 @@ def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path)
 def test_a_request_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     chosen = experiment(runtime={"actors": 5, "num_cpus": 1.0})
     with pytest.raises(RayflError, match=r"runtime.actors=5 with num_cpus=1 .* the cluster holds 4 of them"):
-        session.play_on_ray(chosen, prepare(chosen), tmp_path, ignore)
+        play_on_ray(chosen, prepare(chosen), tmp_path, Listener())
     assert not list(tmp_path.iterdir())
 
 
@@ -101,7 +95,7 @@ def test_a_signal_ends_the_run_after_the_current_round(number: int, tmp_path: Pa
         if row.round == 2:
             os.kill(os.getpid(), number)
 
-    assert session.play_on_ray(chosen, prepare(chosen), tmp_path, interrupt) is False
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, Listener(interrupt)) is False
     run = read_run(write_experiment(tmp_path))
     assert 3 <= run.rounds.num_rows < 400 and not run.finished
     assert run.rounds["round"].to_pylist() == rounds
@@ -110,7 +104,7 @@ def test_a_signal_ends_the_run_after_the_current_round(number: int, tmp_path: Pa
 
 def test_the_second_signal_does_not_wait() -> None:
     stops: list[str] = []
-    with pytest.raises(KeyboardInterrupt), session.interruptible(lambda: stops.append("stop")):
+    with pytest.raises(KeyboardInterrupt), signals.interruptible(lambda: stops.append("stop")):
         os.kill(os.getpid(), signal.SIGINT)
         assert stops == ["stop"]
         os.kill(os.getpid(), signal.SIGTERM)
@@ -147,6 +141,7 @@ import os
 from pathlib import Path
 import ray
 from actors import session
+from actors.driver import Listener, play_on_ray
 from benchmarks.victims import ACTOR, processes
 from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
@@ -154,7 +149,7 @@ from tests.actors.toys import experiment
 chosen = experiment(runtime={"actors": 2, "object_store_memory_mb": 100})
 with session.session(chosen.runtime):
     print([each for each in processes([os.getpid()]) if each.kind == ACTOR])
-    played = session.play_on_ray(chosen, prepare(chosen), Path("run"), lambda row, means: print(row.round))
+    played = play_on_ray(chosen, prepare(chosen), Path("run"), Listener(lambda row, means: print(row.round)))
 print(played, ray.is_initialized())
 """
 
@@ -186,7 +181,7 @@ def test_a_driver_that_uses_ray_already_keeps_it() -> None:
 def test_an_actor_may_lose_its_process_three_times_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(session.ray, "init", lambda **given: asked.update(given))
-    session._init(100, {})
+    session._init(100, crowded=False)
     # Ray waits that long before it sees that a process died as it started.
     assert 4 * asked["_system_config"]["worker_register_timeout_seconds"] <= Runtime().start_timeout_s
 

@@ -55,12 +55,12 @@ def test_an_error_after_the_first_states_fails_the_call_and_keeps_the_actor() ->
     setup = peers(Selfish)
     with session.executor(setup, Runtime(actors=1)) as executor:
         assert isinstance(executor, RayExecutor)
-        (pid,) = executor.pids.values()
+        (pid,) = executor.pids
         with pytest.raises(
             ClientError, match=r"round 1, client 7: Selfish\.mix \(test_streams\.py, line 30\): ArithmeticError: no"
         ):
             played(setup, executor)
-        assert list(executor.pids.values()) == [pid]
+        assert list(executor.pids) == [pid]
 
 
 def test_a_state_is_made_when_it_is_asked_for() -> None:

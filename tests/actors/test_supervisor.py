@@ -27,8 +27,6 @@ def lose():
     time.sleep(300)
 
 def command():
-    os.write(2, b"[2026-11-22 05:23:51,788 E 17740 18595] core_worker.cc:609: lost\\n(raylet, ip=10.0.0.1) "
-        b"core_worker dump\\nof another library\\n")
     report(run=sys.argv[1])
     {act}
 
@@ -67,7 +65,7 @@ def test_a_command_without_a_last_word_gets_one(act: str, code: int, sentence: s
     assert done.returncode == code
     if code == 7:
         sentence = f"rayfl: the run failed: {sentence}; go on with: rayfl resume {tmp_path}\n"
-    assert done.stderr == "of another library\n" + sentence or done.stderr == sentence + "of another library\n"
+    assert done.stderr == sentence
     if act == "lose()":
         assert not psutil.pid_exists(int(done.stdout))
 

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from actors import pool
+from actors import executor as executor_module
+from actors.client import Joined
 from actors.executor import RayExecutor
 from actors.locality import Inputs
+from actors.pool import ActorPool
 from benchmarks import locality
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import Job
@@ -19,7 +21,9 @@ def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:
     executor = kind.__new__(kind)
     # Any: what stands for an actor.
     actors: list[Any] = [f"actor on {node}" for node in nodes]
-    executor._idle, executor._node_of = deque(actors), dict(zip(actors, nodes, strict=True))
+    executor.pool = ActorPool.__new__(ActorPool)
+    executor.pool.idle = deque(actors)
+    executor.pool.ready = {actor: Joined(0, node, "", {}) for actor, node in zip(actors, nodes, strict=True)}
     return executor
 
 
@@ -32,17 +36,17 @@ def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:
 )
 def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [Inputs(100, {"b": 90, "a": 10}), Inputs(110, {"a": 100, "d": 10}), Inputs()]
-    monkeypatch.setattr(pool, "inputs_of", lambda jobs: inputs)
+    monkeypatch.setattr(executor_module, "inputs_of", lambda jobs: inputs)
     executor = idle(kind, "abc")
     pending = executor._pending(None, [Job(EvaluateJob((client,))) for client in range(3)])
     pairs = [executor._next_pair(pending.waiting) for _ in range(3)]
-    found = [(index, executor._node_of[actor]) for index, actor in pairs]
-    assert found == expected and not pending.waiting and not executor._idle
+    found = [(index, executor._node_of(actor)) for index, actor in pairs]
+    assert found == expected and not pending.waiting and not executor.pool.idle
     assert sum(pending.inputs[index].elsewhere(node) for index, node in found) == moved
 
 
 def test_on_one_node_nobody_looks_where_inputs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "inputs_of", lambda jobs: pytest.fail("asked for nothing"))
+    monkeypatch.setattr(executor_module, "inputs_of", lambda jobs: pytest.fail("asked for nothing"))
     executor = idle(RayExecutor, "a")
     assert executor._pending(None, [Job(EvaluateJob((0,)))]).waiting.homeless
 

@@ -15,6 +15,6 @@ class SharedActors(RayExecutor):
 
     def take(self, setup: Setup) -> "SharedActors":
         """The same actors on another setup."""
-        self._setup = ray.put(setup)
-        ray.get([actor.join.remote([self._setup]) for actor in self.pids])
+        self.pool._setup = ray.put(setup)
+        ray.get([actor.join.remote([self.pool._setup]) for actor in self.pool.ready])
         return self
