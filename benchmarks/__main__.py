@@ -141,6 +141,15 @@ def start(results: Results, repeats: int) -> None:
 
 
 @_benchmark
+@click.argument("versions", nargs=-1, required=True, metavar="VERSION...")
+def ray_versions(results: Results, versions: Sequence[str]) -> int:
+    """Try rayfl with other VERSIONs of Ray, each in a virtual environment, and print a Markdown table."""
+    from benchmarks.ray_versions import bench_ray_versions
+
+    return bench_ray_versions(versions, results)
+
+
+@_benchmark
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
 @click.option(
     "--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="The device."
