@@ -50,8 +50,6 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's C++ code prints its errors to stderr, also those of which it recovers.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     cluster = runtime.cluster
     if cluster:
         _check_reachable(cluster)

@@ -25,6 +25,9 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 ERROR_FILE = "RAYFL_ERROR_FILE"
 """The environment variable that names a file for the sentence of a command that fails."""
 
+TRACEBACK = "RAYFL_TRACEBACK"
+"""The environment variable that shows tracebacks and the lines of C++ code, if it is not empty."""
+
 _reports: int | None = None
 """In the child: the pipe to the parent."""
 
@@ -71,6 +74,7 @@ def supervised(command: Callable[[], object], failed: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     os.close(reports[0])
     _reports, code = reports[1], failed
+    _hide_other_lines()
     try:
         command()
         code = 0
@@ -80,6 +84,19 @@ def supervised(command: Callable[[], object], failed: int) -> NoReturn:
     finally:
         report(over=code)
     sys.exit(code)
+
+
+def _hide_other_lines() -> None:
+    """Let only Python write to stderr, unless RAYFL_TRACEBACK is set.
+
+    Ray's C++ code prints errors there too, also those from which it recovers.
+    """
+    if sys.stderr is None or os.environ.get(TRACEBACK):
+        return
+    settings: dict[str, Any] = {"buffering": 1, "encoding": sys.stderr.encoding, "errors": "backslashreplace"}
+    # Open as long as the process.
+    sys.stderr = sys.__stderr__ = open(os.dup(2), "w", **settings)  # noqa: SIM115
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 class _Supervisor:
@@ -128,7 +145,7 @@ class _Supervisor:
             return f"Ray's {self.lost} has ended"
         if number:
             memory = ", perhaps because memory ran out" if number == signal.SIGKILL else ""
-            return f"its process was ended by {signal.Signals(number).name}{memory}"
+            return f"its process was ended by {signal.Signals(number).name}{memory} ({TRACEBACK}=1 may show more)"
         cluster = self.known.get("cluster")
         return f"Ray lost the cluster at {cluster}" if cluster else "Ray has ended its process"
 

@@ -7,13 +7,12 @@ import os
 import traceback
 
 from actors.errors import ClusterError
+from actors.supervisor import TRACEBACK
 from jobs.exit_codes import FAILED, MISTAKE
 from rayfl.errors import RayflError, reason
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
 from rayfl.run_directory.atomic_files import DiskError
 
-TRACEBACK = "RAYFL_TRACEBACK"
-"""The environment variable that shows tracebacks too, where it is not empty."""
 _LONGEST = 300
 """Letters of an unexpected error that are shown."""
 

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +51,7 @@ def describe(threads: int, device: str = "cpu") -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "ray": version("ray"),
+        "ray": _ray_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "cores": os.cpu_count(),
@@ -67,6 +67,14 @@ def describe(threads: int, device: str = "cpu") -> dict[str, object]:
         "gpu_driver": _gpu_driver() if on_gpu else None,
         "threads_per_actor": threads,
     }
+
+
+def _ray_version() -> str:
+    """Ray's version; "none" if it is not installed, which a run in one process does not need."""
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return "none"
 
 
 def differences(before: Platform, here: Platform, keys: Sequence[str] = DECISIVE) -> list[str]:

@@ -16,9 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Ray brings it along, and has put it on the path by now.
-import ray  # noqa: F401
-from ray._private.utils import psutil  # pyright: ignore[reportPrivateImportUsage]
+import psutil
 
 BIN = Path(sys.executable).parent
 TOKEN = secrets.token_hex(32)

@@ -12,11 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 import ray
-
-# Ray brings it along, and has put it on the path by now.
-from ray._private.utils import psutil  # pyright: ignore[reportPrivateImportUsage]
 
 from actors import access, ray_internals
 from tests.actors.toys import logged

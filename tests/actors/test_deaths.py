@@ -90,7 +90,7 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(tmp_path: Path, 
     def run(spec: RunSpec) -> Progress:
         lives.append(1)
         os.kill(os.getpid(), signal.SIGINT)
-        return Progress([], over=False)
+        return Progress([(RoundRow(0, 1, 1, 0, 0, 1.0, 0.1), {})], over=False)
 
     handles(lambda: Handle(run, ends=False))
     chosen = experiment()
@@ -101,7 +101,7 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(tmp_path: Path, 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_a_run_that_ends_without_news_is_over(tmp_path: Path, handles: Any) -> None:
-    handles(lambda: Handle(lambda spec: Progress([], over=False), ends=False))
+    handles(lambda: Handle(lambda spec: Progress([], over=False), ends=True))
     chosen, rounds = experiment(), list[int]()
     listener = driver.Listener(lambda row, means: rounds.append(row.round))
     assert driver.play_on_ray(chosen, prepare(chosen), tmp_path, listener) and not rounds

@@ -31,8 +31,10 @@ def machine(memory_bytes: int) -> Iterator[None]:
         limit.flush()
         patch.setattr(memory, "_CGROUP", (Path(limit.name),))
         memory.machine_bytes.cache_clear()
-        yield
-    memory.machine_bytes.cache_clear()
+        try:
+            yield
+        finally:
+            memory.machine_bytes.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,7 @@ def test_a_ray_of_our_own_gets_the_lower_limit_where_memory_is_too_small(
         given.append(arguments["_system_config"])
 
     monkeypatch.setattr(ray, "init", init)
-    with machine(10_000 if crowded else 10**15), session.session(Runtime(), setup("scaffold", 100)):
+    chosen = setup("scaffold", 100)
+    with machine(10**6 if crowded else 10**15), session.session(Runtime(), chosen):
         assert given[0].get("max_direct_call_object_size") == (8192 if crowded else None)
         assert given[0]["task_events_report_interval_ms"] == 0

@@ -1,5 +1,6 @@
 """A run through the coordinator: the run directory, progress, errors, signals, and a Ray of one's own."""
 
+import functools
 import os
 import re
 import signal
@@ -180,7 +181,8 @@ def test_a_driver_that_uses_ray_already_keeps_it() -> None:
 
 def test_an_actor_may_lose_its_process_three_times_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(session.ray, "init", lambda **given: asked.update(given))
+    # Ray's docstring is what says which settings it takes.
+    monkeypatch.setattr(ray, "init", functools.wraps(ray.init)(lambda **given: asked.update(given)))
     session._init(100, crowded=False)
     # Ray waits that long before it sees that a process died as it started.
     assert 4 * asked["_system_config"]["worker_register_timeout_seconds"] <= Runtime().start_timeout_s

@@ -8,12 +8,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-# Ray brings it along, and has put it on the path by now.
-from ray._private.utils import psutil  # pyright: ignore[reportPrivateImportUsage]
-
 from rayfl.run_directory.record import read_run
+from tests.refusals import check_sentence
 
 COMMAND = """
 import os, subprocess, sys, time
@@ -27,47 +26,56 @@ def lose():
     time.sleep(300)
 
 def command():
+    os.write(2, b"core_worker.cc:609: what C++ code prints\\n")
     report(run=sys.argv[1])
     {act}
 
 supervised(command, 7)
 """
 HIDDEN = "core_worker"
-"""A part of Ray's own lines, which nobody sees."""
+"""A part of the lines that Ray's C++ code prints, which users do not see."""
 
 
-def supervised(act: str, run: Path) -> "subprocess.CompletedProcess[str]":
+def supervised(act: str, run: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     """A supervised command that does `act`."""
     command = [sys.executable, "-c", COMMAND.replace("{act}", act), str(run)]
+    around = {**os.environ, **variables}
     return subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
+        command, cwd=Path(__file__).parents[2], env=around, capture_output=True, text=True, timeout=60, check=False
     )
 
 
 @pytest.mark.parametrize(
-    ("act", "code", "sentence"),
+    ("act", "code", "facts"),
     [
-        ("print('all of it')", 0, ""),
-        ("sys.exit(2)", 2, ""),
-        ("sys.exit(None)", 0, ""),
-        ("print('rayfl: its own', file=sys.stderr); sys.exit(1)", 1, "rayfl: its own\n"),
-        ("os._exit(1)", 7, "Ray has ended its process"),
-        ("report(cluster='head:1'); os._exit(1)", 7, "Ray lost the cluster at head:1"),
-        ("os.abort()", 7, "its process was ended by SIGABRT"),
-        ("os.kill(os.getpid(), 9)", 7, "its process was ended by SIGKILL, perhaps because memory ran out"),
-        ("os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
-        ("lose()", 7, "Ray's raylet has ended"),
+        ("print('all of it')", 0, []),
+        ("sys.exit(2)", 2, []),
+        ("sys.exit(None)", 0, []),
+        ("print('rayfl: its own error', file=sys.stderr); sys.exit(1)", 1, ["its own error"]),
+        ("os._exit(1)", 7, ["Ray"]),
+        ("report(cluster='head:1'); os._exit(1)", 7, ["Ray", "head:1"]),
+        ("os.abort()", 7, ["SIGABRT", "RAYFL_TRACEBACK=1"]),
+        ("os.kill(os.getpid(), 9)", 7, ["SIGKILL", "memory"]),
+        ("os.kill(os.getpid(), 15)", -signal.SIGTERM, []),
+        ("lose()", 7, ["raylet"]),
     ],
 )
-def test_a_command_without_a_last_word_gets_one(act: str, code: int, sentence: str, tmp_path: Path) -> None:
+def test_a_command_that_ends_without_an_error_gets_one(act: str, code: int, facts: list[str], tmp_path: Path) -> None:
     (tmp_path / "experiment.json").touch()
     done = supervised(act, tmp_path)
     assert done.returncode == code
-    if code == 7:
-        sentence = f"rayfl: the run failed: {sentence}; go on with: rayfl resume {tmp_path}\n"
-    assert done.stderr == sentence
+    if facts:
+        assert done.stderr.startswith("rayfl: ")
+        more = [f"rayfl resume {tmp_path}"] if code == 7 else []
+        check_sentence(done.stderr.removesuffix("\n"), [*facts, *more])
+    else:
+        assert done.stderr == ""
     if act == "lose()":
         assert not psutil.pid_exists(int(done.stdout))
+
+
+def test_the_lines_of_other_code_are_shown_with_tracebacks(tmp_path: Path) -> None:
+    assert HIDDEN in supervised("print()", tmp_path, RAYFL_TRACEBACK="1").stderr
 
 
 def test_a_run_that_did_not_begin_is_to_be_run_again(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Ray's private parts: which this Ray has, that one file alone knows them, and that a run goes on without them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors import ray_internals
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.run_directory.play_run import play_run
+from tests.actors.toys import assert_same_run, experiment
+
+ROOT = Path(__file__).parents[2]
+PRIVATE = re.compile(r"\bray\._|_private\b|_raylet\b|_global_node|_system_config|(?<!get)_node_ip_address|default_worker")
+
+
+def test_this_ray_has_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [part for part in ray_internals.PARTS if ray_internals.find(part) is None] == []
+    assert len(ray_internals.PARTS) == 11
+    assert ray_internals.system_config(a=1) == {"_system_config": {"a": 1}}
+    monkeypatch.setenv(ray_internals.PLAIN, "1")
+    assert [part for part in ray_internals.PARTS if ray_internals.find(part)] == []
+    assert ray_internals.system_config(a=1) == {}
+
+
+def test_no_other_file_touches_a_private_part() -> None:
+    files = [path for folder in ("actors", "jobs", "rayfl") for path in (ROOT / folder).rglob("*.py")]
+    touching = [str(path.relative_to(ROOT)) for path in files if PRIVATE.search(path.read_text(encoding="utf-8"))]
+    assert touching == ["actors/ray_internals.py"]
+
+
+RUN = """
+import os, sys
+from pathlib import Path
+{before}
+from actors import driver, fork_server, ray_internals, session
+from rayfl.experiment.prepare import prepare
+from tests.actors.toys import experiment
+import ray
+
+def play():
+    print(sum(ray_internals.find(part) is not None for part in ray_internals.PARTS))
+    chosen = experiment("scaffold", runtime={"actors": 2, "num_cpus": 0.5})
+    listener = driver.Listener(lambda row, means: print(fork_server._begun is not None, bool(asked())))
+    driver.play_on_ray(chosen, prepare(chosen), Path(sys.argv[1]), listener)
+
+def asked():
+    # Whether this Ray asks for a token.
+    from actors.access import _refuses
+    return _refuses(ray.get_runtime_context().gcs_address, {})
+
+if __name__ == "__main__":
+    play()
+"""
+WITHOUT = """
+import ray, ray.cluster_utils, types
+for name in ("_raylet", "_private.ray_constants", "_private.services", "_private.worker", "_private.node"):
+    # Ray's own modules have each other by now, and who asks for these by name finds nothing in them.
+    sys.modules["ray." + name] = types.ModuleType("ray." + name)
+ray.init.__doc__ = ""
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["plain", "missing"])
+def test_a_run_without_the_private_parts_gives_the_same_bits(way: str, tmp_path: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RAYFL_"))}
+    # Without its parts Ray is asked for a token only if it reads that as it is loaded.
+    given = {ray_internals.PLAIN: "1"} if way == "plain" else {"RAY_AUTH_MODE": "token"}
+    program = RUN.replace("{before}", WITHOUT if way == "missing" else "")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "ray")],
+        env=clean | given | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found, *rounds = done.stdout.splitlines()
+    # No part is found; no fork server runs in a plain Ray; each Ray asks for a token.
+    assert found == "0" and rounds == [f"{way == 'missing'} True"] * 4
+    setup = prepare(experiment("scaffold"))
+    play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda record: None)
+    assert_same_run(tmp_path / "ray", tmp_path / "inline")
+
+
+INLINE = """
+import sys
+{before}
+from jobs.cli import main
+code = main.main(["run", "demo", "rounds=1", "--inline", "output.report=false", "--output", sys.argv[1]],
+                 standalone_mode=False)
+loaded = [name for name, module in sys.modules.items() if name.split(".")[0] == "ray" and module]
+print(loaded, "actors.session" in sys.modules)
+"""
+ABSENT = """
+import importlib.metadata
+sys.modules["ray"] = None
+version = importlib.metadata.version
+def asked(name):
+    if name == "ray":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+importlib.metadata.version = asked
+"""
+
+
+@pytest.mark.parametrize("before", ["", ABSENT])
+def test_an_inline_run_needs_no_ray(before: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INLINE.replace("{before}", before), str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[] False"
