@@ -1,4 +1,4 @@
-"""ClientActor: the Ray actor in which clients run. Between calls it holds the setup and no state of any client."""
+"""ClientActor: the Ray actor in which clients run. Between calls it has the setup, and no client's state."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Actor = Any
 
 @dataclass(frozen=True)
 class Joined:
-    """An actor that is ready: its process, its node's id and address, and what `platform.describe` says there."""
+    """An actor that is ready: its process, its node's id and address, and the result of `platform.describe` there."""
 
     pid: int
     node: str
@@ -29,7 +29,7 @@ class Joined:
 
 @ray.remote
 class ClientActor(OwnPackages):
-    """Does jobs on clients, one at a time. `join` makes it ready.
+    """Does jobs on clients, one at a time. `join` must be called first.
 
     Modules that import torch are imported in the methods, because `prepare_process` must come first.
     """
@@ -43,10 +43,10 @@ class ClientActor(OwnPackages):
             hide_gpus()
 
     def join(self, setup: Sequence[ray.ObjectRef]) -> "Joined":
-        """Read the setup and prepare torch. RayflError if there is no GPU to work on; FilesMissing if the data are
-        mapped from files that are not on this node.
+        """Read the setup and prepare torch. RayflError if a GPU is needed and there is none; FilesMissing if the data
+        are mapped from files that this node lacks.
 
-        `setup` is a reference in a list, which Ray leaves unresolved, so that torch is not loaded too early.
+        `setup` is a reference in a list, which Ray does not resolve, so that torch is not loaded too early.
         """
         import torch
 
@@ -63,7 +63,7 @@ class ClientActor(OwnPackages):
             if not torch.cuda.is_available():
                 node = ray.util.get_node_ip_address()
                 raise RayflError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
-            # Ray shares a GPU out by counting and limits no one's memory.
+            # Ray only counts the shares of a GPU; it does not limit anyone's memory.
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(tensor_fraction(self.gpu_share, total))
         fix(self.worker.setup.threads, device, self.worker.setup.precision)
@@ -73,14 +73,14 @@ class ClientActor(OwnPackages):
         )
 
     def ping(self) -> None:
-        """Answer, as proof of life."""
+        """Answer, as a sign of life."""
 
     # Any: a job, its inputs and its outputs; rayfl/rounds/worker_jobs.py lists their types.
     def call(self, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
         """Do one job and return its result; a job with outputs returns a generator of the outputs, then the result.
 
-        Ray stores each object of a generator before it asks for the next one. Outputs that come before an error exist
-        all the same, so only the result shows that the call succeeded.
+        Ray stores each object of a generator before it asks for the next one. Outputs made before an error are stored,
+        too, so only the result shows that the call succeeded.
         """
         result, outputs = self.worker.do(work, shared, inputs)
         return followed(outputs, result) if num_outputs else result

@@ -1,6 +1,7 @@
-"""Which machines may compute a run together: those that compute the same bits, or all of them if the run is mixed.
+"""The policy for kinds of machine: which ones may compute a run together.
 
-This is policy alone and knows no Ray. actors/pool.py acts on it.
+Those that compute the same bits may, or all of them if the run is mixed. The policy knows no Ray; actors/pool.py
+applies it.
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,16 @@ from rayfl.determinism.platform import DECISIVE, Platform, commonest, difference
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an actor may work. `notice` is worth telling the user, if it is not empty."""
+    """Whether an actor may work, and a sentence for the user, which may be empty."""
 
     admitted: bool
     notice: str = ""
 
 
 class Kinds:
-    """The kinds of machine that compute a run. `platform`: the leading one, as platform.json has it; empty: none yet.
+    """The kinds of machine that compute a run. `platform`: the leading one, in the form of platform.json; {}: none yet.
 
-    A run that goes on keeps the kind that it began with. A new one takes the kind that most of its first actors are.
+    A resumed run keeps the kind with which it began. A new run takes the kind of most of its first actors.
     """
 
     def __init__(self, platform: Platform, mixed: bool = False, resume: str = "rayfl resume DIR") -> None:
@@ -28,15 +29,15 @@ class Kinds:
         self._differences: list[str] = []
 
     def lead(self, found: Sequence[Platform]) -> None:
-        """Let the commonest of `found` lead, unless a kind does."""
+        """Let the commonest of `found` lead, unless one leads already."""
         if not self.platform:
             self.platform = commonest(found)
-        # Ray, Python and the number of cores may be others than they were before a stop.
+        # Ray, Python and the number of cores may have changed since the run was stopped.
         alike = next((one for one in found if not differences(self.platform, one)), {})
         self.platform = {**self.platform, **{key: value for key, value in alike.items() if key not in DECISIVE}}
 
     def judge(self, found: Platform, address: str) -> Verdict:
-        """Whether an actor of this kind, on the node at `address`, may work; where the run is mixed, it is recorded."""
+        """Whether an actor of this kind, on the node at `address`, may work. A mixed run records the kind."""
         unlike = differences(self.platform, found)
         if not unlike:
             return Verdict(True)
@@ -54,7 +55,7 @@ class Kinds:
         return Verdict(False, f"node {address} is left aside, because the run has {listed(unlike)}")
 
     def none_left(self) -> str:
-        """The sentence for a run for which no node is left that computes as it did; empty if none was left aside."""
+        """The error for a run if no node is left that computes the same bits; "" if no node was excluded."""
         if not self._differences:
             return ""
         return (

@@ -1,11 +1,11 @@
-"""Ray's label selectors, read as Ray reads them, to say before a run that no node has what is asked for."""
+"""Ray's label selectors, interpreted as Ray does, to report before a run that no node has the labels asked for."""
 
 import re
 from collections.abc import Iterable, Mapping
 
 
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels has all that a selector asks for. A label that is not there differs from all."""
+    """Whether a node's labels satisfy a selector. A missing label is unequal to every value."""
     return all(_holds(condition, labels.get(key)) for key, condition in selector.items())
 
 
@@ -16,7 +16,7 @@ def _holds(condition: str, value: str | None) -> bool:
 
 
 def unmatched(selector: Mapping[str, str], nodes: Iterable[Mapping[str, str]]) -> str:
-    """What a selector asks for and what these nodes have, in words: of the first label that none has, or of all."""
+    """Say which labels a selector asks for and which the nodes have: the first label that no node satisfies, or all."""
     labels = list(nodes)
     lacking = [key for key, value in selector.items() if not any(_holds(value, one.get(key)) for one in labels)]
     asked = ", ".join(f"{key}={selector[key]!r}" for key in lacking[:1] or selector)

@@ -1,7 +1,7 @@
-"""Which job a free actor takes: one whose inputs lie on its node where there is one, else another. No actor waits.
+"""Locality: a free actor takes a job whose inputs are on its node if there is one, otherwise another. No actor waits.
 
-A client's state lies where its last call ran, and the coordinator, which owns it, knows where without asking anybody.
-What is below Ray's limit for the object store lies in the coordinator itself, and counts for no node.
+A client's state is stored on the node where its last call ran. The coordinator owns the state, so it knows that node.
+Objects below Ray's limit for the object store are in the coordinator itself and count for no node.
 """
 
 from collections import Counter, deque
@@ -16,23 +16,23 @@ from rayfl.rounds.executor import Job
 
 @dataclass(frozen=True)
 class Inputs:
-    """The bytes of a job's inputs in object stores: in all, and by the id of the nodes where they lie."""
+    """The bytes of a job's inputs in object stores: the sum, and by node id."""
 
     num_bytes: int = 0
     by_node: Mapping[str, int] = field(default_factory=dict)
 
     def home(self, nodes: Collection[str]) -> str | None:
-        """Of these nodes the one where most of them lie; None where nothing lies on any."""
+        """The one of these nodes with the most bytes; None if they have none."""
         here = {node: found for node, found in self.by_node.items() if node in nodes}
         return max(here, key=lambda node: (here[node], node)) if here else None
 
     def elsewhere(self, node: str) -> int:
-        """The bytes that another node sends to this one for the job."""
+        """The bytes that other nodes must send to this one for the job."""
         return self.num_bytes - self.by_node.get(node, 0)
 
 
 def inputs_of(jobs: Sequence[Job]) -> list[Inputs]:
-    """Where the inputs of each job lie, as this process, which owns them, has it."""
+    """Look up where each job's inputs are stored. This process must own them."""
     refs = {ref for job in jobs for ref in job.inputs if isinstance(ref, ObjectRef)}
     places = get_local_object_locations(list(refs)) if refs else {}
     found = []
@@ -46,9 +46,9 @@ def inputs_of(jobs: Sequence[Job]) -> list[Inputs]:
 
 
 class WaitingJobs:
-    """Jobs that wait for an actor, by the node that is the home of their inputs; None: they have none.
+    """Jobs that wait for an actor, by their home: the node with most of their inputs, or None.
 
-    Those of a home are taken in order, and so are all where no job has a home.
+    The jobs of one home are taken in order.
     """
 
     def __init__(self, homes: Sequence[str | None]) -> None:
@@ -66,12 +66,12 @@ class WaitingJobs:
 
     @property
     def homeless(self) -> bool:
-        """Whether no job that waits has a home."""
+        """Whether no waiting job has a home."""
         return not any(queue for home, queue in self._queues.items() if home is not None)
 
     def take(self, node: str) -> int:
-        """The job that an actor on this node does next: one at home there, else one without a home, else one of the
-        node for which most wait."""
+        """Take the next job for an actor on this node: one whose home it is; if there is none, one without a home; then
+        one of the home with the most jobs."""
         if self.at_home(node):
             return self._queues[node].popleft()
         if self._queues.get(None):
@@ -79,7 +79,7 @@ class WaitingJobs:
         return max(self._queues.values(), key=len).popleft()
 
     def put_back(self, index: int) -> None:
-        """Let a job wait again, before all others of its home."""
+        """Let a job wait again, before the others of its home."""
         queue = self._queues[self._homes[index]]
         if index not in queue:
             queue.appendleft(index)

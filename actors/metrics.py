@@ -1,7 +1,7 @@
-"""A run as metrics of Ray's, which every node serves in the format of Prometheus and k8s/grafana.json draws.
+"""A run's metrics for Ray, which every node exports in the format of Prometheus and k8s/grafana.json draws.
 
-Ray writes `ray_` before each name and sends values every ten seconds (its metrics_report_interval_ms). They are taken
-from what the records hold, so a round that is played again counts again.
+Ray puts `ray_` before each name and sends the values every ten seconds (its metrics_report_interval_ms). The values
+come from the run's records, so a round that is played again counts again.
 """
 
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rayfl.rounds.ledger import RoundRecord
 
 RUN, METRIC, CAUSE = "run", "metric", "cause"
-"""The labels: the run directory's name; a metric of the records, such as own/accuracy; why something was lost."""
+"""The labels: the run directory's name; a metric of the records, such as own/accuracy; the cause of a loss."""
 
 
 class RunMetrics:
-    """The metrics of one run, whose label is `run`."""
+    """The metrics of the run with the label `run`."""
 
     def __init__(self, run: str) -> None:
         def counter(name: str, about: str, *labels: str) -> Counter:
@@ -37,11 +37,11 @@ class RunMetrics:
         self.means = gauge("rayfl_mean", "the last value of a metric of the records, as a mean over clients", METRIC)
 
     def round(self, record: "RoundRecord", num_actors: int) -> None:
-        """A round is over."""
+        """Count a round that is over."""
         row = record.row
         self.rounds.inc()
         for counter, bits in ((self.uplink, row.uplink_bits), (self.downlink, row.downlink_bits)):
-            # Ray refuses an increment of nothing.
+            # Ray refuses to add 0 to a counter.
             if bits:
                 counter.inc(bits / 8)
         self.delivered.set(row.delivered)
@@ -51,9 +51,9 @@ class RunMetrics:
             self.means.set(value, {METRIC: name})
 
     def loss(self, cause: "Cause") -> None:
-        """Something was lost."""
+        """Count a loss."""
         self.losses.inc(1.0, {CAUSE: cause})
 
     def checkpoint(self, seconds: float) -> None:
-        """A checkpoint was written."""
+        """Set the seconds that the last checkpoint took."""
         self.checkpoint_seconds.set(seconds)

@@ -1,14 +1,14 @@
-"""The folder into which Ray unpacks the working directory of a submitted job: what is written there is soon gone."""
+"""The folder into which Ray unpacks a submitted job's working directory, and which it soon deletes."""
 
 import os
 from pathlib import Path
 
 _FOLDER = ("runtime_resources", "working_dir_files")
-"""Where Ray keeps such folders in a session's directory, wherever that lies."""
+"""The path of such folders inside a session's directory."""
 
 
 def warning(directory: Path) -> str | None:
-    """What to tell the user of results in `directory`; None where they stay."""
+    """The sentence for the user whose results are in `directory`; None if they stay."""
     parts = Path(os.path.realpath(directory)).parts
     if not any(parts[place : place + 2] == _FOLDER for place in range(len(parts))):
         return None

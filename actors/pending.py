@@ -1,4 +1,4 @@
-"""Calls of client actors: those under way, and what is left of the jobs of one wave."""
+"""The calls of client actors in one wave: waiting, in flight, done or failed."""
 
 import math
 import time
@@ -27,9 +27,9 @@ class Call:
 
 @dataclass
 class PendingCalls:
-    """The jobs of one `run`: waiting, under way, done or failed.
+    """The jobs of one `run`: waiting, in flight, done or failed.
 
-    `inputs`: where those of each job lie, () where nobody looked; `nodes`: where actors are that can be near them.
+    `inputs`: where each job's inputs are stored, () if nobody looked; `nodes`: the nodes that have actors.
     """
 
     shared: Ref
@@ -47,30 +47,30 @@ class PendingCalls:
         self.waiting = WaitingJobs([one.home(self.nodes) for one in self.inputs])
 
     def fail(self, index: int, error: BaseException) -> None:
-        """Note a job's error, after which no later job is sent: a single worker would not have come to it."""
+        """Note a job's error. No later job is sent, as a single worker would not have reached it."""
         self.failed[index] = error
         self.waiting.keep_before(min(self.failed))
 
     def send_again(self, index: int) -> None:
-        """Let a job wait again, unless one before it has failed."""
+        """Let a job wait again, unless an earlier one has failed."""
         if index < min(self.failed, default=len(self.jobs)):
             self.waiting.put_back(index)
 
     @property
     def deadline(self) -> float:
-        """When the first call under way will have taken too long."""
+        """When the first call in flight will have taken too long."""
         return min((call.deadline for call in self.flying.values()), default=math.inf)
 
     @property
     def wave(self) -> Wave:
-        """How far they have come."""
+        """The progress of the jobs."""
         return Wave.of(self.jobs, [self.jobs[index] for index in self.done])
 
     def late(self) -> list[ObjectRef]:
-        """The calls under way that have taken too long."""
+        """The calls in flight that have taken too long."""
         now = time.monotonic()
         return [ref for ref, call in self.flying.items() if call.deadline <= now]
 
     def about(self, call: Call) -> str:
-        """Round, step and clients of a call."""
+        """The round, step and clients of a call, for a sentence."""
         return describe_call(self.shared, self.jobs[call.index])

@@ -1,6 +1,6 @@
-"""How many client actors run, which cores and share of a GPU each asks Ray for, and which nodes they may run on.
+"""Placement: how many client actors run, how many cores and what share of a GPU each gets, and on which nodes.
 
-Ray lets a request that no node can satisfy wait for ever, so requests are checked against every node beforehand.
+Ray lets a request that no node can satisfy wait for ever, so each request is first compared with every node.
 """
 
 import os
@@ -24,7 +24,7 @@ _UNIT = 10_000
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of the cluster has: its address, cores, GPUs, labels, and Ray's id of it."""
+    """A node of the cluster: its address, cores, GPUs, labels and Ray's id."""
 
     name: str
     cpus: float
@@ -33,7 +33,7 @@ class Node:
     id: str = ""
 
     def holds(self, num_cpus: float, num_gpus: float) -> int:
-        """Actors of this size that fit on the node. Shares below 1 lie on one GPU."""
+        """The number of actors of this size that fit on the node. A share below 1 is of one GPU."""
         by_cpu = _steps(self.cpus) // _steps(num_cpus) if num_cpus else sys.maxsize
         if num_gpus == 0:
             return by_cpu
@@ -45,11 +45,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """The pool of client actors: how many, what each asks for, how long all may take to start, and a call to answer.
+    """The pool of client actors: their number, the resources of each, and the seconds in which they must start and
+    answer a call.
 
-    `instruction_set` is what they compute with; `mixed` lets machines that compute differently work together. `labels`
-    select their nodes and `strategy` spreads them. `most`: the actors to which the pool grows where nodes join; None:
-    nodes do not come and go, and there are `num_actors`. `notices` are worth telling the user.
+    `instruction_set` is set in the actors; `mixed` lets machines that compute other bits work together. `labels` select
+    the nodes, and `strategy` spreads the actors over them or packs them. `most`: the number of actors to which the pool
+    grows when nodes join; None: nodes neither join nor leave. `notices` are sentences for the user.
     """
 
     num_actors: int
@@ -66,13 +67,13 @@ class Placement:
 
     @property
     def size(self) -> str:
-        """What an actor asks for, in words."""
+        """An actor's resources, for a sentence."""
         labels = "".join(f", {key}={value}" for key, value in self.labels.items())
         return f"num_cpus={self.num_cpus:g}, num_gpus={self.num_gpus:g}{labels}"
 
     def room(self, nodes: Sequence[Node], without: Collection[str] = ()) -> dict[str, int]:
-        """The actors that each node holds, by the node's id, but for the nodes `without`; nodes without room are left
-        out."""
+        """The number of actors that each node holds, by the node's id. Nodes without room, and those of `without`, are
+        left out."""
         held = {
             node.id: node.holds(self.num_cpus, self.num_gpus)
             for node in nodes
@@ -81,11 +82,14 @@ class Placement:
         return {node: count for node, count in held.items() if count}
 
 
-def packed(room: Mapping[str, int], there: Mapping[str, int]) -> str:
-    """The node for the next actor of a pool that keeps to few nodes, where each holds `room` of them and has `there`
-    of them: of those that have some the one with the least room left, else the largest. "" where none has room."""
-    left = {node: held - there.get(node, 0) for node, held in room.items() if held > there.get(node, 0)}
-    begun = [node for node in left if there.get(node)]
+def packed(room: Mapping[str, int], used: Mapping[str, int]) -> str:
+    """The node for the next actor of a packed pool; "" if none has room.
+
+    `room`: the actors that each node holds; `used`: the actors that it has. Of the nodes with actors the one with the
+    least room left is chosen; if none of them has room, the node with the most room.
+    """
+    left = {node: held - used.get(node, 0) for node, held in room.items() if held > used.get(node, 0)}
+    begun = [node for node in left if used.get(node)]
     if begun:
         return min(begun, key=lambda node: (left[node], node))
     return max(left, key=lambda node: (left[node], node), default="")
@@ -107,10 +111,10 @@ def nodes() -> list[Node]:
 
 
 def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize, joined: bool = False) -> Placement:
-    """The pool that an experiment asks for, where a round can use `most_calls` actors.
+    """The pool that an experiment asks for, if a round can use `most_calls` actors.
 
-    `joined`: the cluster is not this run's own, so that nodes may come and go: actors without room wait for nodes, and
-    a cluster without any worker is waited for. RayflError if these nodes cannot hold what is asked for.
+    `joined`: rayfl did not start the cluster, so nodes may join and leave. Actors without room then wait for nodes, and
+    a run on a cluster without workers waits for the first one. RayflError if these nodes cannot hold the pool.
     """
     waits = joined and not _has_cores(nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
@@ -141,7 +145,7 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
 
 
 def require_room_here(runtime: Runtime) -> None:
-    """RayflError where a Ray of this machine alone could never hold the actors, known before it starts."""
+    """Raise RayflError, before Ray starts, if this machine could never hold the actors."""
     cores = os.cpu_count() or 1
     if isinstance(runtime.actors, int) and runtime.actors > cores * _UNIT:
         raise RayflError(
@@ -158,10 +162,9 @@ def require_room_here(runtime: Runtime) -> None:
 def share(
     runtime: Runtime, nodes: Sequence[Node], parallel: int, most_calls: int = sys.maxsize, joined: bool = False
 ) -> Runtime:
-    """The runtime of each of `parallel` runs at once, such that the actors of all fit. RayflError if they do not.
+    """The runtime of each of `parallel` runs at once, with which the actors of all fit. RayflError if they do not.
 
-    Where the experiment leaves the number of actors open, the runs together have as many as have room; a single run
-    is left to `place`.
+    If the experiment does not set the number of actors, the runs share all the room. A single run is left to `place`.
     """
     if parallel == 1:
         place(runtime, nodes, most_calls, joined)
@@ -183,7 +186,7 @@ def _has_cores(nodes: Sequence[Node]) -> bool:
 
 
 def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that the labels select. RayflError where they select none with cores, or none holds one actor."""
+    """The nodes with cores that the labels select. RayflError if there are none, or none of them can hold an actor."""
     workers = [node for node in nodes if node.cpus] or nodes
     chosen = [node for node in workers if matches(runtime.selector, node.labels)]
     if not chosen:
@@ -195,7 +198,7 @@ def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
 
 
 def _check_size(runtime: Runtime, nodes: Sequence[Node]) -> None:
-    """RayflError for what no node could ever give a single actor."""
+    """Raise RayflError if no node could ever hold a single actor."""
     share = runtime.num_gpus
     most = max(node.gpus for node in nodes)
     which = "no node that runtime.labels selects" if runtime.selector else "no node"
@@ -213,7 +216,7 @@ def _check_size(runtime: Runtime, nodes: Sequence[Node]) -> None:
 
 
 def _wanted(runtime: Runtime, nodes: Sequence[Node], most_calls: int) -> int:
-    """The actors asked for, or as many as have room: all of them, or as many as a round can use."""
+    """The number of actors asked for; if none was, those that have room, at most as many as a round can use."""
     if isinstance(runtime.actors, int):
         return runtime.actors
     room = max(1, _room(runtime, nodes))
@@ -221,23 +224,23 @@ def _wanted(runtime: Runtime, nodes: Sequence[Node], most_calls: int) -> int:
 
 
 def _most(runtime: Runtime, most_calls: int) -> int:
-    """The actors to which a pool may grow."""
+    """The number of actors to which a pool may grow."""
     if isinstance(runtime.actors, int):
         return runtime.actors
     return sys.maxsize if runtime.actors == "all" else most_calls
 
 
 def _room(runtime: Runtime, nodes: Sequence[Node]) -> int:
-    """The actors that these nodes hold: with the cores of their threads each, or on GPUs with one core at least."""
+    """The number of actors that these nodes hold, each with a core per thread, or on a GPU with at least one core."""
     if runtime.num_cpus is None and runtime.num_gpus:
         return sum(min(int(node.cpus), node.holds(1 / _UNIT, runtime.num_gpus)) for node in nodes)
     held = sum(node.holds(runtime.num_cpus or runtime.threads, runtime.num_gpus) for node in nodes)
-    # Where no node has a core for each thread, every node holds one actor, which gets all cores.
+    # If no node has a core for each thread, every node holds one actor, which gets all its cores.
     return held if held or runtime.num_cpus else sum(node.cpus > 0 for node in nodes)
 
 
 def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> float:
-    """A core for each thread where so many actors fit, or where there is no core yet; else an even share."""
+    """`threads` cores per actor if that fits the nodes or none has cores yet, otherwise an equal share."""
     threads = float(runtime.threads)
     fitting = sum(node.holds(threads, runtime.num_gpus) for node in nodes)
     if fitting >= num_actors or not _has_cores(nodes):
@@ -246,12 +249,12 @@ def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> f
 
 
 def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> float:
-    """The largest number of cores with which all actors fit, at most cores / actors; 1/10000 if none does."""
+    """The largest number of cores per actor with which all fit, at most cores / actors; 1/10000 if they never fit."""
 
     def fits(steps: int) -> bool:
         return sum(node.holds(steps / _UNIT, num_gpus) for node in nodes) >= num_actors
 
-    # The more cores an actor gets, the fewer fit: the largest share is found by halving.
+    # The more cores an actor gets, the fewer actors fit, so the largest share is found by bisection.
     low, high = 1, sum(_steps(node.cpus) for node in nodes) // num_actors
     while low < high:
         middle = (low + high + 1) // 2
@@ -260,7 +263,7 @@ def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> floa
 
 
 def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: int) -> list[str]:
-    """What the user should know of a pool, `fitting` actors of which have room now."""
+    """The sentences for the user about a pool of which `fitting` actors have room now."""
     found, wanted = [], placement.num_actors
     if wanted > most_calls:
         found.append(

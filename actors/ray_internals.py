@@ -10,7 +10,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import reduce
 from importlib import import_module
 from itertools import count
@@ -142,15 +142,13 @@ def token_headers() -> Mapping[str, str] | None:
     return loader().get_token_for_http_header(ignore_auth_mode=True)
 
 
-@contextmanager
-def loopback() -> Iterator[None]:
+def loopback() -> AbstractContextManager[None]:
     """Ray takes 127.0.0.1 for a node's address inside, and for that of a cluster to join.
 
     Otherwise Ray replaces it by the machine's address, at which other machines reach its processes; a token still
     keeps them out.
     """
-    with _replaced(LOOPBACK, lambda before: False):
-        yield
+    return _replaced(LOOPBACK, lambda before: False)
 
 
 def running_head() -> str | None:
@@ -159,14 +157,12 @@ def running_head() -> str | None:
     return find_head("auto") if find_head else None
 
 
-@contextmanager
-def published_lines_logged() -> Iterator[None]:
+def published_lines_logged() -> AbstractContextManager[None]:
     """Log the lines that Ray's processes publish, such as the last ones of a raylet's log, for debugging alone.
 
     Otherwise Ray prints them to stdout, also with log_to_driver=False.
     """
-    with _replaced(PRINTING, lambda before: lambda data, ignore_prefix: log.debug(" ".join(data["lines"]))):
-        yield
+    return _replaced(PRINTING, lambda before: lambda data, ignore_prefix: log.debug(" ".join(data["lines"])))
 
 
 def own_processes() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Errors of a call, with its round, its step and its clients."""
+"""The errors of a call, which name its round, step and clients."""
 
 import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
@@ -10,7 +10,7 @@ from rayfl.rounds.worker_jobs import RoundInputs
 
 
 def readable(error: RayTaskError, shared: Ref, job: Job) -> BaseException:
-    """An error raised in an actor, with its round: ClientError, or ClusterError if an input of the call was lost."""
+    """The error that an actor raised, with its round: ClientError, or ClusterError if an input was lost."""
     cause = unwrapped(error)
     if isinstance(cause, ClientError):
         return cause
@@ -23,7 +23,7 @@ def readable(error: RayTaskError, shared: Ref, job: Job) -> BaseException:
 
 
 def describe_call(shared: Ref, job: Job) -> str:
-    """Round, step and clients of a job, for an error."""
+    """The round, step and clients of a job, for a sentence."""
     about: RoundInputs = ray.get(shared)
     clients = getattr(job.work, "clients", None) or tuple(getattr(job.work, "rows", ()))
     of = f", clients {clients[0]} to {clients[-1]}" if clients else ""

@@ -1,6 +1,6 @@
-"""The setup in the object store: once, and without the data that every node maps from its own files or shared storage.
+"""The setup in the object store. The data that nodes map from files, their own or shared, are left out.
 
-A node that lacks the files is sent the data, once, as any object.
+If a node lacks the files, Ray sends it the data once.
 """
 
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from rayfl.rounds.setup import Setup
 
 @dataclass(frozen=True)
 class MappedSetup:
-    """A setup whose dataset lacks what is mapped from files."""
+    """A setup whose dataset lacks the arrays that are mapped from files."""
 
     setup: Setup
     dataset: MappedDataset
 
 
 class FilesMissing(Exception):
-    """The dataset's files are not on this node, or are others."""
+    """The dataset's files are not on this node, or are not the same."""
 
 
 def put_setup(setup: Setup) -> ObjectRef:
@@ -34,7 +34,7 @@ def put_setup(setup: Setup) -> ObjectRef:
 
 
 def put_whole(reference: ObjectRef) -> ObjectRef:
-    """Put the setup again, with all data, for nodes that lack the files. ClusterError where they are gone here too."""
+    """Put the setup again, with all data, for nodes without the files. ClusterError if this node lacks them, too."""
     try:
         return ray.put(read_setup(reference))
     except FilesMissing as error:
@@ -42,7 +42,7 @@ def put_whole(reference: ObjectRef) -> ObjectRef:
 
 
 def read_setup(reference: ObjectRef) -> Setup:
-    """The setup, its dataset mapped. FilesMissing where the files are not here."""
+    """Read the setup and map its dataset. FilesMissing if this node lacks the files."""
     found = ray.get(reference)
     if not isinstance(found, MappedSetup):
         return found

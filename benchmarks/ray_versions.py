@@ -116,7 +116,7 @@ class Trial:
 
     def token(self) -> str:
         """Let a process join the session with its token, and another one without."""
-        session = self.start("-c", _SESSION, stdin=subprocess.PIPE)
+        session = self.start("-c", _SESSION)
         assert session.stdin is not None and session.stdout is not None
         try:
             address, token = session.stdout.readline().rstrip("\n").split(" ")
@@ -158,10 +158,10 @@ class Trial:
             raise Failed(" ".join(text.split())[-300:])
         return text
 
-    def start(self, *words: str, stdin: int = subprocess.DEVNULL, **variables: str) -> "subprocess.Popen[str]":
+    def start(self, *words: str, **variables: str) -> "subprocess.Popen[str]":
         """Start a Python of this environment."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RAYFL_"))}
-        streams: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen([self.python, *words], env=clean | variables, cwd=self.folder, text=True, **streams)
 
 

@@ -15,7 +15,7 @@ from rayfl.run_directory.play_run import play_run
 from tests.actors.toys import assert_same_run, experiment
 
 ROOT = Path(__file__).parents[2]
-PRIVATE = re.compile(r"\bray\._|_private\b|_raylet\b|_global_node|_system_config|(?<!get)_node_ip_address|default_worker")
+PRIVATE = re.compile(r"\bray\._|_private\b|_raylet\b|_global_node|_system_config|(?<!get)_node_ip|default_worker")
 
 
 def test_this_ray_has_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
