@@ -37,6 +37,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path: Path) -> None:
     chosen = experiment(method, runtime={"actors": 1})
     setup = prepare(chosen)
+    for name in ("ray", "inline"):
+        (tmp_path / name).mkdir()
     rows: list[tuple[int, Mapping[str, float]]] = []
     finished = play_on_ray(
         chosen, setup, tmp_path / "ray", Listener(lambda row, means: rows.append((row.round, means)))
