@@ -87,7 +87,7 @@ def test_the_last_try_says_who_and_what_to_change_and_the_run_can_go_on(
     hungry = with_method(Starving, folder=tmp_path, times=losses.TRIES["memory"], lack=kind)
     directory = tmp_path.parent / f"{tmp_path.name}-run"
     with monkeypatch.context() as patch, pytest.raises(ClientError) as raised:
-        patch.setattr(running, "prepare", lambda experiment: hungry)
+        patch.setattr(running, "prepare", lambda *given: hungry)
         run(chosen, directory)
     cause = str(ERRORS[kind]).partition("\n")[0]
     name = type(ERRORS[kind]).__name__

@@ -150,6 +150,7 @@ from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
 
 chosen = experiment(runtime={"actors": 2, "object_store_memory_mb": 100})
+Path("run").mkdir()
 with session.session(chosen.runtime):
     print([each for each in processes([os.getpid()]) if each.kind == ACTOR])
     played = play_on_ray(chosen, prepare(chosen), Path("run"), Listener(lambda row, means: print(row.round)))
