@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import vl_convert
 from rich.table import Table
 
 from benchmarks.figures import Column, Figures, Results
@@ -27,7 +28,6 @@ from rayfl.determinism.process import prepare_process
 from rayfl.determinism.torch_flags import fixed
 from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.report.charts import Dot, dots_chart, dots_svg
 from rayfl.run_directory.output_files import OutputKind, require_replaceable, write_output
 from rayfl.tree import Tree
 
@@ -263,8 +263,26 @@ def table(rows: Sequence[Measured], references: References, num_entries: int) ->
 
 
 def picture(rows: Sequence[Measured], num_entries: int) -> str:
-    """Error against bits an entry as an svg file; the settings of one compressor look alike."""
-    kinds = list(dict.fromkeys(row.kind for row in rows))
-    dots = [Dot(row.label, kinds.index(row.kind), row.num_bits / num_entries, row.error or 0.0) for row in rows]
-    svg = dots_svg(dots_chart(dots, "Bits an entry", "Relative squared error", log_y=True), 1000, 800)
+    """Error against bits an entry as an svg file; the settings of one compressor have one colour."""
+    dots = [
+        {"kind": row.kind, "label": row.label, "bits": row.num_bits / num_entries, "error": row.error or 0.0}
+        for row in rows
+    ]
+    titles = {"bits": "Bits an entry (logarithmic)", "error": "Relative squared error (logarithmic)"}
+    x, y = (
+        {"field": name, "type": "quantitative", "title": title, "scale": {"type": "log", "nice": False, "padding": 60}}
+        for name, title in titles.items()
+    )
+    spec = {
+        "width": 1000,
+        "height": 800,
+        "background": "white",
+        "data": {"values": dots},
+        "encoding": {"x": x, "y": y, "color": {"field": "kind", "legend": None}},
+        "layer": [
+            {"mark": {"type": "text", "align": "left", "dx": 7}, "encoding": {"text": {"field": "label"}}},
+            {"mark": {"type": "circle", "size": 90, "opacity": 1}},
+        ],
+    }
+    svg = vl_convert.vegalite_to_svg(spec)
     return svg.replace("<svg ", f"<svg {MARK} ", 1)

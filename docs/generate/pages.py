@@ -212,7 +212,7 @@ def metrics_section() -> str:
     for name in sorted({*wording.NAMES, *recorded}):
         by = recorded.get(name, [])
         few = ", ".join(f"[`{one}`](methods/{one}.md)" for one in by) if 0 < len(by) <= 8 else ""
-        title, unit, meaning = wording.words(name)
+        title, unit, meaning = wording.metric(name)
         unit = unit.replace("%", "share of 1")
         rows.append([code(name), unit, escaped(f"{title}: {meaning}" if title != name else ""), few])
     return table(["metric", "unit", "what it is", "recorded by, where by few"], rows)

@@ -1,34 +1,32 @@
 """Ablations: the effect of switching a setting on, measured on pairs of runs that differ in nothing else.
 
-A pair has the same seed, hence the same data and clients, so the spread of its difference leaves out what seeds share.
+The runs of a pair have the same seed, so the same data and clients: the spread of their difference is smaller than that
+of the runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 
 from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.report import wording
-from rayfl.report.charts import key
+from rayfl.report.colors import key
 from rayfl.report.scores import Score, last_mean, over, percent
 from rayfl.report.series import Group
-from rayfl.run_directory.record import Run
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two groups that differ in `setting` alone: `off` goes without it (missing, none or false), `on` has it."""
+class Pair(NamedTuple):
+    """Two groups that differ in `setting` alone: `off` lacks it (missing, none or false), `on` has it."""
 
     setting: str
     off: Group
     on: Group
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Scores of both sides and of their difference (on - off) over the seeds that both have; `better` of them rose."""
+class Difference(NamedTuple):
+    """Scores of both groups and of their difference (on - off) over shared seeds; in `better` seeds it is above 0."""
 
     off: Score
     on: Score
@@ -55,7 +53,7 @@ def pairs(found: Sequence[Group], tuned: Sequence[str] = ()) -> list[Pair]:
 
 
 def _switched(without: dict[str, object], having: dict[str, object], tuned: Sequence[str]) -> str:
-    """The one setting or table that `having` has and `without` lacks, "" where they do not differ just so."""
+    """The one setting or table that `having` has and `without` lacks; "" if they differ in anything else."""
     differ = [setting for setting in {**without, **having} if without.get(setting) != having.get(setting)]
     differ = [setting for setting in differ if not any(lies_in(setting, one) for one in tuned)]
     if not differ or any(setting in without for setting in differ):
@@ -80,19 +78,15 @@ def difference(pair: Pair, name: str, last: int) -> Difference:
 
 
 def _by_seed(group: Group, name: str, last: int) -> dict[object, float]:
-    found = {_seed(run): last_mean(run, name, last) for run in group.runs}
+    found = {seed: last_mean(run, name, last) for seed, run in zip(group.seeds, group.runs, strict=True)}
     return {seed: value for seed, value in found.items() if not np.isnan(value)}
-
-
-def _seed(run: Run) -> object:
-    return run.experiment.get("seed")
 
 
 def ablations(
     found: Sequence[Group], names: Sequence[str], last: int, tuned: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """A table for each switched setting; differences of the first of `names` in full, of the others in short."""
-    place = {id(group): number for number, group in enumerate(found)}
+    """A table per switched setting; the first of `names` has all columns, the others have their difference."""
+    style = {id(group): number for number, group in enumerate(found)}
     by_setting: dict[str, list[Pair]] = {}
     for pair in pairs(found, tuned):
         by_setting.setdefault(pair.setting, []).append(pair)
@@ -100,26 +94,25 @@ def ablations(
     head += [f"Difference: {wording.title(name)}" for name in names[1:]]
     tables = []
     for setting, some in by_setting.items():
-        # Several runs with the setting may share one without it; then their names tell the rows apart.
+        # If several runs with the setting share one run without it, their labels tell the rows apart.
         repeated = len({id(pair.off) for pair in some}) < len(some)
-        shown = [(pair.on if repeated else pair.off, _cells(pair, names, last)) for pair in some]
-        rows = [(key(group.label, place[id(group)]), cells) for group, cells in shown if cells is not None]
+        rows = []
+        for pair in some:
+            group, effects = pair.on if repeated else pair.off, [difference(pair, name, last) for name in names]
+            if any(effect.difference.count for effect in effects):
+                rows.append((key(group.label, style[id(group)]), _cells(effects)))
         if rows:
             words = {"setting": setting, "metric": wording.title(names[0]), "last": last}
             tables.append({"head": head, "rows": rows, **words})
     return tables
 
 
-def _cells(pair: Pair, names: Sequence[str], last: int) -> list[str] | None:
-    """A row; None where the two sides have no seed in common that was measured."""
-    found = [difference(pair, name, last) for name in names]
-    if not any(one.difference.count for one in found):
-        return None
-    first = found[0]
-    higher = f"{first.better} of {first.difference.count}" if first.difference.count else wording.NONE
-    return [percent(first.off), percent(first.on), points(first.difference), higher] + [
-        points(one.difference) for one in found[1:]
-    ]
+def _cells(effects: Sequence[Difference]) -> list[str]:
+    """A row: the first accuracy in full, the differences of the others."""
+    first, count = effects[0], effects[0].difference.count
+    higher = f"{first.better} of {count}" if count else wording.NONE
+    differences = [points(one.difference) for one in effects]
+    return [percent(first.off), percent(first.on), differences[0], higher, *differences[1:]]
 
 
 def points(score: Score) -> str:

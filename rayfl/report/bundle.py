@@ -1,4 +1,4 @@
-"""The JavaScript of Vega-Lite, which a page carries whole, so that it needs no network."""
+"""The JavaScript of Vega-Lite, which each page contains, so that it needs no network."""
 
 import functools
 import subprocess
@@ -12,17 +12,17 @@ from rayfl.limits.regular_files import expanded, read_text
 from rayfl.run_directory.atomic_files import write_text
 
 _END = "\n/* whole */"
-"""What a file ends in that was not cut."""
+"""The end of a complete file."""
 
 
 @functools.cache
 def javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, which sets `window.vegaEmbed`; nothing in it ends a <script>.
 
-    vl-convert takes two seconds to put it together, so it is kept beside the downloads of data, where that is possible.
-    RayflError where vl-convert fails.
+    vl-convert takes two seconds to make the script, so it is kept in the cache of downloads, if there is one.
+    RayflError if vl-convert fails.
     """
-    # A user without a home has no such place: RayflError, which is a ValueError.
+    # A user without a home has no cache: RayflError, which is a ValueError.
     place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
         path = expanded(place)
@@ -37,7 +37,7 @@ def javascript() -> str:
 
 
 def _made() -> str:
-    """By another process: vl-convert brings a JavaScript engine with threads, which a run's process shall not have."""
+    """Make the script in another process, because vl-convert starts threads of a JavaScript engine."""
     code = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     if done.returncode:

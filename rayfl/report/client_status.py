@@ -1,4 +1,4 @@
-"""Participation: the fates of the clients that were chosen, round by round and counted over all rounds."""
+"""What became of the clients that were chosen, counted over all rounds."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfl.report import wording
-from rayfl.report.charts import NUM_COLORS, key, stacked_chart
-from rayfl.report.panels import Figure
+from rayfl.report.colors import key
 from rayfl.report.series import Group
 from rayfl.run_directory.record import Run
 
@@ -23,20 +22,17 @@ _MEANINGS = {
     "surplus": "enough others were back before it",
 }
 """The meaning of each status, in the order in which a page shows them."""
-# Blue for arrivals, warm colours for losses.
-_STYLES = (0, 1, 4, 3, 6, 5, 2)
-_OTHERS = "others"
 
 
 def counts(run: Run) -> Counter[str]:
-    """The number of times that each status occurs, over all clients and rounds."""
+    """How often each status occurs, over all clients and rounds."""
     return Counter(run.clients["status"].to_pylist())
 
 
 def fates(groups: Sequence[Group]) -> dict[str, object] | None:
-    """A table of statuses over all rounds: a row a status for one run, a row a run for several (means over seeds).
+    """A table of statuses over all rounds: a row per status for one group, else a row per group (means over seeds).
 
-    None where all clients that were ever chosen delivered.
+    None if every chosen client delivered.
     """
     found = [[counts(run) for run in group.runs] for group in groups]
     names = [name for name in _MEANINGS if any(count[name] for group in found for count in group)]
@@ -60,21 +56,3 @@ def _word(status: str) -> str:
 def _cells(mean: dict[str, float], name: str) -> list[str]:
     total = sum(mean.values())
     return [f"{mean[name]:,.10g}", wording.percent(mean[name] / total if total else 0.0)]
-
-
-def fate_chart(group: Group) -> Figure:
-    """Clients of each round by status, those that delivered at the bottom; the rarest together where they are many."""
-    run = group.runs[0]
-    rounds, status = run.clients["round"].to_numpy(), np.array(run.clients["status"].to_pylist())
-    common = [name for name, _ in counts(run).most_common()]
-    if len(common) > NUM_COLORS:
-        status = np.where(np.isin(status, common[NUM_COLORS - 1 :]), _OTHERS, status)
-    names = sorted(set(status.tolist()), key=lambda name: (name != "delivered", name == _OTHERS, name))
-    x = run.rounds["round"].to_numpy()
-    places = np.searchsorted(x, rounds)
-    parts = [
-        (_word(name), style, np.bincount(places[status == name], minlength=len(x))[: len(x)])
-        for style, name in zip(_STYLES, names, strict=False)
-    ]
-    caption = "What became of the clients that were chosen for each round."
-    return Figure("Delivered and dropped", caption, stacked_chart(x, parts, "Clients"), legend=True)

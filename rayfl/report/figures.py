@@ -1,161 +1,249 @@
 """The charts that a report shows, with their captions."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from rayfl.report.charts import Dot, Line, Strip, dots_chart, lines_chart, strips_chart
+from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, strips_chart
 from rayfl.report.graph_figure import graph_section
-from rayfl.report.mask_figures import by_retention, is_drawn_here, mask_section
-from rayfl.report.panels import Figure, Section
-from rayfl.report.series import Curve, Group, Spread, cost, curve, is_accuracy, metric_names, spread
-from rayfl.report.traffic import communication, participation
-from rayfl.report.wording import meaning, title, words
+from rayfl.report.series import (
+    MEGABYTE_BITS,
+    Group,
+    Spread,
+    cost,
+    curve,
+    is_accuracy,
+    last_of_clients,
+    metric_names,
+    series,
+    spread,
+)
+from rayfl.report.wording import metric, title
+from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 
+_MASKS = (CORRELATION, HAMMING, SIMILARITY)
+_AT_RETENTION = re.compile(r"(.+/accuracy)_at_retention_([\d.e+-]+)")
 _FEW = 4
-"""The most lines for which a chart of half the page's width is enough."""
-_CLIENT_BANDS = "Lines are means over clients; half of the clients lie in the dark band, 8 of 10 in the light one."
+"""A chart with more lines than this is as wide as the page."""
+_QUANTILES = "half of the clients lie in the dark band, 8 of 10 in the light one."
 
 
 def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
-    """All charts of a page, accuracies in the order of `names`; those without data are left out."""
-    note = _bands_note(groups)
-    if len(groups) == 1:
-        intro = " ".join([*(f"{title(name)}: {meaning(name)}" for name in names), note]).strip()
-        curves = [(title(name), style, curve(groups[0], name)) for style, name in enumerate(names)]
-        accuracy = [Section("Accuracy", intro, _accuracy(curves))]
-    else:
-        accuracy = [_tradeoff(groups, names[0])] if names else []
-        accuracy += [_learning(groups, name, note) for name in names]
+    """All charts of a page, accuracies in the order of `names`; sections without data are left out."""
+    note = _seeds_note(groups)
     others = [name for group in groups for name in metric_names(group.runs[0]) if not is_accuracy(name)]
-    others = [name for name in others if not is_drawn_here(name)]
-    others = sorted(dict.fromkeys(others), key=lambda name: name != "train/loss")
-    measured = [figure for name in others for figure in _measured(groups, name)]
-    clients_note = _CLIENT_BANDS if len(groups) == 1 else ""
+    others = [name for name in dict.fromkeys(others) if name not in _MASKS and not _AT_RETENTION.fullmatch(name)]
+    others.sort(key=lambda name: name != "train/loss")
+    clients_note = f"Lines are means over clients; {_QUANTILES}" if len(groups) == 1 else ""
     everything = [
-        *accuracy,
+        *(_accuracy_of_one(groups[0], names, note) if len(groups) == 1 else _accuracies(groups, names, note)),
         Section(
             "Clients",
-            "A mean can hide those who are left behind: how differently the clients fare.",
-            [*_clients(groups, names), *by_retention(groups, names)],
+            "A mean can hide clients that do badly: these charts show each client.",
+            [*_clients(groups, names), *_by_retention(groups, names)],
         ),
-        mask_section(groups),
+        _masks(groups),
         Section(
             "Messages",
-            "Sizes of the messages as really encoded, summed over clients.",
-            [*communication(groups), *participation(groups)],
+            "Sizes of the messages as encoded, summed over clients.",
+            [*_communication(groups), *_participation(groups)],
         ),
         graph_section(groups),
-        Section("Training and other measurements", note or clients_note, measured),
+        Section(
+            "Training and other measurements",
+            note or clients_note,
+            [figure for name in others for figure in _measured(groups, name)],
+        ),
     ]
     return [section for section in everything if section.figures]
 
 
-def _learning(groups: Sequence[Group], name: str, note: str) -> Section:
-    return Section(f"Accuracy: {title(name)}", f"{meaning(name)} {note}".strip(), _accuracy(_curves(groups, name)))
+def _seeds_note(groups: Sequence[Group]) -> str:
+    """A sentence on lines and bands if a group has several seeds, else ""."""
+    counts = sorted({len(group.runs) for group in groups})
+    if counts[-1] == 1:
+        return ""
+    numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"Lines are means over seeds (n = {numbers}); bands are one standard deviation up and down."
+
+
+def _accuracy_of_one(group: Group, names: Sequence[str], note: str) -> list[Section]:
+    """All accuracies of one group in one chart."""
+    intro = " ".join([*(f"{title(name)}: {metric(name).meaning}" for name in names), note]).strip()
+    lines = [line._replace(label=title(name)) for name in names for line in _lines([group], name)]
+    return [Section("Accuracy", intro, _accuracy_figures(lines, [title(name) for name in names]))]
+
+
+def _accuracies(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
+    """A chart per accuracy, after the first one's final value over the bytes that were sent."""
+    labels = [group.label for group in groups]
+    found = [
+        Section(
+            f"Accuracy: {title(name)}",
+            f"{metric(name).meaning} {note}".strip(),
+            _accuracy_figures(_lines(groups, name), labels),
+        )
+        for name in names
+    ]
+    return [_tradeoff(groups, names[0]), *found] if names else []
+
+
+def _accuracy_figures(lines: Sequence[Line], labels: Sequence[str]) -> list[Figure]:
+    return [Figure("", "", lines_chart(lines, "Accuracy, %", labels, percent=True), wide=True)] if lines else []
 
 
 def _tradeoff(groups: Sequence[Group], name: str) -> Section:
-    """One dot a group: its final accuracy over all that its clients sent up. Empty if fewer than two sent anything."""
-    found = [(group, style, curve(group, name)) for style, group in enumerate(groups)]
+    """One dot per group: its final accuracy over all bytes sent up. Empty if fewer than two groups sent anything."""
+    found = [(group.label, one) for group in groups if (one := curve(group, name)) is not None]
     dots = [
-        Dot(group.label, style, found.uplink_megabytes[-1], found.mean[-1], found.deviation[-1])
-        for group, style, found in found
-        if found is not None and found.uplink_megabytes[-1] > 0 and not np.isnan(found.mean[-1])
+        Dot(label, one.cost.uplink_megabytes[-1], one.mean[-1], one.deviation[-1])
+        for label, one in found
+        if one.cost.uplink_megabytes[-1] > 0 and not np.isnan(one.mean[-1])
     ]
     heading = f"Bytes up and final accuracy: {title(name)}"
     if len(dots) < 2:
         return Section(heading, "", [])
-    intro = "What all clients sent up in the whole run, and where that led. Up and to the left is better."
+    intro = "All that the clients sent up in the whole run, and the accuracy at its end. Up and to the left is better."
     if any(len(group.runs) > 1 for group in groups):
         intro += " Dots are means over seeds, bars one standard deviation."
-    silent = [group.label for group, _, one in found if one is not None and one.uplink_megabytes[-1] == 0]
+    silent = [label for label, one in found if one.cost.uplink_megabytes[-1] == 0]
     if silent:
-        intro += f" Without a dot, as nothing was sent up: {', '.join(silent)}."
-    chart = dots_chart(dots, "Sent up, MB", "Final accuracy", percent=True)
-    return Section(heading, intro, [Figure("", "1 MB is a million bytes.", chart, legend=True, wide=True)])
+        intro += f" Runs that sent nothing up have no dot: {', '.join(silent)}."
+    labels = [group.label for group in groups]
+    chart = dots_chart(dots, "Sent up, MB", "Final accuracy", labels, percent=True)
+    return Section(heading, intro, [Figure("", "1 MB is a million bytes.", chart, wide=True)])
 
 
-def _bands_note(groups: Sequence[Group]) -> str:
-    """The sentence on lines and bands where seeds are taken together, else ""."""
-    counts = sorted({len(group.runs) for group in groups})
-    if counts[-1] == 1:
-        return ""
-    few = f"{counts[0]} to " if len(counts) > 1 else ""
-    alone = "; none where n = 1" if counts[0] == 1 else ""
-    return f"Lines are means over seeds (n = {few}{counts[-1]}), bands one standard deviation up and down{alone}."
-
-
-def _curves(groups: Sequence[Group], name: str) -> list[tuple[str, int, Curve | None]]:
-    return [(group.label, style, curve(group, name)) for style, group in enumerate(groups)]
-
-
-def _accuracy(curves: Sequence[tuple[str, int, Curve | None]]) -> list[Figure]:
-    """Accuracy against rounds, bytes or simulated time."""
-    lines = _lines(curves)
-    if not lines:
-        return []
-    chart = lines_chart(lines, "Accuracy, %", percent=True)
-    return [Figure("", "", chart, legend=len(curves) > 1, wide=True)]
-
-
-def _lines(curves: Sequence[tuple[str, int, Curve | None]]) -> list[Line]:
-    found = [(label, style, one) for label, style, one in curves if one is not None]
-    return [Line(label, style, one.over, one.mean, _deviation(one)) for label, style, one in found]
-
-
-def _deviation(found: Curve) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    return ((found.mean - found.deviation, found.mean + found.deviation),) if found.deviation.any() else ()
+def _lines(groups: Sequence[Group], name: str) -> list[Line]:
+    """A metric's mean over seeds as a line per group, with a band of one deviation if there are several seeds."""
+    lines = []
+    for group in groups:
+        if (found := curve(group, name)) is not None:
+            band = (found.mean - found.deviation, found.mean + found.deviation)
+            bands = (band,) if found.deviation.any() else ()
+            lines.append(Line(group.label, found.cost.axes, found.mean, bands))
+    return lines
 
 
 def _quantile_bands(found: Spread) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     return ((found.quantiles[0], found.quantiles[4]), (found.quantiles[1], found.quantiles[3]))
 
 
-def _alone(groups: Sequence[Group]) -> bool:
+def _is_one_run(groups: Sequence[Group]) -> bool:
     return len(groups) == 1 and len(groups[0].runs) == 1
 
 
 def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
-    """Accuracy of single clients: over the rounds where one run is shown, and at the end."""
-    figures, last = [], []
-    for style, name in enumerate(names):
-        found = {index: _last_values(group, name) for index, group in enumerate(groups)}
-        strips = [Strip(groups[index].label, index, values) for index, values in found.items() if values is not None]
+    """Accuracy of single clients: over the rounds for a single run, and at the end."""
+    figures, labels = [], [title(name) for name in names]
+    ends: dict[str, np.ndarray] = {}
+    for name in names:
+        strips = {group.label: values for group in groups if len(values := last_of_clients(group, name))}
         if not strips:
             continue
-        run = groups[0].runs[0]
-        if _alone(groups) and (over_rounds := spread(run, name)) is not None:
-            over = cost(run).over(over_rounds.rounds)
-            line = Line(title(name), style, over, over_rounds.quantiles[2], _quantile_bands(over_rounds))
-            caption = (
-                "The line is the median client; half of all clients lie in the dark band, 8 of 10 in the light one."
-            )
-            figures.append(Figure(title(name), caption, lines_chart([line], "Accuracy, %", percent=True)))
+        if _is_one_run(groups) and (found := spread(groups[0].runs[0], name)) is not None:
+            axes = cost(groups[0].runs[0]).at(found.rounds).axes
+            line = Line(title(name), axes, found.quantiles[2], _quantile_bands(found))
+            chart = lines_chart([line], "Accuracy, %", labels, percent=True)
+            figures.append(Figure(title(name), f"The line is the median client; {_QUANTILES}", chart))
         if len(groups) == 1:
-            last.append(Strip(title(name), style, strips[0].values))
+            ends[title(name)] = next(iter(strips.values()))
         else:
-            figures.append(_last_figure(f"At the end: {title(name)}", strips))
-    return figures + ([_last_figure("At the end", last)] if last else [])
+            figures.append(_ends_figure(f"At the end: {title(name)}", strips, [group.label for group in groups]))
+    return [*figures, _ends_figure("At the end", ends, labels)] if ends else figures
 
 
-def _last_figure(heading: str, strips: Sequence[Strip]) -> Figure:
-    caption = "Each dot is a client at the last evaluation; the box holds the middle half, the bar is the median."
-    return Figure(heading, caption, strips_chart(strips, "Accuracy of a client", percent=True), wide=len(strips) > _FEW)
+def _ends_figure(heading: str, strips: dict[str, np.ndarray], labels: Sequence[str]) -> Figure:
+    caption = "Each dot is a client at the last evaluation; the box holds the middle half, its bar is the median."
+    chart = strips_chart(strips, "Accuracy of a client", labels, percent=True)
+    return Figure(heading, caption, chart, wide=len(strips) > _FEW)
 
 
-def _last_values(group: Group, name: str) -> np.ndarray | None:
-    found = [spread(run, name) for run in group.runs]
-    present = [one.last for one in found if one is not None]
-    return np.concatenate(present) if present else None
+def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
+    """A chart per accuracy: the last mean over the clients of each retention ratio (Dis-PFL, Figure 4)."""
+    figures = []
+    for name in names:
+        lines = []
+        for group in groups:
+            found = {
+                float(match[2]): last.mean[-1]
+                for other in metric_names(group.runs[0])
+                if (match := _AT_RETENTION.fullmatch(other)) and match[1] == name and (last := curve(group, other))
+            }
+            if found:
+                ratios = sorted(found)
+                over = {"Retention ratio": np.array(ratios)}
+                lines.append(Line(group.label, over, np.array([found[ratio] for ratio in ratios])))
+        if lines:
+            caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
+            chart = lines_chart(lines, "Accuracy, %", [group.label for group in groups], percent=True)
+            figures.append(Figure(f"By retention ratio: {title(name)}", caption, chart))
+    return figures
+
+
+def _masks(groups: Sequence[Group]) -> Section:
+    """The distances of the masks of pairs of clients (Dis-PFL, Figure 5); no figure if they were not recorded."""
+    strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
+    found = {group.label: [one for run in group.runs if (one := series(run, CORRELATION))] for group in groups}
+    numbers = [f"{label}: {np.mean([one.final for one in some]):.2f}" for label, some in found.items() if some]
+    intro = "A distance is the share of entries that one client keeps and the other does not."
+    if numbers:
+        intro += f" Its correlation with the likeness of labels, over pairs of clients: {'; '.join(numbers)}."
+    if not strips:
+        return Section("Masks", intro, [])
+    labels = [group.label for group in groups]
+    chart = strips_chart(strips, "Distance of two clients' masks", labels, percent=True)
+    return Section("Masks", intro, [Figure("", "Each dot is a pair of clients after the last round.", chart)])
+
+
+def _communication(groups: Sequence[Group]) -> list[Figure]:
+    """Megabytes per round; left out if nothing was ever sent."""
+    up, down = (_round_lines(groups, column, MEGABYTE_BITS) for column in ("uplink_bits", "downlink_bits"))
+    if not any(line.y.any() for line in [*up, *down]):
+        return []
+    unit = "MB per round"
+    if len(groups) == 1:
+        labels = ["Up (clients to server or peers)", "Down"]
+        lines = [line._replace(label=label) for line, label in zip([*up, *down], labels, strict=True)]
+        caption = "All that the clients together sent and received in each round."
+        return [Figure("Up and down", caption, lines_chart(lines, unit, labels, from_zero=True))]
+    labels = [group.label for group in groups]
+    return [
+        Figure(heading, f"All that the clients together {verb} in each round.", chart)
+        for heading, verb, lines in (("Up", "sent", up), ("Down", "received", down))
+        for chart in [lines_chart(lines, unit, labels, from_zero=True)]
+    ]
+
+
+def _round_lines(groups: Sequence[Group], column: str, unit: float = 1.0) -> list[Line]:
+    """Means over seeds of a column of the rounds table, over the rounds that all seeds of a group have."""
+    lines = []
+    for group in groups:
+        count = min(len(run.rounds) for run in group.runs)
+        values = np.mean([run.rounds[column].to_numpy()[:count] for run in group.runs], axis=0) / unit
+        rounds = group.runs[0].rounds["round"].to_numpy()[:count]
+        lines.append(Line(group.label, cost(group.runs[0]).at(rounds).axes, values))
+    return lines
+
+
+def _participation(groups: Sequence[Group]) -> list[Figure]:
+    """The share of the chosen clients that delivered; none if all did."""
+    chosen, delivered = _round_lines(groups, "selected"), _round_lines(groups, "delivered")
+    pairs = list(zip(chosen, delivered, strict=True))
+    if all(np.array_equal(one.y, some.y) for one, some in pairs):
+        return []
+    lines = [one._replace(y=np.divide(some.y, one.y, out=np.ones_like(one.y), where=one.y > 0)) for one, some in pairs]
+    chart = lines_chart(lines, "Share that delivered, %", [group.label for group in groups], percent=True)
+    return [Figure("Delivered", "The share of the clients chosen for a round whose update arrived.", chart)]
 
 
 def _measured(groups: Sequence[Group], name: str) -> list[Figure]:
-    """Any other metric over the rounds: one run with the spread over its clients, several with that over seeds."""
-    lines = _lines(_curves(groups, name))
+    """Any other metric over the rounds, with the spread over clients for one run and over seeds for several."""
+    lines = _lines(groups, name)
     if not lines:
         return []
-    if _alone(groups) and (over_clients := spread(groups[0].runs[0], name)) is not None:
-        lines = [Line(lines[0].label, 0, lines[0].over, lines[0].y, _quantile_bands(over_clients))]
-    chart = lines_chart(lines, words(name).unit or title(name))
-    return [Figure(title(name), meaning(name), chart, legend=len(groups) > 1)]
+    if _is_one_run(groups) and (found := spread(groups[0].runs[0], name)) is not None:
+        lines = [lines[0]._replace(bands=_quantile_bands(found))]
+    chart = lines_chart(lines, metric(name).unit or title(name), [group.label for group in groups])
+    return [Figure(title(name), metric(name).meaning, chart)]

@@ -1,4 +1,4 @@
-"""A run among peers on a page: its graph, the graph's statistics, and the traffic of the busiest peer."""
+"""Figures of a run among peers: its graph, with statistics, and the traffic of the busiest peer."""
 
 from collections.abc import Sequence
 
@@ -8,73 +8,65 @@ from rayfl.choices import plugins
 from rayfl.choices.kinds import make
 from rayfl.errors import RayflError
 from rayfl.experiment.input_files import located
-from rayfl.report.charts import MOST_LINKS, Line, graph_chart, lines_chart
-from rayfl.report.panels import Figure, Section
+from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, thinned, told
 from rayfl.report.series import MEGABYTE_BITS, Group, cost
 from rayfl.run_directory.record import Run
 from rayfl.topology.graphs import Grid, Topology
 from rayfl.topology.statistics import facts
 
+_MOST_LINKS = 3000
+"""The most links that are drawn."""
+
 
 def graph_section(groups: Sequence[Group]) -> Section:
-    """The graph of a single run among peers; without figures for anything else."""
+    """The graph of a single run among peers; without figures for other runs."""
     run = groups[0].runs[0]
-    empty = Section("Graph", "", [])
     if len(groups) > 1 or not run.experiment.get("topology"):
-        return empty
+        return Section("Graph", "", [])
     try:
-        return Section("Graph", _sentence(run), [_drawn(run), *_busiest(run)])
+        topology = _topology(run)
+        numbers = run.experiment["clients"]["count"], int(run.experiment["seed"])  # type: ignore[index, call-overload]
+        sentence = facts(topology, *numbers, int(run.experiment["rounds"])).sentence  # type: ignore[call-overload]
+        intro = f"{sentence} Mixing weights: {topology.weights}."
+        return Section("Graph", intro, [_drawn(topology, *numbers), *_busiest(run)])
     except ValueError:
-        # A graph from a file that is no longer there, or of a class that only its own run may load.
+        # The graph's file is gone, or only its own run may load its class.
         return Section("Graph", "", _busiest(run))
 
 
 def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Rounds, and for each the megabytes that the busiest peer sends, that it receives, and that a peer receives on
     average; peers that are away count in the mean."""
-    rounds = run.rounds["round"].to_numpy()
-    places = np.searchsorted(rounds, run.clients["round"].to_numpy())
-    whole = places < len(rounds)
-    up, down = (run.clients[name].to_numpy() / MEGABYTE_BITS for name in ("uplink_bits", "downlink_bits"))
-    most_up, most_down, total = (np.zeros(len(rounds)) for _ in range(3))
-    np.maximum.at(most_up, places[whole], up[whole])
-    np.maximum.at(most_down, places[whole], down[whole])
-    np.add.at(total, places[whole], down[whole])
-    count = np.bincount(places[whole], minlength=len(rounds))
-    return rounds, most_up, most_down, total / np.maximum(count, 1)
+    wanted = [("uplink_bits", "max"), ("downlink_bits", "max"), ("downlink_bits", "mean")]
+    by_round = run.clients.group_by("round").aggregate(wanted).sort_by("round")
+    rounds = by_round["round"].to_numpy()
+    recorded = np.isin(rounds, run.rounds["round"].to_numpy())
+    sent, received, mean = (by_round[f"{name}_{kind}"].to_numpy()[recorded] / MEGABYTE_BITS for name, kind in wanted)
+    return rounds[recorded], sent, received, mean
 
 
-def _topology(run: Run) -> tuple[Topology, int, int, int]:
-    """The topology, the number of peers, the seed and the number of rounds."""
-    given = located(run.experiment, run.directory)
-    if plugins.would_run_code(given["topology"]["name"]):  # type: ignore[index]
+def _topology(run: Run) -> Topology:
+    """The run's topology; RayflError if that would run code of the run directory."""
+    given = located(run.experiment, run.directory)["topology"]
+    if plugins.would_run_code(given["name"]):  # type: ignore[index]
         raise RayflError("a page runs no code of a run directory")
-    topology: Topology = make(Topology, given["topology"])  # type: ignore[arg-type]
-    clients: dict[str, int] = given["clients"]  # type: ignore[assignment]
-    return topology, clients["count"], int(given["seed"]), int(given["rounds"])  # type: ignore[call-overload]
+    return make(Topology, given)  # type: ignore[arg-type]
 
 
-def _sentence(run: Run) -> str:
-    topology, num_peers, seed, rounds = _topology(run)
-    return f"{facts(topology, num_peers, seed, rounds).sentence} Mixing weights: {topology.weights}."
-
-
-def _drawn(run: Run) -> Figure:
-    """Peers as dots, links as lines; of a graph that varies that of round 0."""
-    topology, num_peers, seed, _ = _topology(run)
+def _drawn(topology: Topology, num_peers: int, seed: int) -> Figure:
+    """Peers as dots, links as lines; of a graph that varies, that of round 0."""
     graph = topology.receives(num_peers, seed, 0)
     links = np.argwhere(np.triu(graph | graph.T))
-    directed = not np.array_equal(graph, graph.T)
     caption = "Who exchanges with whom when everybody is present."
-    caption += " Links go one way." if directed else ""
-    caption += " Every round has another graph; this is that of round 0." if topology.varying else ""
-    if len(links) > MOST_LINKS:
-        caption += f" Of its {len(links):,} links {MOST_LINKS:,} are drawn."
+    caption += " Links go one way." * (not np.array_equal(graph, graph.T))
+    caption += " Every round has another graph; this is that of round 0." * topology.varying
+    if len(links) > _MOST_LINKS:
+        caption += f" Of its {len(links):,} links {_MOST_LINKS:,} are drawn."
     return Figure("Peers and links", caption, graph_chart(_places(topology, num_peers), links))
 
 
 def _places(topology: Topology, num_peers: int) -> np.ndarray:
-    """Where the peers are drawn [n, 2]: a grid's row by row, others on a circle."""
+    """The places of the peers [n, 2]: those of a grid row by row, others on a circle."""
     if isinstance(topology, Grid):
         row, column = np.divmod(np.arange(num_peers), num_peers // topology.num_rows(num_peers))
         return np.stack([column, -row], axis=1).astype(np.float64)
@@ -83,18 +75,43 @@ def _places(topology: Topology, num_peers: int) -> np.ndarray:
 
 
 def _busiest(run: Run) -> list[Figure]:
-    """The busiest peer's traffic over the rounds, where anything is sent."""
-    rounds, most_up, most_down, mean = busiest(run)
-    if not most_down.any():
+    """The busiest peer's traffic over the rounds, if anything was sent."""
+    rounds, *traffic = busiest(run)
+    if not traffic[1].any():
         return []
-    over = cost(run).over(rounds)
-    lines = [
-        Line("Busiest peer, sent", 0, over, most_up),
-        Line("Busiest peer, received", 1, over, most_down),
-        Line("Mean over peers, received", 2, over, mean),
-    ]
+    axes = cost(run).at(rounds).axes
+    labels = ["Busiest peer, sent", "Busiest peer, received", "Mean over peers, received"]
+    lines = [Line(label, axes, amounts) for label, amounts in zip(labels, traffic, strict=True)]
     caption = (
-        "What the peer with the most to send sends in a round, over all its links together, and what the one with the "
-        "most to receive receives: as really encoded. 1 MB is a million bytes."
+        "The megabytes that the peer with the most to send sends in a round over all its links, those that the peer "
+        "with the most to receive receives, and the mean over peers, as encoded. 1 MB is a million bytes."
     )
-    return [Figure("The busiest peer", caption, lines_chart(lines, "MB a round", from_zero=True), legend=True)]
+    chart = lines_chart(lines, "MB per round", labels, from_zero=True)
+    return [Figure("The busiest peer", caption, chart)]
+
+
+def graph_chart(places: np.ndarray, links: np.ndarray) -> Spec:
+    """Nodes at `places` [n, 2] and lines between the pairs in `links` [num_links, 2]; at most 3,000 lines."""
+    links = thinned(links, _MOST_LINKS)
+    (x, y), (x2, y2) = places[links[:, 0]].T, places[links[:, 1]].T
+    nodes = {"x": places[:, 0], "y": places[:, 1], "peer": np.arange(len(places))}
+    axis = {"type": "quantitative", "axis": None, "scale": {"zero": False, "nice": False, "padding": 18}}
+    return {
+        "width": 330,
+        "height": 330,
+        "encoding": {"x": {"field": "x", **axis}, "y": {"field": "y", **axis}},
+        "layer": [
+            {
+                **data([{"x": x, "y": y, "x2": x2, "y2": y2}], len(links)),
+                "transform": [{"flatten": ["x", "y", "x2", "y2"]}],
+                "mark": {"type": "rule", "opacity": float(np.clip(60 / max(len(links), 1), 0.06, 0.7))},
+                "encoding": {"x2": {"field": "x2"}, "y2": {"field": "y2"}},
+            },
+            {
+                **data([nodes], 0),
+                "transform": [{"flatten": ["x", "y", "peer"]}],
+                "mark": {"type": "circle", "size": max(12, 260 - 4 * len(places)), "opacity": 1},
+                "encoding": {"tooltip": [told("peer", "Peer")]},
+            },
+        ],
+    }

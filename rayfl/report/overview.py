@@ -1,4 +1,4 @@
-"""What became of the runs in a folder, read without changing anything there."""
+"""The state of each run in a folder; nothing there is changed."""
 
 import math
 import time
@@ -17,13 +17,13 @@ from rayfl.run_directory.tables import SCHEMAS, table_path
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
 _DEPTH = 3
-"""Folders inside each other in which runs are looked for: runs/SWEEP/RUN."""
+"""The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """A run in a line. `planned`: its rounds in all; `accuracy`: the name and last value of the one that decides;
-    `age_s`: seconds since it last recorded anything, infinite where nobody knows."""
+    """A run in a line. `planned`: the rounds of the whole run; `accuracy`: the name and last value of the accuracy that
+    decides; `age_s`: seconds since the run last recorded anything, infinite if that is unknown."""
 
     directory: Path
     state: State
@@ -48,7 +48,7 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def overview(directory: Path) -> Overview:
-    """The run in `directory` in a line; a run that cannot be read is damaged."""
+    """The overview of the run in `directory`; a run that cannot be read is damaged."""
     changed = _last_change(directory)
     age = max(0.0, time.time() - changed) if changed else math.inf
     try:
@@ -64,19 +64,21 @@ def overview(directory: Path) -> Overview:
 
 
 def state_of(run: Run) -> State:
-    """Whether a run is over, goes on in a process of this machine, or was cut."""
+    """Whether a run is finished, is running in a process of this machine, or was stopped."""
     if is_locked(run.directory):
         return "running"
     return "finished" if run.finished else "stopped"
 
 
 def _last_change(directory: Path) -> float:
-    """When the records of a run, or else its description, last changed; seconds since 1970."""
+    """When the records or the description of a run last changed, in seconds since 1970; 0 if there are none."""
     tables = [table_path(directory, name, suffix) for name in SCHEMAS for suffix in ("arrows", "parquet")]
-    times = []
-    for path in (directory / "experiment.json", *tables):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=0.0)
+    return max((_changed(path) for path in (directory / "experiment.json", *tables)), default=0.0)
+
+
+def _changed(path: Path) -> float:
+    """When a file last changed; 0 if it is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

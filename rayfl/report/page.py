@@ -19,19 +19,13 @@ from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
 from rayfl.report.bundle import javascript
-from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, key
+from rayfl.report.charts import MOST_POINTS, with_fewer_points
 from rayfl.report.client_status import fates
+from rayfl.report.colors import DARK, LIGHT, config, key
 from rayfl.report.figures import sections
-from rayfl.report.packed_charts import packed
-from rayfl.report.ranking import described, differences, ranking
+from rayfl.report.ranking import all_settings, differences, ranking
 from rayfl.report.scores import accuracy_names, best_first, measured
-from rayfl.report.series import (
-    Group,
-    groups,
-    run_label,
-    run_name,
-    series,
-)
+from rayfl.report.series import Group, groups, run_label, run_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import choose, tuning
@@ -42,27 +36,24 @@ from rayfl.run_directory.record import Run, read_run
 
 _FEWEST_POINTS = 12
 _MOST_ORIGINS = 100
-_AGAINST = {"round": "rounds", "up": "bytes up", "both": "bytes up and down", "time": "simulated time"}
-"""The switch of the x axis, by the keys of `rayfl.report.charts.AXES`."""
 _MOST_BYTES = 2_000_000
-"""Of a page. Its JavaScript takes 0.93 MB of them."""
+"""The largest page. Vega-Lite takes 0.93 MB of it."""
 
 
 def load_early() -> None:
-    """Load what a page takes longest to load, so that drawing one later does not wait for it."""
-    import altair  # noqa: F401
-
+    """Load the charts' library, which takes the longest, so that drawing a page later does not wait for it."""
     javascript()
 
 
 def report(
     directories: Sequence[Path], output: Path, options: ReportOptions | None = None, overwrite: bool = False
 ) -> Path:
-    """Write the page about one run or several to `output`; by default as all `[report]` tables agree.
+    """Write the page about one run or several to `output`, by default with the options on which all `[report]` tables
+    agree.
 
-    RayflError if a directory is no run, or none is given, or where `output` is another file than a report and
-    `overwrite` is not given. A setting or an accuracy in `options` that no run has is
-    left out, and the page says so, since its runs may have failed; `comparison.require` refuses it.
+    RayflError if a directory is no run, if none is given, or if `output` is a file other than a report and `overwrite`
+    is false. The page says so if no run has a setting or an accuracy in `options`, because the runs that have it may
+    have failed; `comparison.require` refuses such options.
     """
     if not directories:
         raise RayflError("a report needs at least one run directory: name one")
@@ -75,7 +66,7 @@ def report(
 
 
 def _rendered(shown: Mapping[str, Any]) -> str:
-    """The page; where it would be too large, lines have fewer points than usual."""
+    """The page; if it is larger than 2 MB, its lines have fewer points than usual."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -92,40 +83,18 @@ def _rendered(shown: Mapping[str, Any]) -> str:
     library = Markup(javascript()) if drawn else ""
     most = MOST_POINTS
     while True:
-        found = packed(drawn, most)
-        spent = [x for x in found["xs"] if "round" in x]
-        axes = [(name, title) for name, title in _AGAINST.items() if any(number for x in spent for number in x[name])]
-        longest = max((len(line.y) for chart in drawn.values() for line in chart.lines), default=0)
+        found = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": with_fewer_points(drawn, most)}
         html = template.render(
             shown,
             light=LIGHT,
             dark=DARK,
             javascript=library,
             charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
-            axes=axes if spent else [],
-            contents=_contents(shown),
-            thinning=f"Of longer lines {most} points are drawn, evenly spaced." if longest > most else "",
+            thinning="" if found["charts"] == drawn else f"Of longer lines {most} points are drawn, evenly spaced.",
         )
         if len(html.encode()) <= _MOST_BYTES or most <= _FEWEST_POINTS:
             return html
         most //= 2
-
-
-def _contents(shown: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The anchors and headings of what the page has."""
-    target, tuned = shown["targets"], shown["tuning"]
-    found = [
-        ("target", f"What it took to reach {target['target']}" if target else ""),
-        ("tuning", f"Best over {', '.join(tuned['settings'])}" if tuned else ""),
-        ("runs", "Runs, best first" if shown["ranking"] else ""),
-        *((f"ablation{n}", f"With and without {one['setting']}") for n, one in enumerate(shown["ablations"], 1)),
-        *((f"section{n}", section.title) for n, section in enumerate(shown["sections"], 1)),
-        ("fates", "Who took part" if shown["fates"] else ""),
-        ("differences", "How the runs differ" if shown["differences"] else ""),
-        ("origins", "Where it comes from" if shown["origins"] else ""),
-        ("settings", "What the runs share" if shown["differences"] else "What was run"),
-    ]
-    return [(anchor, heading) for anchor, heading in found if heading]
 
 
 def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
@@ -178,12 +147,12 @@ def _lede(found: Sequence[Group]) -> str:
     method, data = (f" {word} {name}" if name else "" for word, name in zip(("with", "on"), parts, strict=True))
     return (
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}. "
-        "Their data stayed with them; what travelled are the messages counted here."
+        "Their data stayed with them; only the messages counted here travelled."
     )
 
 
 def _title(group: Group) -> str:
-    """ "name: label" of a run that has a label, the group's label else."""
+    """ "name: label" if the run has a label, else the group's label."""
     run = group.runs[0]
     return f"{run_name(run)}: {group.label}" if run.experiment.get("label") else group.label
 
@@ -195,35 +164,29 @@ def _name(run: Run, table: str) -> str:
 
 
 def _cards(run: Run) -> list[tuple[str, str, str]]:
-    """Headline numbers: what, value, and a remark."""
+    """Headline numbers: title, value and remark."""
     numbers = summary(run)
-    cards = []
-    for name in accuracy_names(groups([run])):
-        found = series(run, name)
-        assert found is not None, f"{name} is listed but has no values"
-        best, at = found.best
-        cards.append(
-            (wording.title(name), wording.percent(found.final), f"final; best {wording.percent(best)} in round {at}")
-        )
     up, down = numbers["uplink_kilobytes_per_client_round"], numbers["downlink_kilobytes_per_client_round"]
-    cards.append(
-        ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client and round")
-    )
-    cards.append(
-        ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client and round")
-    )
-    if numbers["simulated_s"]:
-        cards.append(
-            ("Simulated time", wording.seconds(numbers["simulated_s"]), "on the modelled clients and networks")
+    rounds, best = numbers["rounds"], numbers["best"]
+    cards = [
+        (
+            wording.title(name),
+            wording.percent(numbers["final"][name]),
+            f"final; best {wording.percent(best[name]['value'])} in round {best[name]['round']}",
         )
-    cards.append(
-        ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {numbers['rounds']} rounds on this machine")
-    )
+        for name in accuracy_names(groups([run]))
+    ]
+    cards += [
+        ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client per round"),
+        ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client per round"),
+        ("Simulated time", wording.seconds(numbers["simulated_s"]), "on the modelled clients and networks"),
+        ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {rounds} rounds on this machine"),
+    ]
     return cards
 
 
 def _origins(found: Sequence[Group]) -> dict[str, object] | None:
-    """A row a run, at most 100 of them; None where no run says where it comes from."""
+    """A row per run, for at most 100 runs; None if no run has recorded its origin."""
     runs = [(style, run) for style, group in enumerate(found) for run in group.runs][:_MOST_ORIGINS]
     rows = [
         (key(_which(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
@@ -234,8 +197,8 @@ def _origins(found: Sequence[Group]) -> dict[str, object] | None:
 
 
 def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings that all runs share, a row a table of the experiment: [(table, [(key, value), ...]), ...]."""
-    flat = [described(run) for run in runs]
+    """The settings that all runs share, a row per table of the experiment: [(table, [(key, value), ...]), ...]."""
+    flat = [all_settings(run) for run in runs]
     shared = {key: value for key, value in flat[0].items() if all(key in one and one[key] == value for one in flat)}
     rows: dict[str, list[tuple[str, str]]] = {}
     for dotted, value in shared.items():

@@ -1,4 +1,4 @@
-"""A partition as counts, as a picture and as a table, for `rayfl data`."""
+"""A partition as a table and as a picture, for `rayfl data`."""
 
 import io
 
@@ -12,15 +12,12 @@ from rayfl.errors import RayflError
 from rayfl.run_directory.output_files import WRITTEN_BY
 
 SPLITS = ("train", "validation", "heldout", "test")
-COLOURS = {"train": "#2b6c8f", "validation": "#e0a030", "heldout": "#b5533c"}
-MOST_BUBBLES = 1200
-"""The most cells (clients x classes) drawn as bubbles; beyond, a heat map is easier to read."""
 
 
 def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
     """Train samples of each class that each client holds, int64 [num_clients, num_classes].
 
-    ValueError if the labels are no classes (regression).
+    RayflError if the labels are no classes (regression).
     """
     if not np.issubdtype(dataset.train.labels.dtype, np.integer):
         raise RayflError(
@@ -40,7 +37,7 @@ def distances(counts: np.ndarray) -> np.ndarray:
 
 
 def table(dataset: Dataset, partition: Partition, max_rows: int = 100) -> Table:
-    """A rich table with a row a client: sizes of the splits in use, label counts, distance to the pooled labels.
+    """A rich table with a row per client: sizes of the splits in use, label counts, distance to the pooled labels.
 
     Beyond `max_rows` clients the first ones are shown, and the caption says how many are left out.
     """
@@ -70,83 +67,37 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100) -> Table:
 
 
 def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -> bytes:
-    """Draw the partition: above, the samples of each client; below, those of each class.
+    """Draw the train samples of each client and class as a heat map.
 
-    Bubbles (area proportional to the count) for few clients and classes, a heat map for many. `image_format` is "png"
-    or "svg"; the same partition gives the same bytes.
+    `image_format` is "png" or "svg"; the same partition gives the same bytes.
     """
     # Importing matplotlib takes half a second, and only this function needs it.
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     if image_format not in ("png", "svg"):
         raise RayflError(f"image_format={image_format!r} is not known: give 'png' or 'svg'")
     counts = holdings(dataset, partition)
     num_clients, num_classes = counts.shape
     width = float(np.clip(3.0 + 0.16 * num_clients, 7.0, 20.0))
-    height = float(np.clip(3.0 + 0.28 * num_classes, 4.5, 14.0))
+    height = float(np.clip(2.5 + 0.28 * num_classes, 4.0, 14.0))
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1.4, height - 2.0]})
-    _draw_sizes(above, partition)
-    _draw_counts(below, counts)
-    above.set_title(f"{dataset.name}: {num_clients} clients, mean distance {distances(counts).mean():.2f}", loc="left")
+    axes = figure.subplots()
+    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
+    figure.colorbar(image, label="samples", orientation="horizontal", fraction=0.06, aspect=60)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=25, integer=True))
+    axes.set(xlabel="client", ylabel="class")
+    axes.set_title(f"{dataset.name}: {num_clients} clients, mean distance {distances(counts).mean():.2f}", loc="left")
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "rayfl"}):
-        # By these rayfl knows its own pictures: run_directory/output_files.py.
+        # rayfl recognizes its own pictures by this mark: run_directory/output_files.py.
         mark = {"Software": WRITTEN_BY} if image_format == "png" else {"Date": None, "Creator": WRITTEN_BY}
         figure.savefig(buffer, format=image_format, metadata=mark)
     return buffer.getvalue()
-
-
-# Any for the axes: matplotlib is imported only where it draws.
-def _draw_sizes(axes, partition: Partition) -> None:  # noqa: ANN001
-    """Stacked bars: train, validation and heldout samples of each client."""
-    floor = np.zeros(len(partition.train))
-    clients = np.arange(len(partition.train))
-    for split, colour in COLOURS.items():
-        sizes = partition.split(split).sizes
-        if sizes.any():
-            if len(clients) <= 300:
-                axes.bar(clients, sizes, bottom=floor, color=colour, width=0.85, label=split)
-            else:
-                # Bars thinner than a pixel are slow and pale: one shape without gaps instead.
-                edges = np.arange(len(clients) + 1) - 0.5
-                axes.stairs(floor + sizes, edges, baseline=floor.copy(), fill=True, color=colour, label=split)
-            floor += sizes
-    if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(fontsize="small", ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylabel("samples")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelbottom=False)
-
-
-def _draw_counts(axes, counts: np.ndarray) -> None:  # noqa: ANN001
-    """Train samples by client and class."""
-    num_clients, num_classes = counts.shape
-    if counts.size <= MOST_BUBBLES:
-        client, label = np.nonzero(counts)
-        axes.scatter(client, label, s=_areas(axes, counts)[client, label], color=COLOURS["train"], linewidths=0)
-        axes.grid(color="0.93")
-        axes.set_axisbelow(True)
-        axes.set_ylim(num_classes - 0.4, -0.6)
-    else:
-        image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
-        axes.figure.colorbar(image, ax=axes, label="samples", orientation="horizontal", fraction=0.06, aspect=60)
-    axes.set_xlim(-0.6, num_clients - 0.4)
-    axes.xaxis.get_major_locator().set_params(integer=True, nbins=25)
-    axes.yaxis.get_major_locator().set_params(integer=True, nbins=25)
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
-
-
-def _areas(axes, counts: np.ndarray) -> np.ndarray:  # noqa: ANN001
-    """Bubble areas in square points, the largest as wide as a cell."""
-    width, height = axes.figure.get_size_inches()
-    cell = 72 * min((width - 1.2) / counts.shape[0], (height - 2.8) / counts.shape[1])
-    return counts / counts.max() * (0.95 * min(cell, 30.0)) ** 2
 
 
 def _label_text(counts: np.ndarray) -> str:

@@ -1,7 +1,7 @@
-"""One number a run, and its mean and deviation over the seeds of a group."""
+"""One number per run, and its mean and deviation over the seeds of a group."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,14 +10,14 @@ from rayfl.report.series import Group, curve, is_accuracy, is_personal, metric_n
 from rayfl.run_directory.record import Run
 
 _PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy")
-"""What a model can do after the exchange comes before what it can do right after local training."""
+"""Accuracies after the exchange come before those after local training."""
 _OWN = "own/accuracy"
-"""What judges the models that a personal method is for; the pooled test set judges the server's alone."""
+"""Judges personal models; the pooled test set judges the server's model only."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean and sample standard deviation (0 for one value) of `count` values; NaN of none."""
+    """Mean and sample standard deviation (0 for one value) of `count` values; NaN if there are none."""
 
     mean: float
     deviation: float
@@ -47,7 +47,7 @@ def percent(score: Score, counted: bool = True) -> str:
 
 
 def last_mean(run: Run, name: str, last: int) -> float:
-    """The mean of the run's last `last` evaluations of `name`, of all where it has fewer; NaN without any."""
+    """The mean of the run's last `last` evaluations of `name`, or of all if it has fewer; NaN without any."""
     found = series(run, name)
     return float(found.values[-last:].mean()) if found is not None else np.nan
 
@@ -57,14 +57,9 @@ def smoothed(group: Group, name: str, last: int) -> Score:
     return over(last_mean(run, name, last) for run in group.runs)
 
 
-def final(group: Group, name: str) -> Score:
-    """The last evaluation over the group's seeds."""
-    return smoothed(group, name, 1)
-
-
 def best_first(groups: Sequence[Group], name: str, last: int) -> list[Group]:
-    """The groups by their smoothed final `name`, the largest first; those that are equal by their labels."""
-    # Rounded, because a mean over seeds depends in its last bits on their order.
+    """The groups by their smoothed final `name`, the largest first; equal groups are sorted by their labels."""
+    # Rounded, because the last bits of a mean over seeds depend on their order.
     return sorted(groups, key=lambda group: (-round(rank_value(smoothed(group, name, last)), 9), group.label))
 
 
@@ -76,8 +71,8 @@ def rank_value(score: Score) -> float:
 def accuracy_names(groups: Sequence[Group], metric: str | None = None) -> list[str]:
     """All accuracies; the first one ranks the runs.
 
-    It is `metric` if that was recorded, else own/accuracy where a run is of a personal method and more than half of the
-    groups have it. The others follow, those of the most groups first, then pooled before own.
+    It is `metric` if that was recorded, else own/accuracy if the method of a run is personal and more than half of the
+    groups have it. The others are sorted by the number of groups that have them, and then pooled before own.
     """
     counts: dict[str, int] = {}
     for group in groups:
@@ -91,5 +86,5 @@ def accuracy_names(groups: Sequence[Group], metric: str | None = None) -> list[s
 
 
 def measured(group: Group) -> Group:
-    """The group without seeds that have not come to their first evaluation, unless none of them has."""
-    return replace(group, runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)
+    """The group without the seeds that were not yet evaluated, unless no seed was."""
+    return group._replace(runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)

@@ -1,8 +1,11 @@
 """The numbers behind a report: a run's records as one value a round, and the seeds of an experiment as one group."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -10,45 +13,17 @@ from rayfl.choices import plugins
 from rayfl.experiment.identity import determining_settings
 from rayfl.run_directory.record import Run
 
+if TYPE_CHECKING:
+    from rayfl.methods.base import Method
+
 MEGABYTE_BITS = 8e6
 """1 MB = 1e6 bytes."""
-PERSONAL = frozenset(
-    [
-        "avr_weipru",
-        "dfedu",
-        "dispfl",
-        "ditto",
-        "dpsgd",
-        "dpsgd_ft",
-        "dsgdprox",
-        "easgd",
-        "fedavg_ft",
-        "fedfomo",
-        "fedpse",
-        "fedu",
-        "ind_mask",
-        "ind_weipru",
-        "l2gd",
-        "local",
-        "lottery_dsgd",
-        "lotteryfl",
-        "mcepl",
-        "mixture_admm",
-        "par_weipru",
-        "perfedavg",
-        "pfedmac",
-        "pfedme",
-        "subfedavg",
-    ]
-)
-"""Our methods whose clients are judged by models of their own, as runs are read without loading the methods."""
 _FEW = 3
-"""The most settings for which a legend has room."""
+"""The most settings that a label names."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """One value a recorded round: `rounds` [num_rounds] increasing, `values` [num_rounds]."""
+class Series(NamedTuple):
+    """One value per recorded round: `rounds` [num_rounds] increasing, `values` [num_rounds]."""
 
     rounds: np.ndarray
     values: np.ndarray
@@ -60,41 +35,39 @@ class Series:
 
     @property
     def best(self) -> tuple[float, int]:
-        """The largest value and the first round that has it; the last one where all are NaN."""
+        """The largest value and the first round that has it; the last round if all values are NaN."""
         index = -1 if np.isnan(self.values).all() else int(np.nanargmax(self.values))
         return float(self.values[index]), int(self.rounds[index])
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The spread of a value over clients: quantiles 0.1, 0.25, 0.5, 0.75, 0.9 [5, num_rounds], and its last."""
+class Spread(NamedTuple):
+    """The spread of a value over clients: quantiles 0.1, 0.25, 0.5, 0.75, 0.9 [5, num_rounds], and the last values."""
 
     rounds: np.ndarray
     quantiles: np.ndarray
     last: np.ndarray
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cumulative costs at the end of each round: `megabytes` both ways, those up, and `simulated_s`."""
+class Cost(NamedTuple):
+    """What a run had cost by the end of each of `rounds`: megabytes up, megabytes both ways, simulated seconds."""
 
     rounds: np.ndarray
-    megabytes: np.ndarray
     uplink_megabytes: np.ndarray
+    megabytes: np.ndarray
     simulated_s: np.ndarray
 
-    def at(self, rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Megabytes, megabytes up and simulated seconds up to and including each of `rounds`."""
+    def at(self, rounds: np.ndarray) -> Cost:
+        """The costs up to and including each of `rounds`."""
         done = np.searchsorted(self.rounds, rounds, side="right")
-        up, both, seconds = (
-            np.append(0.0, spent)[done] for spent in (self.uplink_megabytes, self.megabytes, self.simulated_s)
-        )
-        return both, up, seconds
+        return Cost(rounds, *(np.append(0.0, spent)[done] for spent in self[1:]))
 
-    def over(self, rounds: np.ndarray) -> dict[str, np.ndarray]:
-        """What a value of each of `rounds` can be drawn against, by the keys of `rayfl.report.charts.AXES`."""
-        both, up, seconds = self.at(rounds)
-        return {"round": rounds, "up": up, "both": both, "time": seconds}
+    @property
+    def axes(self) -> dict[str, np.ndarray]:
+        """The rounds and costs by the title of the x axis that shows them."""
+        return dict(zip(_AXES, self, strict=True))
+
+
+_AXES = ("Round", "Sent up so far, MB", "Sent up and down so far, MB", "Simulated time so far, s")
 
 
 def metric_names(run: Run) -> list[str]:
@@ -108,19 +81,19 @@ def is_accuracy(name: str) -> bool:
 
 
 def series(run: Run, name: str) -> Series | None:
-    """The value of each round: as recorded for the round, else the unweighted mean over clients; None without any."""
+    """The value of each round: that of the round itself, else the unweighted mean over clients; None without values."""
     rounds, clients, values = _rows(run, name)
     if not len(rounds):
         return None
     of_round = np.unique(rounds[clients < 0])
-    # A round's own value stands for it, and its clients' values do not count a second time.
+    # If a round has a value of its own, the values of its clients do not count.
     counted = (clients < 0) | ~np.isin(rounds, of_round)
     unique, inverse = np.unique(rounds[counted], return_inverse=True)
     return Series(unique, np.bincount(inverse, weights=values[counted]) / np.bincount(inverse))
 
 
 def spread(run: Run, name: str) -> Spread | None:
-    """The quantiles over clients; None where no client has a value of its own."""
+    """The quantiles over clients; None if no client has a value of its own."""
     rounds, clients, values = _rows(run, name)
     rounds, values = rounds[clients >= 0], values[clients >= 0]
     if not len(rounds):
@@ -128,17 +101,23 @@ def spread(run: Run, name: str) -> Spread | None:
     order = np.argsort(rounds, kind="stable")
     unique, starts = np.unique(rounds[order], return_index=True)
     each = np.split(values[order], starts[1:])
-    # Where a client has diverged there is no quantile between two that are infinite.
+    # If clients have diverged, numpy warns of quantiles between infinite values.
     with np.errstate(invalid="ignore"):
         quantiles = np.stack([np.quantile(of_round, [0.1, 0.25, 0.5, 0.75, 0.9]) for of_round in each], axis=1)
     return Spread(unique, quantiles, each[-1])
 
 
+def last_of_clients(group: Group, name: str) -> np.ndarray:
+    """The clients' values at the last evaluation of each run of the group; empty if no client has one."""
+    found = [spread(run, name) for run in group.runs]
+    return np.concatenate([np.empty(0), *(one.last for one in found if one is not None)])
+
+
 def cost(run: Run) -> Cost:
-    """Cumulative bytes and simulated time of a run."""
+    """The costs of a run by the end of each recorded round."""
     up, down, seconds = (run.rounds[name].to_numpy() for name in ("uplink_bits", "downlink_bits", "simulated_s"))
     both = np.cumsum((up + down) / MEGABYTE_BITS)
-    return Cost(run.rounds["round"].to_numpy(), both, np.cumsum(up / MEGABYTE_BITS), np.cumsum(seconds))
+    return Cost(run.rounds["round"].to_numpy(), np.cumsum(up / MEGABYTE_BITS), both, np.cumsum(seconds))
 
 
 def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -154,10 +133,25 @@ def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def is_personal(run: Run) -> bool:
-    """Whether clients end with models of their own: the run has saved them, or its method, one of ours, makes them."""
+    """Whether clients end with models of their own: the run has saved some, or its method is one of ours that makes
+    or fine-tunes them."""
+    if any((run.directory / "models").glob("personal*.safetensors")):
+        return True
+    # The methods load torch, which most tables do without.
+    from rayfl.methods.base import Method
+
+    found = method_of(run)
+    return found is not None and (found.personalized or found.eval_stages is not Method.eval_stages)
+
+
+def method_of(run: Run) -> type[Method] | None:
+    """The class of the run's method, if it is one of ours; no code of a run directory is imported."""
+    from rayfl.choices.kinds import named
+    from rayfl.methods.base import Method
+
     method = run.experiment.get("method")
     name = method.get("name") if isinstance(method, Mapping) else method
-    return name in PERSONAL or any((run.directory / "models").glob("personal*.safetensors"))
+    return named(Method).get(name) if isinstance(name, str) else None
 
 
 def run_name(run: Run) -> str:
@@ -170,8 +164,7 @@ def run_label(run: Run) -> str:
     return str(run.experiment.get("label") or run_name(run))
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Runs that share everything but the seed."""
 
     label: str
@@ -202,13 +195,13 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         while label in labels:
             label += "'"
         labels.append(label)
-    return [replace(group, label=label) for label, group in zip(labels, found, strict=True)]
+    return [group._replace(label=label) for label, group in zip(labels, found, strict=True)]
 
 
 def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
-    """The settings that tell a group from those of the same name: " (convnet2, per_round=10)".
+    """The settings that tell a group from others of the same name: " (convnet2, per_round=10)".
 
-    Nothing where they differ in no setting that all have, or in many.
+    "" if they differ in no setting that all have, or in more than three.
     """
     own = determining_settings(group.runs[0].experiment)
     shared = [key for key in own if all(key in other for other in namesakes)]
@@ -229,55 +222,24 @@ def _shared_name(names: Sequence[str]) -> str:
     return shared.removesuffix("seed").rstrip("-_ ./=") or names[0]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Mean and sample standard deviation over a group's seeds (0 for one), with what each round had cost on average."""
+class Curve(NamedTuple):
+    """Mean and sample standard deviation over a group's seeds (0 for one seed), with the mean cost by each round."""
 
-    rounds: np.ndarray
+    cost: Cost
     mean: np.ndarray
     deviation: np.ndarray
-    megabytes: np.ndarray
-    uplink_megabytes: np.ndarray
-    simulated_s: np.ndarray
-
-    @property
-    def over(self) -> dict[str, np.ndarray]:
-        """What the curve can be drawn against, by the keys of `rayfl.report.charts.AXES`."""
-        return {"round": self.rounds, "up": self.uplink_megabytes, "both": self.megabytes, "time": self.simulated_s}
 
 
 def curve(group: Group, name: str) -> Curve | None:
-    """The metric over the rounds that all runs of the group have; None if one run lacks it or no round is shared."""
+    """The metric over the rounds that all runs of the group have; None if a run lacks it or they share no round."""
     found = [series(run, name) for run in group.runs]
     present = [one for one in found if one is not None]
     if len(present) < len(found):
         return None
-    rounds = present[0].rounds
-    for one in present[1:]:
-        rounds = np.intersect1d(rounds, one.rounds)
+    rounds = reduce(np.intersect1d, [one.rounds for one in present])
     if not len(rounds):
         return None
     values = np.stack([one.values[np.isin(one.rounds, rounds)] for one in present])
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
-    spent = np.mean([cost(run).at(rounds) for run in group.runs], axis=0)
-    return Curve(rounds, values.mean(axis=0), deviation, *spent)
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The first recorded round at which a run's accuracy was at least a target, and what it had cost by then."""
-
-    round: int
-    megabytes: float
-    uplink_megabytes: float
-    simulated_s: float
-
-
-def reached(run: Run, name: str, target: float) -> Reached | None:
-    """When the metric `name` first reached `target`; None if it never did."""
-    found = series(run, name)
-    if found is None or not (found.values >= target).any():
-        return None
-    first = found.rounds[found.values >= target][:1]
-    both, up, seconds = cost(run).at(first)
-    return Reached(int(first[0]), float(both[0]), float(up[0]), float(seconds[0]))
+    spent = np.mean([cost(run).at(rounds)[1:] for run in group.runs], axis=0)
+    return Curve(Cost(rounds, *spent), values.mean(axis=0), deviation)

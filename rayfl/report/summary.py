@@ -1,4 +1,4 @@
-"""A run in numbers: what is printed at its end. Without what draws, which takes a second to load."""
+"""A run in numbers, as they are printed at its end. Nothing here draws."""
 
 from typing import TypedDict
 
@@ -16,8 +16,8 @@ class Best(TypedDict):
 class Summary(TypedDict):
     """Plain values, by name, for a table or for JSON.
 
-    `final` and `best` are keyed by the name of the accuracy. Megabytes are totals over clients and rounds, kilobytes
-    means over the clients and rounds that sent (received) anything; 1 MB = 1e6 B.
+    `final` and `best` are keyed by the name of the accuracy. Megabytes are totals over clients and rounds; kilobytes
+    are means over the clients and rounds that sent (received) anything; 1 MB = 1e6 B.
     """
 
     name: str

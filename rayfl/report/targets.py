@@ -1,26 +1,26 @@
-"""Rounds, bytes and simulated time to a target accuracy: the cost of one quality, whatever the final one is."""
+"""Rounds, bytes and simulated time to a target accuracy."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayfl.report import wording
-from rayfl.report.charts import key
+from rayfl.report.colors import key
+from rayfl.report.ranking import Column, has_seeds, sortable
 from rayfl.report.scores import Score, over, percent, rank_value, smoothed
-from rayfl.report.series import Group, reached, series
-from rayfl.report.sortable_table import Column, sortable
+from rayfl.report.series import Group, cost, series
 
 _SHARE = 0.95
 _DECIDES = "Up and down"
-"""The column that orders the table at first."""
+"""The column that sorts the table at first."""
 
 
 @dataclass(frozen=True)
 class CostToTarget:
-    """Costs of the seeds that reached the target, up to the evaluation that first showed it.
+    """Costs of the seeds that reached the target, up to the first evaluation at the target.
 
-    `reached` of `count` seeds did; `rounds` are those played, so reaching it in round 0 takes 1; `best` is the largest
-    accuracy of any seed, NaN where nothing was measured.
+    `reached` of `count` seeds reached it; `rounds` counts the rounds, so reaching it in round 0 takes 1; `best` is the
+    largest accuracy of any seed, NaN if nothing was measured.
     """
 
     reached: int
@@ -35,9 +35,9 @@ class CostToTarget:
 def default_target(found: Sequence[Group], name: str, last: int) -> float | None:
     """95 % of the median group's smoothed final accuracy, rounded down to a whole percent; None without any value.
 
-    Of an even number of groups the lower of the two in the middle: half of the groups end above the target for sure,
-    and a few that learned nothing do not pull it down. None too where every group had it at its first evaluation, as of
-    chance: reaching it would say nothing.
+    For an even number of groups the median is the lower of the two in the middle: then half of the groups end above the
+    target, and a few groups that learned nothing do not lower it. None also if every group reached it at the first
+    evaluation, because reaching it then shows nothing.
     """
     finals = sorted((score.mean for group in found if (score := smoothed(group, name, last)).count), reverse=True)
     if not finals:
@@ -46,39 +46,35 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
     curves = [one for group in found for run in group.runs if (one := series(run, name))]
     if exact <= min((float(one.values[0]) for one in curves if len(one.values) > 1), default=0.0):
         return None
-    # A whole percent, but for rounding, stays one; a value below a percent is left as it is.
+    # The addend keeps a whole percent from being rounded down; a value below a percent is not rounded.
     return math.floor(100 * exact + 1e-9) / 100 or exact
 
 
 def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
-    """The group's costs up to the target accuracy."""
-    there, played = [], []
+    """The group's costs up to the first evaluation with at least the target accuracy."""
+    costs: list[tuple[float, ...]] = []
+    best = math.nan
     for run in group.runs:
-        if (one := reached(run, name, target)) is not None:
-            there.append(one)
-            played.append(int((run.rounds["round"].to_numpy() <= one.round).sum()))
-    measured = [found for run in group.runs if (found := series(run, name)) is not None]
-    return CostToTarget(
-        len(there),
-        len(group.runs),
-        over(played),
-        over(one.uplink_megabytes for one in there),
-        over(one.megabytes for one in there),
-        over(one.simulated_s for one in there),
-        max((found.best[0] for found in measured), default=math.nan),
-    )
+        if (found := series(run, name)) is None:
+            continue
+        best = max(found.best[0], best) if not math.isnan(best) else found.best[0]
+        at = found.rounds[found.values >= target][:1]
+        if len(at):
+            played = int((run.rounds["round"].to_numpy() <= at[0]).sum())
+            costs.append((played, *(float(spent[0]) for spent in cost(run).at(at)[1:])))
+    rounds, up, both, seconds = (over(one[column] for one in costs) for column in range(4))
+    return CostToTarget(len(costs), len(group.runs), rounds, up, both, seconds, best)
 
 
 def targets(found: Sequence[Group], name: str, target: float | None, last: int) -> dict[str, object] | None:
-    """The table of costs, fewest megabytes first; None where nothing was measured."""
+    """The table of costs, fewest megabytes first; None if nothing was measured."""
     wanted = default_target(found, name, last) if target is None else target
     if wanted is None:
         return None
     spent = [cost_to_target(group, name, wanted) for group in found]
     order = sorted(range(len(found)), key=lambda place: (*_cost_order(spent[place]), place))
-    with_seeds = any(len(group.runs) > 1 for group in found)
+    with_seeds = has_seeds(found)
     return sortable(
-        "targets",
         [key(found[place].label, place) for place in order],
         _columns(
             [spent[place] for place in order], [smoothed(found[place], name, last) for place in order], with_seeds
@@ -93,7 +89,7 @@ def targets(found: Sequence[Group], name: str, target: float | None, last: int) 
 
 
 def _columns(spent: Sequence[CostToTarget], finals: Sequence[Score], counted: bool) -> list[Column]:
-    """Whichever column orders them, groups of which more seeds reached the target come first."""
+    """The columns; all sort first by the share of seeds that reached the target."""
     reached = [(-one.reached / one.count,) for one in spent]
     costs = {
         "Rounds": ([one.rounds for one in spent], _rounds),
@@ -118,7 +114,7 @@ def _columns(spent: Sequence[CostToTarget], finals: Sequence[Score], counted: bo
 
 
 def _cost_order(one: CostToTarget) -> tuple[float, float, float]:
-    """First those that all seeds reached, by megabytes and rounds; last those that none did, by how near they came."""
+    """Sorts by the share of seeds that reached the target, then by megabytes and rounds, or by the best accuracy."""
     if one.reached:
         return (-one.reached / one.count, one.megabytes.mean, one.rounds.mean)
     return (0.0, -one.best if not math.isnan(one.best) else math.inf, 0.0)
@@ -138,7 +134,6 @@ def _rounds(score: Score, counted: bool) -> str:
 
 
 def _megabytes(score: Score, counted: bool) -> str:
-    # Also of no seed, whose mean is NaN.
     return score.words(decimals=wording.megabyte_decimals(score.mean), unit=" MB", counted=counted)
 
 

@@ -1,17 +1,16 @@
-"""Each method at its best: of the groups that differ in nothing but a tuned setting, the one that ends highest."""
+"""Each method at its best: of the groups that differ only in a tuned setting, the one with the best final accuracy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.report import wording
-from rayfl.report.charts import key
+from rayfl.report.colors import key
 from rayfl.report.scores import percent, rank_value, smoothed
 from rayfl.report.series import Group
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The `winner` among `grid`, the groups that agree in all but the tuned settings, in the order of their values."""
 
     winner: Group
@@ -19,9 +18,9 @@ class Choice:
 
 
 def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[Choice]:
-    """For the groups that agree in all but `tuned`, which has the highest mean of its last evaluations of `name`.
+    """Of the groups that agree in all settings but `tuned`, choose the highest mean of the last evaluations of `name`.
 
-    Where groups tie, and where none has a value, the one of the smallest value, or the first given, wins.
+    If groups tie or none has a value, the smallest tuned value wins, or else the first group.
     """
     families: dict[str, list[Group]] = {}
     for group in found:
@@ -39,7 +38,7 @@ def _settings(group: Group) -> dict[str, object]:
 
 
 def _value(group: Group, name: str) -> object:
-    """The value of one setting; of a table, its settings in words."""
+    """The value of one setting; for a table, its settings as text."""
     found = {key: value for key, value in _settings(group).items() if lies_in(key, name)}
     if set(found) == {name}:
         return found[name]
@@ -48,17 +47,17 @@ def _value(group: Group, name: str) -> object:
 
 
 def _order(group: Group, tuned: Sequence[str]) -> list[float]:
-    """Numbers by size; the rest keeps its order."""
+    """Sorts numbers by size; other values keep their order."""
     return [float(value) if isinstance(value := _value(group, name), int | float) else 0.0 for name in tuned]
 
 
 def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
-    """The table of the values that were tried and those that won; `styles` are the groups as the page numbers them."""
+    """The table of the values that were tried and of the winners; `styles` are the groups in the order of the page."""
     place = {id(group): number for number, group in enumerate(styles)}
     rows = []
     for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):
         tried = [
-            f"{_words(group, tuned)}: {percent(smoothed(group, name, last))}{' *' * (group is choice.winner)}"
+            f"{_tried(group, tuned)}: {percent(smoothed(group, name, last))}{' *' * (group is choice.winner)}"
             for group in choice.grid
         ]
         cells = [*(_cell(choice, one) for one in tuned), "\n".join(tried)]
@@ -67,20 +66,15 @@ def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int
     return {"head": head, "rows": rows, "settings": tuned, "metric": wording.title(name), "last": last}
 
 
-def _words(group: Group, tuned: Sequence[str]) -> str:
-    return ", ".join(_shown(_value(group, one)) for one in tuned)
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else wording.value(value)
+def _tried(group: Group, tuned: Sequence[str]) -> str:
+    return ", ".join(wording.value(_value(group, one)) for one in tuned)
 
 
 def _cell(choice: Choice, name: str) -> str:
-    """The winning value, and whether the best may lie beyond the values that were tried."""
+    """The winning value, and whether the best value may lie beyond the values that were tried."""
     value, tried = _value(choice.winner, name), [_value(group, name) for group in choice.grid]
-    words = _shown(value)
-    numbers = [one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)]
-    if not isinstance(value, int | float) or len(set(numbers)) < 2:
-        return words
-    edge = "smallest" if value == min(numbers) else "largest" if value == max(numbers) else ""
-    return f"{words}, the {edge} tried" if edge else words
+    numbers = {one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)}
+    edge = ""
+    if len(numbers) > 1 and value in (min(numbers), max(numbers)):
+        edge = f", the {'smallest' if value == min(numbers) else 'largest'} tried"
+    return wording.value(value) + edge

@@ -1,11 +1,11 @@
-"""Metrics, numbers and settings in words, as a page shows them. 1 MB = 1e6 bytes."""
+"""The texts for metrics, numbers and settings on a page. 1 MB = 1e6 bytes."""
 
 from typing import NamedTuple
 
 from rayfl.report.series import is_accuracy
 
 NONE = "\u2013"
-"""Where there is no value."""
+"""A table's cell without a value."""
 PLUS_MINUS = "\u00b1"
 
 _PLACES = {
@@ -42,137 +42,142 @@ _PLACES = {
         "each client's model right after its local training, on test data of all clients together",
     ),
 }
-"""The moments at which `rayfl.rounds.evaluation` evaluates models: in short, and which model on which data."""
+"""A title for each moment at which `rayfl.rounds.evaluation` evaluates models, and which model on which data."""
 _MEASURES = {
     "accuracy": ("%", "The share of right answers"),
-    "loss": ("mean an example", "The mean loss (cross-entropy in nats, or the task's own)"),
+    "loss": ("mean per example", "The mean loss (cross-entropy in nats, or the task's own)"),
 }
-"""The unit of what is evaluated there, and the beginning of a sentence."""
+"""The unit of each evaluated number, and the beginning of a sentence about it."""
 
 
-class Words(NamedTuple):
-    """A metric in words: `unit` is "" for a number without one, `meaning` a sentence."""
+class MetricText(NamedTuple):
+    """How a page names a metric; `unit` is "" for a number without one, `meaning` a sentence."""
 
     title: str
     unit: str
     meaning: str
 
 
-_WORDS = {
-    "train/loss": Words(
-        "Training loss", "mean an example", "How far the models are from the answers while they learn; it should fall."
+_METRICS = {
+    "train/loss": MetricText(
+        "Training loss",
+        "mean per example",
+        "The distance between predictions and answers during training; it should fall.",
     ),
-    "correlation_distance": Words(
+    "correlation_distance": MetricText(
         "Correlation distance",
         "0 to 1",
         "FedPSE's distance d = 0.5 - 0.5 cos between the average update and a client's own: 0 is the same direction, "
         "1 the opposite one.",
     ),
-    "correlation_distance_variance": Words(
+    "correlation_distance_variance": MetricText(
         "Variance of the correlation distances",
         "",
         "The variance of FedPSE's distances d over a round's clients (its Table 3).",
     ),
-    "comm/busiest_megabytes": Words(
+    "comm/busiest_megabytes": MetricText(
         "Comm of the busiest node",
-        "MB a round",
-        "What papers call Comm: 4 bytes a number that the busiest peer, or the server, receives.",
+        "MB per round",
+        "Papers call this Comm: 4 bytes for each number that the busiest peer, or the server, receives.",
     ),
-    "comm/mean_megabytes": Words(
+    "comm/mean_megabytes": MetricText(
         "Comm of a client",
-        "MB a round",
-        "Comm on average over peers or clients; positions and masks are not in it.",
+        "MB per round",
+        "The mean Comm over peers or clients; it leaves out positions and masks.",
     ),
-    "comm/link_megabytes": Words(
+    "comm/link_megabytes": MetricText(
         "Comm of a link as MCE-PL bills it",
-        "MB a round",
-        "What MCE-PL's paper bills a link: a bit for an entry of a mask, 4 bytes for a weight.",
+        "MB per round",
+        "The price of a link in MCE-PL's paper: a bit for an entry of a mask, 4 bytes for a weight.",
     ),
-    "comm/link_ones_megabytes": Words(
+    "comm/link_ones_megabytes": MetricText(
         "Ones in a mask, in bits",
-        "MB a round",
-        "What the code of MCE-PL's authors bills a link: a bit for each one in a mask.",
+        "MB per round",
+        "The price of a link in the code of MCE-PL's authors: a bit for each one in a mask.",
     ),
-    "flops/training": Words(
+    "flops/training": MetricText(
         "Operations of a client's training",
-        "floating-point operations a round",
-        "As papers count: three forward passes an example and gradient, of kept weights only.",
+        "floating-point operations per round",
+        "Counted as in papers: three forward passes per example and gradient, of kept weights only.",
     ),
-    "population/available": Words(
+    "population/available": MetricText(
         "Clients that could be reached", "clients", "How many clients were available when the round began."
     ),
-    "graph/mean_degree": Words(
-        "Peers that one receives from, mean", "peers", "The round's graph: of how many others a peer hears on average."
+    "graph/mean_degree": MetricText(
+        "Neighbours of a peer, mean",
+        "peers",
+        "The mean number of peers from which a peer receives in the round's graph.",
     ),
-    "graph/max_degree": Words(
-        "Peers that one receives from, most", "peers", "The round's graph: of how many others the best connected hears."
+    "graph/max_degree": MetricText(
+        "Neighbours of a peer, most",
+        "peers",
+        "The largest number of peers from which a peer receives in the round's graph.",
     ),
-    "graph/connected": Words(
-        "Whether the round's graph is connected", "1: yes, 0: no", "Whether news can reach every peer that took part."
+    "graph/connected": MetricText(
+        "Whether the round's graph is connected",
+        "1: yes, 0: no",
+        "Whether a change at one peer can reach every peer that took part.",
     ),
-    "graph/spectral_gap": Words(
+    "graph/spectral_gap": MetricText(
         "Spectral gap of the round's mixing matrix",
         "0 to 1",
-        "How fast averaging with neighbours brings all peers to one model: the larger the faster.",
+        "The larger it is, the faster averaging with neighbours brings all peers to one model.",
     ),
-    "mask/hamming": Words(
+    "mask/hamming": MetricText(
         "Distance of masks", "%", "The share of entries that one client of a pair keeps and the other does not."
     ),
-    "mask/hamming_label_correlation": Words(
+    "mask/hamming_label_correlation": MetricText(
         "Correlation of mask distance and likeness of labels",
         "-1 to 1",
         "Over pairs of clients; below zero, clients of like labels keep like entries.",
     ),
-    "labels/similarity": Words(
+    "labels/similarity": MetricText(
         "Likeness of labels", "0 to 1", "The cosine between two clients' distributions of training labels."
     ),
-    "admm/residual": Words(
+    "admm/residual": MetricText(
         "Residual of the constraint", "norm", "How far the mixture is from meeting ADMM's constraint; it should fall."
     ),
-    "elastic/boosted_share": Words(
+    "elastic/boosted_share": MetricText(
         "Share of boosted entries", "0 to 1", "The share of the update's entries that elastic aggregation enlarges."
     ),
-    "fedmgda/direction_norm": Words(
+    "fedmgda/direction_norm": MetricText(
         "Norm of the common direction",
         "norm",
-        "Of FedMGDA's combination of unit updates: near 0 no direction serves all clients.",
+        "The norm of FedMGDA's combination of unit updates; if it is near 0, no direction helps all clients.",
     ),
-    "marina/dense": Words(
-        "Rounds of whole gradients", "1: yes, 0: no", "Whether MARINA's clients sent their gradients uncompressed."
+    "marina/dense": MetricText(
+        "Rounds of whole gradients", "1: yes, 0: no", "Whether MARINA's clients sent uncompressed gradients."
     ),
-    "pfnm/hidden_neurons": Words(
+    "pfnm/hidden_neurons": MetricText(
         "Hidden neurons of the matched model",
         "neurons",
-        "How many hidden neurons PFNM's matching made of the clients'.",
+        "The number of hidden neurons after PFNM has matched those of the clients.",
     ),
-    "threshold": Words(
+    "threshold": MetricText(
         "Threshold of the updates", "", "FedSCR's limit below which a client's filters and channels are not sent."
     ),
 }
-NAMES = (*(f"{place}/{what}" for place in _PLACES for what in _MEASURES), *_WORDS)
-"""The metrics that have words of their own."""
+NAMES = (*(f"{place}/{what}" for place in _PLACES for what in _MEASURES), *_METRICS)
+"""The metrics that have a title of their own."""
 
 
-def words(name: str) -> Words:
-    """A metric's name in words, its unit and its meaning; as it was recorded where it is nobody's known."""
-    if name in _WORDS:
-        return _WORDS[name]
+def metric(name: str) -> MetricText:
+    """The title, unit and meaning of a metric; its recorded name if nothing is known about it."""
+    if name in _METRICS:
+        return _METRICS[name]
     place, _, what = name.rpartition("/")
     if place in _PLACES:
         unit, measure = _MEASURES.get(what, ("", f"{what.capitalize()}, as the task evaluates it"))
         short, long = _PLACES[place]
-        return Words(short if is_accuracy(name) else f"{what.capitalize()}: {short}", unit, f"{measure} of {long}.")
-    return Words(name, "%" if is_accuracy(name) else "", f"Recorded as {name}.")
+        return MetricText(
+            short if is_accuracy(name) else f"{what.capitalize()}: {short}", unit, f"{measure} of {long}."
+        )
+    return MetricText(name, "%" if is_accuracy(name) else "", f"Recorded as {name}.")
 
 
 def title(name: str) -> str:
-    """A metric's name in words, or as it was recorded."""
-    return words(name).title
-
-
-def meaning(name: str) -> str:
-    """A sentence on what a metric measures."""
-    return words(name).meaning
+    """The title of a metric."""
+    return metric(name).title
 
 
 def value(given: object) -> str:
@@ -218,7 +223,7 @@ def seconds(amount: float) -> str:
 
 
 def times_less(ratio: float) -> str:
-    """The factor of saving in words: "31x less", "1.5x less", "as much"; "2.0x more" for a ratio below 1."""
+    """The factor of saving as text: "31x less", "1.5x less", "as much"; "2.0x more" for a ratio below 1."""
     if 0.995 < ratio < 1.005:
         return "as much"
     factor, word = (ratio, "less") if ratio > 1 else (1 / ratio, "more")

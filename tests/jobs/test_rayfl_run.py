@@ -159,7 +159,7 @@ def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
     written = load_model(results.directory, "personal")
     assert personal and all(torch.equal(tensor, written[f"{client}/{name}"]) for name, tensor in personal.items())
     with pytest.raises(
-        RayflError, match=r"^client 9 has no model of its own in .*: those that have one are [\d, to]+$"
+        RayflError, match=r"^client 9 has no model .*: \d clients have one, \[[\d, ]+\] first$"
     ):
         results.personal_model(9)
 

@@ -82,8 +82,8 @@ def draw_picture(path: Path = ROOT / "docs" / "report.png") -> None:
         command = [sys.executable, "-m", "rayfl", "sweep", "compare-digits", "--inline", "--dir", str(folder)]
         subprocess.run(command, cwd=ROOT, check=True)
         page = open_page(browser, folder / "comparison.html", 1200, "light", [])
-        # What a target took, and then the switches and the first two charts.
-        begin, end = (page.locator(place).bounding_box() for place in ("#runs", "#switches"))
+        # The table of the target, and then the first two charts.
+        begin, end = (page.locator(place).bounding_box() for place in ("#runs", "#section1"))
         last = page.locator("figure").nth(1).bounding_box()
         assert begin and end and last
         height = round(last["y"] + last["height"] - end["y"]) + 24

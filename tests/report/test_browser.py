@@ -13,7 +13,7 @@ from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
-from tests.report.browser import chromium, drawn, executable, open_page, played
+from tests.report.browser import chromium, executable, open_page, played
 from tests.report.test_page import record
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium here: apt-get install chromium")
@@ -73,15 +73,15 @@ def test_nothing_is_complained_of_loaded_or_too_wide(browser, pages, name, width
     page = open_page(browser, pages[name], width, scheme, complaints)
     assert complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator(".vega svg, .vega canvas").count() == page.locator("figure").count() > 3
+    assert page.locator("svg.marks, canvas.marks").count() == page.locator("figure").count() > 3
     assert pages[name].stat().st_size < 2_000_000
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 31)"
     assert dark == (scheme == "dark")
-    labels = page.locator(".vega svg .role-axis-label text").first.get_attribute("fill")
+    labels = page.locator("svg.marks .role-axis-label text").first.get_attribute("fill")
     assert labels == ("#a3acb9" if scheme == "dark" else "#5a6472")
     if name == "hostile":
         # Rounds 0 and 1, and no label for what lies between.
-        axis = page.locator(".vega svg").first.locator(".role-axis-label").first.locator("text").all_text_contents()
+        axis = page.locator("svg.marks").first.locator(".role-axis-label").first.locator("text").all_text_contents()
         assert [label for label in axis if label] == ["0", "1"]
     page.context.close()
 
@@ -97,81 +97,81 @@ def page(browser, pages):
 
 def accuracy(page):
     """The first chart of lines."""
-    return page.locator("figure").filter(has=page.get_by_role("button", name="Logarithmic y axis")).first
+    return page.locator("figure").filter(has=page.locator(".vega-bindings select")).first
 
 
 def texts(figure) -> list[str]:
-    return figure.locator(".vega svg text").all_text_contents()
+    return figure.locator(".chart svg.marks text").all_text_contents()
 
 
-def test_the_switches_change_what_is_drawn(page):
-    figure, lines = accuracy(page), ".mark-line.role-mark path"
-    assert "Round" in texts(figure)
-    before = figure.locator(lines).last.get_attribute("d")
-    page.get_by_label("bytes up", exact=True).check()
-    drawn(page)
-    assert "Sent up so far, MB" in " ".join(texts(figure)) and figure.locator(lines).last.get_attribute("d") != before
-    # Local training sends nothing.
-    assert figure.locator(".still").inner_text() == "Not drawn, as nothing of it is above zero: local."
-    page.get_by_label("rounds", exact=True).check()
-    drawn(page)
-    assert figure.locator(lines).last.get_attribute("d") == before and figure.locator(".still").inner_text() == ""
-    page.locator("[name=smooth]").fill("0.8")
-    drawn(page)
-    assert figure.locator(lines).last.get_attribute("d") != before
-    log = figure.get_by_role("button", name="Logarithmic y axis")
-    log.click()
-    figure.get_by_text("Accuracy, % (logarithmic)").wait_for()
-    assert log.get_attribute("aria-pressed") == "true"
+def lines(figure) -> list[str]:
+    """The paths of the lines that are drawn."""
+    found = figure.locator(".mark-line.role-mark path").all()
+    return [path for one in found if (path := one.get_attribute("d"))]
 
 
-def test_an_entry_of_a_legend_hides_its_line_everywhere(page):
-    figure, lines = accuracy(page), ".mark-line.role-mark path[stroke-width='2']"
-    assert figure.locator(lines).count() == 3
-    entries = page.locator(".legend button").filter(has_text="local")
-    entries.first.focus()
-    page.keyboard.press("Enter")
-    drawn(page)
-    assert figure.locator(lines).count() == 2
-    assert {one.get_attribute("aria-pressed") for one in entries.all()} == {"false"} and entries.count() > 1
-    entries.first.dblclick()
-    drawn(page)
-    assert figure.locator(lines).count() == 1
-
-
-def test_charts_are_zoomed_by_keys_and_tell_their_values(page):
+def test_inputs_change_what_is_drawn(page):
     figure = accuracy(page)
-    before = texts(figure)
-    figure.locator(".chart").focus()
-    for _ in range(5):
-        page.keyboard.press("+")
-    page.keyboard.press("ArrowLeft")
-    assert texts(figure) != before
-    page.keyboard.press("0")
-    expect(figure.locator(".vega svg text")).to_have_text(before, timeout=240_000)
-    figure.locator(".vega svg").hover(position={"x": 300, "y": 100})
+    before = lines(figure)
+    assert len(before) == 3 and "Round" in texts(figure)
+    figure.locator("select").select_option("Sent up so far, MB")
+    figure.locator("svg.marks").get_by_text("Sent up so far, MB").wait_for()
+    against_bytes = lines(figure)
+    # Local training sends nothing: its line has one place.
+    assert against_bytes != before
+    figure.locator("[name=log_x]").check()
+    expect(figure.locator(".mark-line.role-mark path")).to_have_count(2)
+    figure.locator("[name=log_x]").uncheck()
+    figure.locator("select").select_option("Round")
+    figure.locator("svg.marks").get_by_text("Round", exact=True).wait_for()
+    assert lines(figure) == before
+    figure.locator("[name=smooth]").check()
+    expect(figure.locator(".mark-line.role-mark path").last).not_to_have_attribute("d", before[-1])
+
+
+def test_an_entry_of_a_legend_shows_its_line_alone(page):
+    figure = accuracy(page)
+    figure.locator(".role-legend-label text").get_by_text("local").click()
+    expect(figure.locator(".mark-line.role-mark path")).to_have_count(1)
+    figure.locator(".role-legend-label text").get_by_text("local").click()
+    expect(figure.locator(".mark-line.role-mark path")).to_have_count(3)
+
+
+def test_points_show_their_values_to_the_pointer(page):
+    figure = accuracy(page)
+    figure.locator(".mark-symbol.role-mark path").nth(1).hover(force=True)
     tooltip = page.locator("#vg-tooltip-element.visible")
     tooltip.wait_for()
-    assert re.fullmatch(
-        r"Run\s+(fedavg|fedpse|local)\s+Round\s+\d\s+Accuracy, %\s+\d+\.\d\d %\s*", tooltip.inner_text()
-    )
+    cells = [cell.strip() for cell in tooltip.inner_text().splitlines() if cell.strip()]
+    words = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert words["Run"] in ("fedavg", "fedpse", "local") and words["Round"] == "1"
+    assert re.fullmatch(r"\d+\.\d\d%", words["Accuracy, %"])
 
 
-def test_charts_can_be_saved(page, tmp_path):
+def test_charts_and_numbers_can_be_saved(page, tmp_path):
     figure = accuracy(page)
-    found = {}
-    for kind in ("PNG", "SVG", "CSV"):
+    for kind, beginning in (("PNG", b"\x89PNG\r\n"), ("SVG", b"<svg ")):
+        figure.locator(".chart summary").click()
         with page.expect_download() as download:
-            figure.get_by_text(kind, exact=True).click()
+            figure.get_by_text(f"Save as {kind}").click()
         assert download.value.suggested_filename.endswith(f".{kind.lower()}")
         download.value.save_as(tmp_path / kind)
-        found[kind] = (tmp_path / kind).read_bytes()
-    assert found["PNG"].startswith(b"\x89PNG\r\n") and found["SVG"].startswith(b"<svg ")
-    # The file has the legend that stands beside the chart on the page.
-    assert all(f">{name}</text>" in found["SVG"].decode() for name in ("fedavg", "fedpse", "local"))
-    head, *rows = csv.reader(found["CSV"].decode().splitlines())
-    assert head == ["series", "round", "up", "both", "time", "value"]
-    assert len(rows) == 9 and {row[0] for row in rows} == {"fedavg", "fedpse", "local"}
+        assert (tmp_path / kind).read_bytes().startswith(beginning)
+        figure.locator(".chart summary").click()
+    # The file has a legend.
+    assert all(f">{name}</text>" in (tmp_path / "SVG").read_text() for name in ("fedavg", "fedpse", "local"))
+    page.locator("#numbers summary").click()
+    with page.expect_download() as download:
+        page.locator("#numbers button").click()
+    download.value.save_as(tmp_path / "CSV")
+    rows = list(csv.DictReader((tmp_path / "CSV").read_text().splitlines()))
+    assert f"{len(rows)} rows." in page.locator("#numbers").inner_text()
+    first = figure.get_attribute("data-title")
+    found = [row for row in rows if row["chart"] == first]
+    assert len(found) == 9 and {row["series"] for row in found} == {"fedavg", "fedpse", "local"}
+    assert [row["Round"] for row in found] == ["0", "1", "2"] * 3 and all(
+        0 <= float(row["value"]) <= 1 for row in found
+    )
 
 
 def test_a_click_on_a_heading_sorts(page):
@@ -186,12 +186,8 @@ def test_a_click_on_a_heading_sorts(page):
     assert page.url.endswith("#settings")
 
 
-def test_accuracies_stay_within_100_percent_and_span_a_point(browser, pages):
+def test_hostile_names_are_shown_as_words(browser, pages):
     page = open_page(browser, pages["strange"], 1280, "light", [])
-    for name in ("=image", EVIL):
-        assert page.locator(".legend button").filter(has_text=name).count() > 0
-    page.locator(".legend button").filter(has_text=EVIL).first.click()
-    drawn(page)
-    shown = [text for text in texts(accuracy(page)) if text.endswith("%") and text[0].isdigit()]
-    assert shown[0] == "99%" and shown[-1] == "100%"
+    shown = page.locator(".role-legend-label text").all_text_contents()
+    assert any(text.startswith("<img src=") for text in shown) and "=image" in shown
     page.context.close()

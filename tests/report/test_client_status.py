@@ -3,16 +3,13 @@
 from pathlib import Path
 
 from rayfl.population.fate import Fate
-from rayfl.report.client_status import counts, fate_chart, fates
+from rayfl.report.client_status import _MEANINGS, counts, fates
 from rayfl.report.page import report
 from rayfl.report.series import Group
 from rayfl.rounds.ledger import ClientRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_folder import create_run_directory
-
-EVERY = ("delivered", "silent", "not_selected", "dropped_before_download", "dropped_after_download",
-         "dropped_after_training", "upload_lost", "late", "surplus")  # fmt: skip
 
 
 def group(directory: Path, *rounds: tuple[str, ...]) -> Group:
@@ -27,7 +24,7 @@ def group(directory: Path, *rounds: tuple[str, ...]) -> Group:
 
 
 def test_every_status_is_known():
-    assert set(EVERY) == set(Fate)
+    assert set(_MEANINGS) == set(Fate)
 
 
 def test_one_run_has_a_row_a_status(tmp_path: Path):
@@ -57,16 +54,6 @@ def test_several_runs_have_a_row_each(tmp_path: Path):
         ("wild", ["3 (75.0 %)", "1 (25.0 %)"]),
         ("both", ["2.5 (83.3 %)", "0.5 (16.7 %)"]),
     ]
-
-
-def test_the_rarest_share_a_colour_where_there_are_more_than_colours(tmp_path: Path):
-    some = fate_chart(group(tmp_path / "some", EVERY[:7]))
-    assert [entry.label for entry in some.keys] == ["delivered", *sorted(s.replace("_", " ") for s in EVERY[1:7])]
-    # Six by name, and the three last counted together: nobody is left out.
-    every = fate_chart(group(tmp_path / "every", EVERY, EVERY[:6]))
-    assert [entry.label for entry in every.keys][-1] == "others"
-    assert len(every.keys) == 7
-    assert len({entry.color for entry in every.keys}) == 7
 
 
 def test_the_page_says_who_took_part(tmp_path: Path):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from rayfl.report import wording
-from rayfl.report.charts import NUM_COLORS, Dot, Line, Strip, dots_chart, key, lines_chart, strips_chart
-from rayfl.report.packed_charts import packed
+from rayfl.report.charts import Dot, Line, dots_chart, lines_chart
+from rayfl.report.colors import NUM_COLORS, key
 from rayfl.report.page import report
-from rayfl.report.panels import Figure
 from rayfl.report.ranking import differences, ranking
 from rayfl.report.series import Group, groups
 from rayfl.rounds.ledger import MetricRow, RoundRow
@@ -60,23 +59,14 @@ def test_each_run_is_held_against_the_dense_run_of_its_own_settings(tmp_path):
     }
 
 
-def test_dots_at_one_number_have_an_axis_that_says_it():
-    across = dots_chart([Dot("a", 0, 3.43, 0.8), Dot("b", 1, 3.44, 0.9)], "MB", "Accuracy").spec["layer"][0]["encoding"]
-    low, high = across["x"]["scale"]["domain"]
-    # Ticks at two digits lie on both sides of the dots.
-    assert low < 3.3 and high > 3.5 and across["x"]["scale"]["zero"] is False
-    apart = dots_chart([Dot("a", 0, 3.0, 0.8), Dot("b", 1, 4.0, 0.9)], "MB", "Accuracy").spec["layer"][0]["encoding"]
-    assert "domain" not in apart["x"]["scale"]
-
-
 def test_a_run_without_a_dot_is_named(tmp_path):
     runs = [
         recorded(tmp_path / name, DENSE, bits, label=name, lr=bits)
         for name, bits in (("a", 8_000_000), ("b", 9_000_000), ("alone", 0))
     ]
     page = report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Without a dot, as nothing was sent up: alone." in page
-    assert "Without a dot" not in report(runs[:2], tmp_path / "two.html").read_text(encoding="utf-8")
+    assert "Runs that sent nothing up have no dot: alone." in page
+    assert "have no dot" not in report(runs[:2], tmp_path / "two.html").read_text(encoding="utf-8")
 
 
 def test_without_a_dense_run_nothing_is_held_against_it(tmp_path):
@@ -123,38 +113,29 @@ def test_times_less(ratio, words):
 
 
 def test_lines_that_begin_at_zero_and_lie_far_apart_are_drawn_on_a_logarithmic_axis():
-    def chart(low: float) -> bool:
-        lines = [Line("a", 0, {"round": X}, np.ones(2)), Line("b", 1, {"round": X}, np.full(2, low))]
-        return lines_chart(lines, "MB", from_zero=True).log
+    def is_log(*tops: float) -> bool:
+        lines = [Line(str(n), {"Round": X}, np.full(2, top)) for n, top in enumerate(tops)]
+        chart = lines_chart(lines, "MB", [line.label for line in lines], from_zero=True)
+        return next(param["value"] for param in chart["params"] if param["name"] == "log_y")
 
-    assert chart(0.1) and not chart(0.11) and not chart(0.0)
+    # A line that stays at zero cannot be drawn on such an axis, and does not prevent it.
+    assert is_log(1.0, 0.1) and not is_log(1.0, 0.11) and not is_log(1.0, 0.0) and is_log(1.0, 0.1, 0.0)
 
 
-def test_lines_that_coincide_are_dashed():
-    other = Line("b", 1, {"round": X}, np.array([0.5, 0.9]))
-    lines = [Line(name, n, {"round": X}, np.array([0.5, 0.6])) for n, name in enumerate("acd")]
-    chart = lines_chart([lines[0], other, *lines[1:]], "MB")
-    assert chart.coinciding == [0, 0, 1, 2]
-    figure = Figure("", "Said.", chart)
-    assert figure.remark == "Said. Dashed, because it lies upon another line: c, d."
-    assert [line["dash"] for line in packed({"c": chart}, 400)["charts"][0]["lines"]] == [0, 0, 1, 2]
+def test_lines_can_be_drawn_against_what_was_spent_and_keep_their_colour():
+    lines = [Line("b", {"Round": X, "MB": X, "s": 0 * X}, X), Line("c", {"Round": X, "MB": 0 * X, "s": 0 * X}, X)]
+    chart = lines_chart(lines, 'a "title" \\', ["a", "b", "c"])
+    # Nothing took simulated time.
+    assert chart["params"][0]["bind"]["options"] == ["Round", "MB"]
+    color = chart["encoding"]["color"]
+    assert color["scale"]["domain"] == ["a", "b", "c"] and color["legend"]["values"] == ["b", "c"]
+    # Vega-Lite writes titles into expressions.
+    assert '"' not in (title := chart["layer"][0]["encoding"]["y"]["title"]) and "\\" not in title
 
 
 def test_dots_far_apart_are_drawn_on_a_logarithmic_axis():
-    charts = [dots_chart([Dot("a", 0, 1.0, 0.5), Dot("b", 1, x, 0.6)], "MB", "Accuracy") for x in (9.0, 10.0)]
-    across = [chart.spec["layer"][0]["encoding"]["x"] for chart in charts]
-    assert [x["title"] for x in across] == ["MB", "MB (logarithmic)"]
-    assert [x["scale"].get("type") for x in across] == [None, "log"]
-
-
-@pytest.mark.parametrize(
-    ("values", "domain"),
-    [([0.0, 0.0], [0.0, 0.01]), ([1.0], [0.99, 1.0]), ([0.2, 1.0], [0.152, 1.0]), ([0.5, 0.502], [0.496, 0.506])],
-)
-def test_shares_stay_within_0_and_100_percent_and_span_a_point(values, domain):
-    strips = [Strip("a", 0, np.array(values))]
-    found = strips_chart(strips, "Accuracy", percent=True).spec["layer"][1]["encoding"]["x"]["scale"]["domain"]
-    assert found == pytest.approx(domain)
+    charts = [dots_chart([Dot("a", 1.0, 0.5), Dot("b", x, 0.6)], "MB", "Accuracy", ["a", "b"]) for x in (9.0, 10.0)]
+    assert [chart["encoding"]["x"]["scale"].get("type") for chart in charts] == [None, "log"]
 
 
 def test_what_a_method_fixes_is_not_told_as_a_setting_that_runs_share(tmp_path):

@@ -4,9 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.choices.kinds import named
-from rayfl.methods.base import Method
-from rayfl.report.series import PERSONAL, Reached, cost, curve, groups, metric_names, reached, series, spread
+from rayfl.report.series import cost, curve, groups, is_personal, metric_names, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, Run, read_run
@@ -38,10 +36,15 @@ def test_a_rounds_own_value_stands_and_else_the_mean_over_clients(tmp_path):
     assert metric_names(run) == ["own/accuracy"]
 
 
-def test_our_personal_methods_are_known_without_loading_them():
-    found = named(Method)
-    personal = {name for name, one in found.items() if one.personalized or one.eval_stages is not Method.eval_stages}
-    assert personal == PERSONAL
+def test_a_method_is_personal_by_its_class_or_by_the_models_that_its_run_saved(tmp_path):
+    # Ditto has personal models, fedavg_ft fine-tunes before it evaluates, FedAvg does neither.
+    methods = {"ditto": True, "fedavg_ft": True, "fedavg": False, "nobody's": False}
+    runs = {name: recorded(tmp_path / name, accuracies(0.5), {"method": {"name": name}}) for name in methods}
+    assert {name: is_personal(run) for name, run in runs.items()} == methods
+    models = runs["nobody's"].directory / "models"
+    models.mkdir()
+    (models / "personal-0001.safetensors").touch()
+    assert is_personal(runs["nobody's"])
 
 
 def test_best_passes_over_nan_and_names_the_first_round(tmp_path):
@@ -71,19 +74,10 @@ def test_spread_is_the_quantiles_over_clients(tmp_path):
 def test_cost_counts_up_to_and_including_a_round(tmp_path):
     run = recorded(tmp_path / "run", {0: [], 2: [], 3: []})
     # Both ways 2 (r + 1) MB: 2, 6 and 8 in rounds 0, 2 and 3; round 1 was not recorded and costs nothing.
-    megabytes, uplink, seconds = cost(run).at(np.array([-1, 0, 1, 2, 3, 9]))
-    assert megabytes.tolist() == [0, 2, 2, 8, 16, 16]
-    assert uplink.tolist() == [0, 1, 1, 4, 8, 8]
-    assert seconds.tolist() == [0, 10, 10, 20, 30, 30]
-
-
-def test_reached_is_the_first_round_at_the_target(tmp_path):
-    run = recorded(tmp_path / "run", accuracies(0.1, 0.6, 0.5, 0.8))
-    # Megabytes both ways after round 1: 2 + 4.
-    assert reached(run, "pooled/accuracy", 0.5) == Reached(1, 6.0, 3.0, 20.0)
-    assert reached(run, "pooled/accuracy", 0.8) == Reached(3, 20.0, 10.0, 40.0)
-    assert reached(run, "pooled/accuracy", 0.81) is None
-    assert reached(run, "own/accuracy", 0.1) is None
+    found = cost(run).at(np.array([-1, 0, 1, 2, 3, 9]))
+    assert found.megabytes.tolist() == [0, 2, 2, 8, 16, 16]
+    assert found.uplink_megabytes.tolist() == [0, 1, 1, 4, 8, 8]
+    assert found.simulated_s.tolist() == [0, 10, 10, 20, 30, 30]
 
 
 def test_seeds_are_grouped_and_averaged_over_the_rounds_they_share(tmp_path):
@@ -97,12 +91,12 @@ def test_seeds_are_grouped_and_averaged_over_the_rounds_they_share(tmp_path):
     assert [(group.label, group.seeds) for group in found] == [("pse", [1, 2]), ("other", [1])]
     mean = curve(found[0], "pooled/accuracy")
     assert mean is not None
-    assert mean.rounds.tolist() == [0, 1]
+    assert mean.cost.rounds.tolist() == [0, 1]
     assert mean.mean.tolist() == pytest.approx([0.2, 0.6])
     # Sample standard deviation of a and b is |a - b| / sqrt(2).
     assert mean.deviation.tolist() == pytest.approx([0.2 / math.sqrt(2), 0.4 / math.sqrt(2)])
-    assert mean.megabytes.tolist() == [2, 6]
-    assert mean.simulated_s.tolist() == [10, 20]
+    assert mean.cost.megabytes.tolist() == [2, 6]
+    assert mean.cost.simulated_s.tolist() == [10, 20]
     alone = curve(found[1], "pooled/accuracy")
     assert alone is not None
     assert alone.deviation.tolist() == [0]

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from rayfl.report.charts import key
-from rayfl.report.scores import Score, final, last_mean, over, percent, smoothed
+from rayfl.report.colors import key
+from rayfl.report.ranking import Column, sortable
+from rayfl.report.scores import Score, last_mean, over, percent, smoothed
 from rayfl.report.series import groups
-from rayfl.report.sortable_table import Column, sortable
 from rayfl.report.targets import cost_to_target, default_target, targets
 from tests.hand_written import ACCURACY, group_of, run_of
 
@@ -23,7 +23,7 @@ def test_the_smoothed_final_is_the_mean_of_the_last_evaluations_of_each_seed(tmp
     found = smoothed(group, ACCURACY, 3)
     assert (found.mean, found.deviation, found.count) == (pytest.approx(0.45), pytest.approx(0.3 / math.sqrt(2)), 2)
     assert percent(found) == "45.0 \u00b1 21.2 % (2)"
-    assert final(group, ACCURACY).mean == pytest.approx(0.65)
+    assert smoothed(group, ACCURACY, 1).mean == pytest.approx(0.65)
 
 
 def test_a_score_leaves_out_what_is_no_number():
@@ -151,7 +151,7 @@ def test_a_sortable_table_knows_where_each_column_puts_a_row():
         Column("words", ["a", "b", "c"]),
         Column("same", ["a", "b", "c"], [(0.0,), (0.0,), (0.0,)]),
     ]
-    table = sortable("name", [key(label, 0) for label in "abc"], columns, "pair")
+    table = sortable([key(label, 0) for label in "abc"], columns, "pair")
     assert table["heads"] == [
         ("number", True, False), ("pair", True, True), ("words", False, False), ("same", True, False)
     ]  # fmt: skip
