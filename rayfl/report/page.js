@@ -24,8 +24,8 @@
       actions: { export: true, source: false, compiled: false, editor: false },
       downloadFileName: `${document.title} ${place.parentElement.dataset.title}`.replace(/[^\w.-]+/g, "-").slice(0, 90),
       tooltip: { theme: scheme },
-      // Vega warns of an axis without values, which a legend can cause.
-      logLevel: vega.Error,
+      // Errors alone: Vega warns of an axis without values, which a legend can cause.
+      logLevel: 1,
     };
     try {
       await vegaEmbed(place, { ...spec, config }, options);
