@@ -16,9 +16,9 @@
     const scheme = dark.matches ? "dark" : "light";
     // A legend has as many columns as there is room for.
     const longest = Math.max(0, ...(spec.encoding?.color?.legend?.values ?? []).map((label) => label.length));
-    const columns = Math.max(1, Math.floor(place.clientWidth / (7 * longest + 45)));
+    const columns = Math.max(1, Math.floor(place.clientWidth / (8 * longest + 45)));
     const config = structuredClone(page.config[scheme]);
-    Object.assign(config.legend, { columns, labelLimit: place.clientWidth / columns - 60 });
+    Object.assign(config.legend, { columns, labelLimit: place.clientWidth / columns - 40 });
     config.axis.labelLimit = 0.42 * place.clientWidth;
     const options = {
       actions: { export: true, source: false, compiled: false, editor: false },

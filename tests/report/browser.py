@@ -21,7 +21,7 @@ from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.run_folder import create_run_directory
 
 ROOT = Path(__file__).resolve().parents[2]
-_TIMEOUT_MS = 240_000
+_TIMEOUT_MS = 60_000
 
 
 def executable() -> str | None:
