@@ -158,9 +158,7 @@ def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
     personal = results.personal_model(client).state_dict()
     written = load_model(results.directory, "personal")
     assert personal and all(torch.equal(tensor, written[f"{client}/{name}"]) for name, tensor in personal.items())
-    with pytest.raises(
-        RayflError, match=r"^client 9 has no model .*: \d clients have one, \[[\d, ]+\] first$"
-    ):
+    with pytest.raises(RayflError, match=r"^client 9 has no model .*: \d clients have one, \[[\d, ]+\] first$"):
         results.personal_model(9)
 
 
