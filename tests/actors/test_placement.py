@@ -6,8 +6,8 @@ import pytest
 import ray
 
 from actors.placement import Node, Placement, nodes, place, require_room_here, share
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
+from tests.refusals import refused
 
 LAPTOP = [Node("a", 2.0, 0.0)]
 PAIR = [Node("a", 8.0, 2.0), Node("b", 4.0, 0.0)]
@@ -133,40 +133,39 @@ def test_a_joined_cluster_may_grow(runtime, cluster, expected, most: int, notice
 
 
 @pytest.mark.parametrize(
-    ("runtime", "cluster", "sentence"),
+    ("runtime", "cluster", "names"),
     [
-        ({"num_gpus": 0.5}, LAPTOP, "num_gpus=0.5 an actor, but no node has a GPU; set runtime.num_gpus=0"),
-        ({"num_gpus": 4}, PAIR, "num_gpus=4 an actor, but no node has more than 2; ask for less"),
-        ({"num_cpus": 9}, PAIR, "num_cpus=9 an actor, but no node has more than 8"),
-        ({"num_cpus": 1, "actors": 3}, LAPTOP, "the cluster holds 2 of them (a: 2 cores, 0 GPUs)"),
-        ({"num_gpus": 0.25, "actors": 9}, PAIR, "the cluster holds 8 of them"),
-        ({"actors": 10**9}, PAIR, "runtime.actors=1000000000 with num_cpus=0.0001"),
-        ({}, HEAD, "no node has cores for client actors (head: 0 cores, 0 GPUs); start one that has some"),
-        ({"num_gpus": 2}, ZONES, "num_gpus=2 an actor, but no node has more than 1; ask for less"),
-        ({"num_gpus": 1, "labels": {"zone": "west"}}, ZONES, "but no node that runtime.labels selects has a GPU; set"),
+        ({"num_gpus": 0.5}, LAPTOP, ["num_gpus=0.5", "no node has a GPU", "runtime.num_gpus=0"]),
+        ({"num_gpus": 4}, PAIR, ["num_gpus=4", "no node has more than 2"]),
+        ({"num_cpus": 9}, PAIR, ["num_cpus=9", "no node has more than 8"]),
+        ({"num_cpus": 1, "actors": 3}, LAPTOP, ["holds 2 of them", "a: 2 cores, 0 GPUs"]),
+        ({"num_gpus": 0.25, "actors": 9}, PAIR, ["holds 8 of them"]),
+        ({"actors": 10**9}, PAIR, ["runtime.actors=1000000000", "num_cpus=0.0001"]),
+        ({}, HEAD, ["no node has cores", "head: 0 cores, 0 GPUs"]),
+        ({"num_gpus": 2}, ZONES, ["num_gpus=2", "no node has more than 1"]),
+        ({"num_gpus": 1, "labels": {"zone": "west"}}, ZONES, ["num_gpus=1", "runtime.labels", "no node", "GPU"]),
         (
             {"labels": {"zone": "north"}},
             ZONES,
-            "runtime.labels asks for zone='north', and no node has that; nodes have zone=east, zone=west; ask for",
+            ["runtime.labels", "zone='north'", "zone=east, zone=west"],
         ),
         (
             {"labels": {"rack": "7"}},
             ZONES,
-            "rack='7', and no node has that label; labels of nodes are: ray.io/accelerator-type, ray.io/market-type, z",
+            ["runtime.labels", "rack='7'", "ray.io/accelerator-type, ray.io/market-type, zone"],
         ),
         (
             {"labels": {"zone": "east", "ray.io/market-type": "spot"}},
             ZONES,
-            "zone='east', ray.io/market-type='spot', and no node has that together; nodes have ray.io/market-type=spot",
+            ["runtime.labels", "zone='east', ray.io/market-type='spot'", "ray.io/market-type=spot"],
         ),
-        ({"labels": {"zone": "a"}}, LAPTOP, "zone='a', and no node has that label; labels of nodes are: none; ask for"),
-        ({"accelerator_type": "H100"}, ZONES, "runtime.accelerator_type asks for ray.io/accelerator-type='H100', and"),
+        ({"labels": {"zone": "a"}}, LAPTOP, ["runtime.labels", "zone='a'", "none"]),
+        ({"accelerator_type": "H100"}, ZONES, ["runtime.accelerator_type", "ray.io/accelerator-type='H100'"]),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: list[Node], sentence: str) -> None:
-    with pytest.raises(RayflError) as raised:
+def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: list[Node], names: list[str]) -> None:
+    with refused(names=names):
         place(Runtime(**runtime), cluster)
-    assert sentence in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.ray
@@ -174,7 +173,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: li
 def test_the_nodes_of_a_running_cluster() -> None:
     (node,) = nodes()
     assert node == Node(ray.util.get_node_ip_address(), 4.0, 1.0, node.labels, node.labels["ray.io/node-id"])
-    with pytest.raises(RayflError, match="holds 4 of them"):
+    with refused(names=["num_gpus=0.25", "holds 4 of them"]):
         place(Runtime(actors=5, num_gpus=0.25), nodes())
 
 
@@ -203,14 +202,14 @@ def test_runs_at_once_share_the_cluster(runtime, cluster, parallel, expected) ->
 
 def test_a_run_by_itself_keeps_what_it_asks_for() -> None:
     assert share(Runtime(), LAPTOP, 1) == Runtime()
-    with pytest.raises(RayflError, match="no node has cores"):
+    with refused(names=["no node has cores"]):
         share(Runtime(), HEAD, 1)
     # Two runs on a cluster that has no workers yet ask for one actor each.
     assert share(Runtime(), HEAD, 2, joined=True).actors == 1
 
 
 def test_runs_that_do_not_fit_beside_each_other_are_refused() -> None:
-    with pytest.raises(RayflError, match=r"do not fit: the cluster holds 8 .*\(--parallel 3: 4 actors a run\)"):
+    with refused(names=["holds 8", "--parallel 3", "4 actors"]):
         share(Runtime(actors=4, num_gpus=0.25), PAIR, 3)
 
 
@@ -219,7 +218,7 @@ def test_what_this_machine_cannot_hold_is_refused_before_a_local_ray_starts(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     require_room_here(Runtime(num_gpus=0.5))
-    with pytest.raises(RayflError, match="num_gpus=2 an actor, and this machine has 1 GPUs that torch can use; set"):
+    with refused(names=["num_gpus=2", "this machine has 1"]):
         require_room_here(Runtime(num_gpus=2))
-    with pytest.raises(RayflError, match=r"^runtime\.actors=1000000000 do not fit: this machine has .* cores, "):
+    with refused(names=["runtime.actors=1000000000", "this machine has", "cores"]):
         require_room_here(Runtime(actors=10**9))

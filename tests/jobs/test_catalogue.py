@@ -11,7 +11,8 @@ from rayfl.choices.kinds import known, named
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.experiment_file import override
 from rayfl.experiment.unknown_keys import CHOSEN, settings_of
-from tests.jobs.commands import rayfl, refused
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 BASE = {
     "rounds": 1,
@@ -66,4 +67,4 @@ def test_each_list_has_all_and_one_page_a_name(command: str, name: str, words: l
     assert [word for word in [*words, name] if word not in listed.output] == []
     one = rayfl(command, name)
     assert one.exit_code == 0 and f'name = "{name}"' in one.output and "on the command line: " in one.output
-    refused(rayfl(command, name[:-1]), f"did you mean {name!r}?")
+    refused(rayfl(command, name[:-1]), names=[name[:-1], repr(name)])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rayfl.choices.kinds import find
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
@@ -16,6 +15,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory.record import read_run
 from rayfl.testing.executors import play
 from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "jobs" / "examples"
 FEDNOVA = f"{EXAMPLES}/my_methods.py:FedNova"
@@ -104,5 +104,5 @@ def test_without_differences_fednova_is_fedavg():
 
 
 def test_fednova_refuses_an_optimizer_that_it_does_not_know():
-    with pytest.raises(RayflError, match=r"^optimizer='adam' has no a_i in closed form; use optimizer='sgd'$"):
+    with refused(names=["optimizer='adam'", "optimizer='sgd'"]):
         find(Method, FEDNOVA).Hyper(optimizer="adam")

@@ -11,7 +11,6 @@ from jobs.single import resume, run
 from rayfl.choices.kinds import named
 from rayfl.compress.sparse import TopK
 from rayfl.data.sources.arrays import Arrays
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.fedavg import FedAvg
@@ -19,6 +18,7 @@ from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.shared.elastic import Elastic
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
+from tests.refusals import refused
 
 GENERATOR = np.random.default_rng(1)
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_imported_runs_and_says_so(tmp_path: Path, caplog: pytest
     words = "was given from Python and cannot be imported: this run cannot be resumed"
     assert first == f"data of 40 arrays {words}" and second.endswith(f"Local {words}")
     assert read_run(tmp_path / "run").finished
-    with pytest.raises(RayflError, match=r"data of 40 arrays was given from Python and cannot be imported, so only"):
+    with refused(names=["40 arrays", "from Python", "cannot be imported"]):
         resume(tmp_path / "run", ["rounds=3"])
 
 
@@ -82,7 +82,7 @@ def test_a_method_without_a_task_is_its_name_and_its_settings():
     assert experiment(method=Scaffold(option="I")).method.to_table()["option"] == "I"
     wrapped = experiment(method=Elastic(FedAvg(lr=0.1), tau=0.3)).method
     assert wrapped == experiment(method={"name": "fedavg", "lr": 0.1, "elastic": {"tau": 0.3}}).method
-    with pytest.raises(RayflError, match=r"^unknown key 'rate'"):
+    with refused(names=["unknown key 'rate'"]):
         FedAvg(rate=0.1)
 
 

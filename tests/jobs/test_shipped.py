@@ -9,7 +9,8 @@ from jobs.shipped import FOLDER, TEMPLATE, first_comment_sentence, names
 from rayfl.experiment.experiment import read
 from rayfl.experiment.sweep import read_sweep
 from rayfl.run_directory.record import read_run
-from tests.jobs.commands import rayfl, refused
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +32,11 @@ def test_a_file_goes_before_the_name_of_an_experiment_of_ours():
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    refused(rayfl("run", "demoo"), "there is no file demoo and no experiment of that name: did you mean 'demo'?")
+    refused(rayfl("run", "demoo"), names=["no file demoo", "'demo'"])
     Path("my_experiment.toml").write_text("")
-    refused(rayfl("data", "my_experiment"), "did you mean 'my_experiment.toml'?")
-    refused(rayfl("run", "demo.toml"), "there is no file demo.toml")
-    refused(rayfl("run", "here/demo"), "there is no file here/demo")
+    refused(rayfl("data", "my_experiment"), names=["my_experiment", "'my_experiment.toml'"])
+    refused(rayfl("run", "demo.toml"), names=["no file demo.toml"])
+    refused(rayfl("run", "here/demo"), names=["no file here/demo"])
 
 
 def test_examples_lists_every_experiment_with_its_first_sentence():
@@ -52,10 +53,13 @@ def test_init_writes_a_file_that_runs_and_replaces_nothing():
     assert result.output == f"experiment: {path}\nrun it with: rayfl run {path}\n"
     assert read(path).name == "experiment"
     path.write_text("mine")
-    refused(rayfl("init"), "experiment.toml is there already")
+    refused(rayfl("init"), names=["experiment.toml", "already"])
     assert path.read_text() == "mine"
-    refused(rayfl("init", "mine"), "give a name that ends in .toml")
-    refused(rayfl("init", "nowhere/mine.toml"), "mine.toml cannot be written (no such file or directory)")
+    refused(rayfl("init", "mine"), names=["mine", ".toml"])
+    refused(
+        rayfl("init", "nowhere/mine.toml"),
+        names=["nowhere/mine.toml", "cannot be written", "no such file or directory"],
+    )
 
 
 def test_every_setting_of_the_template_that_is_commented_out_is_valid(tmp_path):

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.errors import RayflError
 from rayfl.run_directory.output_files import PARTITION_PICTURE, REPORT, OutputKind, write_output
+from tests.refusals import refused
 
 MARKED = {kind.name: kind.marks[0] for kind in (REPORT, PARTITION_PICTURE)}
 
 
-def refused(path: Path, kind: OutputKind, overwrite: bool, words: str) -> None:
+def unwritten(path: Path, kind: OutputKind, overwrite: bool, names: list[str]) -> None:
+    """The file is refused for these reasons, and stays as it was."""
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(RayflError, match=words):
+    with refused(names=[path.name, *names]):
         write_output(path, b"new", kind, overwrite)
     assert (path.read_bytes() if path.is_file() else None) == before
     assert not list(path.parent.glob(".rayfl-*"))
@@ -25,10 +26,10 @@ def test_only_its_own_kind_is_replaced_unasked(kind: OutputKind, tmp_path: Path)
     write_output(path, b"<title>x" + MARKED[kind.name] + b"2", kind)
     assert path.read_bytes().endswith(b"2")
     for other in {REPORT, PARTITION_PICTURE} - {kind}:
-        refused(path, other, False, "is there already and is not .* that rayfl wrote: name another place, or give --ov")
+        unwritten(path, other, False, ["already", "name another place", "--overwrite"])
     for content in (b"", b"mine", b" " * (1 << 17) + MARKED[kind.name]):
         path.write_bytes(content)
-        refused(path, kind, False, "is there already")
+        unwritten(path, kind, False, ["already"])
     write_output(path, b"new", kind, overwrite=True)
     assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
 
@@ -41,9 +42,9 @@ def test_a_link_and_a_directory_are_never_written_to(tmp_path: Path):
     dangling.symlink_to(tmp_path / "nothing")
     circle.symlink_to(circle)
     for path in (link, dangling, circle, Path("/dev/null")):
-        refused(path, REPORT, True, "is no regular file")
-    refused(tmp_path, REPORT, True, "is a directory")
-    refused(circle / "page.html", REPORT, True, "cannot be written")
+        unwritten(path, REPORT, True, ["no regular file"])
+    unwritten(tmp_path, REPORT, True, ["directory"])
+    unwritten(circle / "page.html", REPORT, True, ["cannot be written"])
     assert target.read_bytes() == MARKED[REPORT.name] and not (tmp_path / "nothing").exists()
 
 
@@ -63,8 +64,8 @@ def test_a_run_directory_takes_its_report_and_nothing_else(lost: str | None, tmp
     (tmp_path / "link").symlink_to(run / "records")
     names = ("experiment.json", "records/rounds.parquet", "page.html", "models/new/report.html")
     for path in (*(run / name for name in names), tmp_path / "link" / "rounds.parquet", run / "records" / ".." / "x"):
-        refused(path, REPORT, True, "lies in a run directory, .*: name another place, or .*run/report.html$")
-    refused(run / "report.html", PARTITION_PICTURE, True, "lies in a run directory, .*: name another place$")
+        unwritten(path, REPORT, True, ["run directory", "name another place", "run/report.html"])
+    unwritten(run / "report.html", PARTITION_PICTURE, True, ["run directory", "name another place"])
     write_output(run / "report.html", MARKED[REPORT.name], REPORT)
     write_output(tmp_path / "experiment.json", b"{}", REPORT)
     write_output(tmp_path / "page.html", b"beside a file of this name there is no run", REPORT)
