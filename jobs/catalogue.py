@@ -1,4 +1,4 @@
-"""The lists of what an experiment can choose, and one page about each: made from docstrings and settings."""
+"""Lists of the methods, models, ... that an experiment can choose, and one page about each, made from docstrings."""
 
 import inspect
 import json
@@ -20,11 +20,11 @@ from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.settings import describe, shown
 
 _MOST_SHOWN = 3
-"""Settings in an example, besides those that must be given."""
+"""The most optional settings that an example shows."""
 
 
 def print_list(table: str) -> None:
-    """Print what the experiment's `table` can choose: names, what they are, and their settings."""
+    """Print everything that the experiment's `table` can choose: names, descriptions and settings."""
     kind = CHOSEN[table]
     listed = Table(kind.label, *["where"] * (kind is Method), "what it is", "settings")
     for name, one in sorted(known(kind).items()):
@@ -38,7 +38,7 @@ def print_list(table: str) -> None:
 
 
 def print_one(table: str, name: str) -> None:
-    """Print all about one of them: what it is, its settings, and an example. RayflError for an unknown name."""
+    """Print the description of one of them, its settings, and an example. RayflError for an unknown name."""
     kind = CHOSEN[table]
     found = find(kind, name)
     print(f"{kind.label} {name}\n")
@@ -55,7 +55,7 @@ def print_one(table: str, name: str) -> None:
 
 # Any: a class of a kind, or what it adopts; a TOML table.
 def example(name: str, found: Any) -> dict[str, Any]:
-    """A table that chooses it: what must be given, and some settings at their defaults."""
+    """A table that chooses it: its required settings, and some others at their defaults."""
     fields = settings_of(found)
     required = {key: (field.examples or [None])[0] for key, field in fields.items() if field.is_required()}
     own = [key for key in fields if key not in LocalTraining.model_fields]
@@ -66,7 +66,7 @@ def example(name: str, found: Any) -> dict[str, Any]:
 
 # Any: a default, and a value that TOML holds.
 def _plain(value: Any) -> Any:
-    """A default as TOML writes it; None where it has none, or needs no example."""
+    """A default as TOML writes it; None if TOML has no such value or an example does not need it."""
     if isinstance(value, Choice):
         return value.name
     return value if isinstance(value, bool | int | float | str | tuple) and value != () else None
@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
 
 # Any: values of TOML.
 def overrides(table: str, given: Mapping[str, Any]) -> list[str]:
-    """The same table as words of a command line, quoted as a shell needs it."""
+    """The same table as words of a command line, quoted for a shell."""
     return [f"{table}={given['name']}", *(_override(f"{table}.{key}", given[key]) for key in given if key != "name")]
 
 
@@ -88,7 +88,7 @@ def _override(key: str, value: Any) -> str:
 
 # Any: see `example`.
 def setting_rows(found: Any) -> list[tuple[str, str, str, str]]:
-    """Of each of its settings the name, the default, what is allowed, and what it is."""
+    """A row for each setting: name, default, allowed values, description."""
     return [
         (
             name,
@@ -102,7 +102,7 @@ def setting_rows(found: Any) -> list[tuple[str, str, str, str]]:
 
 # Any: see `example`.
 def about(found: Any) -> list[str]:
-    """Paragraphs about it: of a method what its file says, the paper first, of the others what its class says."""
+    """Paragraphs about it, from its class's docstring. A method's module comes first, with the paper."""
     texts = [inspect.getdoc(found) or ""]
     if isinstance(found, type) and issubclass(found, Method):
         module = inspect.getmodule(found)
@@ -126,7 +126,7 @@ def _with_default(found: Any) -> list[str]:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """The values that a setting takes, in words."""
+    """The allowed values of a setting, in words."""
     kind = field.annotation
     if isinstance(kind, type) and issubclass(kind, Kind):
         return f"a {kind.__name__.lower()}, by its name or as a table"

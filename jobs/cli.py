@@ -1,12 +1,12 @@
 """The command `rayfl`: run, sweep, report, and what there is to choose from."""
 
+import functools
 import json
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,10 +19,7 @@ from jobs.standard_output import outliving_its_reader, print_table
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
-# A list of commands loads nothing that it does not need.
-if TYPE_CHECKING:
-    from rayfl.experiment.report_options import ReportOptions
-    from rayfl.run_directory.record import Run
+# Each command imports what it needs, so that a list of commands loads nothing else.
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -40,7 +37,9 @@ def main() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Go on with the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
+@click.pass_context
 def run(
+    context: click.Context,
     file: Path,
     overrides: Sequence[str],
     rounds: int | None,
@@ -56,28 +55,23 @@ def run(
     A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume the same
     command begins the run in --output, goes on with it, or says that it is finished: schedulers may repeat it.
     """
+    if resumed and overwrite:
+        raise RayflError("--resume needs no --overwrite beside it")
     settings = [*overrides, *_settings(rounds, actors, inline)]
+    from rayfl.experiment.experiment_file import is_of_sweep
+
+    table = _table(file, settings)
+    if "sweep" in table or any(is_of_sweep(one) for one in settings):
+        if isinstance(output, str):
+            raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
+        context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
     with outliving_its_reader(), Display() as display:
-        if resumed and overwrite:
-            raise RayflError("--resume needs no --overwrite beside it")
-
         display.stage("loading")
-        table = _begin(file, settings, inline)
-        from rayfl.experiment.sweep import combine, take_lists
-
-        table, lists = take_lists(table, settings)
-        if lists is not None:
-            from jobs.console import Audience
-            from jobs.sweep import sweep as run_all
-
-            if isinstance(output, str):
-                raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
-            combinations = combine(table, lists, settings)
-            sys.exit(run_all(combinations, output, 1, overwrite, Audience(display=display)))
-
+        if not inline:
+            fork_server.begin()
         from rayfl.experiment.experiment import Experiment
 
-        # A refused experiment needs nothing of Ray.
+        # A wrong setting is refused before Ray is loaded.
         experiment = Experiment(**table)
         from jobs.run_and_print import run_and_print, run_or_resume
 
@@ -122,17 +116,14 @@ def resume(
 
 
 # Any: a TOML table.
-def _begin(file: Path, settings: Sequence[str], inline: bool) -> dict[str, Any]:
-    """Read an experiment's file and put the overrides in, except those of its `[sweep]` table; returns the table.
+def _table(file: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """An experiment's file with the overrides, except those of its `[sweep]` table.
 
-    A wrong file or override is refused before anything large is loaded. Then what Ray's workers need begins to load.
+    Torch is not loaded yet: a wrong file or override is refused at once.
     """
     from rayfl.experiment.experiment_file import is_of_sweep, read_table
 
-    table = read_table(file, [one for one in settings if not is_of_sweep(one)])
-    if not inline:
-        fork_server.begin()
-    return table
+    return read_table(file, [one for one in settings if not is_of_sweep(one)])
 
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
@@ -169,11 +160,13 @@ def sweep(
 
     KEY=VALUE replaces single settings; that of a swept KEY takes it out of the sweep, sweep.KEY=[...] puts it in.
     """
+    settings = [*overrides, *_settings(rounds, actors, inline)]
+    settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
+    table = _table(file, settings)
     with outliving_its_reader(), Display() as display:
         display.stage("loading")
-        settings = [*overrides, *_settings(rounds, actors, inline)]
-        settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
-        table = _begin(file, settings, inline)
+        if not inline:
+            fork_server.begin()
         from rayfl.experiment.sweep import combine, take_lists
 
         table, lists = take_lists(table, settings)
@@ -190,122 +183,71 @@ def sweep(
 def _report_options(
     target: float | None, best_over: Sequence[str], last: int | None = None, metric: str | None = None
 ) -> dict[str, object]:
-    """The options that stand for settings of `[report]`."""
+    """The options that were given, by the settings of `[report]` that they stand for."""
     options = {"target": target, "best_over": list(best_over) or None, "last": last, "metric": metric}
     return {key: value for key, value in options.items() if value is not None}
+
+
+# Any: the options of a command.
+def _comparing(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that stand for settings of `[report]`, as one argument `given`."""
+
+    @functools.wraps(command)
+    def called(
+        target: float | None, best_over: Sequence[str], last: int | None, metric: str | None, **others: Any
+    ) -> None:
+        command(given=_report_options(target, best_over, last, metric), **others)
+
+    for option in (
+        click.option(
+            "--metric",
+            help="The accuracy that decides, as own/accuracy; by default own/accuracy if a method is personal.",
+        ),
+        click.option(
+            "--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3."
+        ),
+        click.option(
+            "--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr."
+        ),
+        click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8."),
+    ):
+        called = option(called)
+    return called
 
 
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=RUN_PLACE)
 @click.option("--output", type=ABSOLUTE, help="The page; by default report.html in the one run directory, or here.")
-@click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8.")
-@click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
-@click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
-@click.option(
-    "--metric", help="The accuracy that decides, as own/accuracy; by default own/accuracy where a method is personal."
-)
-@click.option("--overwrite", is_flag=True, help="Replace the page's file also where it is no report of rayfl's.")
+@_comparing
+@click.option("--overwrite", is_flag=True, help="Replace the page's file even if it is no report of rayfl's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
 def report(
-    directories: Sequence[Path | str],
-    output: Path | None,
-    target: float | None,
-    best_over: Sequence[str],
-    last: int | None,
-    metric: str | None,
-    overwrite: bool,
-    as_json: bool,
+    directories: Sequence[Path | str], output: Path | None, given: dict[str, object], overwrite: bool, as_json: bool
 ) -> None:
     """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs.
 
     A URL, as s3://bucket/runs/NAME, stands for the run there; the page is written to this machine.
     """
     with Display() as display:
-        display.stage("reading the runs")
-        from rayfl.report.summary import summary
+        display.stage("loading")
+        from jobs import looking
 
-        found = _runs(directories)
         if as_json:
-            display.close()
-            print(json.dumps([summary(run) for run in found], indent=2))
-            return
-
-        from rayfl.report.page import report as write
-
-        options = _agreed(found, _report_options(target, best_over, last, metric))
-
-        display.stage("drawing the page")
-        name = "report.html" if len(found) == 1 else "comparison.html"
-        here = directories[0] if len(directories) == 1 and isinstance(directories[0], Path) else Path().absolute()
-        page = write([run.directory for run in found], output or here / name, options, overwrite)
-        display.close()
-        if len(found) > 1:
-            _print_comparison(found, options)
+            looking.print_json(directories, display)
         else:
-            from jobs.run_tables import result_table
-
-            print_table(result_table(summary(found[0])), 100)
-        print(f"report: {page}")
-
-
-def _runs(places: Sequence[Path | str]) -> "list[Run]":
-    """The runs in directories and at URLs; a sweep's directory stands for all its runs."""
-    from rayfl.run_directory.record import read_run, run_directories
-
-    found = []
-    for place in places:
-        directories = [_to_read(place)] if isinstance(place, str) else run_directories(place)
-        found += [read_run(directory) for directory in directories]
-    return found
-
-
-def _to_read(place: Path | str) -> Path:
-    """The directory in which the run at a place can be read."""
-    if isinstance(place, Path):
-        return place
-    from rayfl.run_directory.fetching import copy_for_reading
-
-    return copy_for_reading(place, ("checkpoints/", "models/global", "tensorboard/", "mlflow/", "wandb/"))
-
-
-def _agreed(runs: "Sequence[Run]", given: dict[str, object]) -> "ReportOptions":
-    """The options by which runs are compared. RayflError for one that is given and fits none of them."""
-    from rayfl.experiment.report_options import agreed_options
-    from rayfl.report.comparison import require
-
-    require(runs, agreed_options([], given))
-    return agreed_options([run.experiment for run in runs], given)
-
-
-def _print_comparison(runs: "Sequence[Run]", options: "ReportOptions") -> None:
-    from jobs.run_tables import comparison_tables
-
-    for table in comparison_tables(runs, options):
-        print_table(table, 140)
+            looking.write_page(directories, output, given, overwrite, display)
 
 
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=RUN_PLACE)
-@click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is shown, as 0.8.")
-@click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
-@click.option("--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3.")
-@click.option(
-    "--metric", help="The accuracy that decides, as own/accuracy; by default own/accuracy where a method is personal."
-)
-def compare(
-    directories: Sequence[Path | str],
-    target: float | None,
-    best_over: Sequence[str],
-    last: int | None,
-    metric: str | None,
-) -> None:
+@_comparing
+def compare(directories: Sequence[Path | str], given: dict[str, object]) -> None:
     """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
     with Display() as display:
-        display.stage("reading the runs")
-        found = _runs(directories)
-        options = _agreed(found, _report_options(target, best_over, last, metric))
-        display.close()
-        _print_comparison(found, options)
+        display.stage("loading")
+        from jobs import looking
+
+        looking.compare(directories, given, display)
 
 
 @main.command()
@@ -313,49 +255,22 @@ def compare(
 def ls(folders: Sequence[Path | str]) -> None:
     """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, accuracy, age."""
     with Display() as display:
-        display.stage("reading the runs")
-        from jobs.run_tables import list_table
-        from rayfl.report import wording
-        from rayfl.report.overview import overviews
+        display.stage("loading")
+        from jobs import looking
 
         for place in folders or [Path("runs").absolute()]:
-            folder = _listed(place)
-            if not folder.is_dir():
-                raise RayflError(f"there is no folder {place}; name the one in which your runs lie")
-            found = overviews(folder)
-            if isinstance(place, str):
-                found = [replace(one, state="unfinished") if one.state == "stopped" else one for one in found]
-            display.close()
-            if found:
-                print_table(list_table(folder, found), 120)
-            print(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {place}")
-
-
-def _listed(place: Path | str) -> Path:
-    """The folder whose runs are listed, which of a URL is made for that."""
-    if isinstance(place, Path):
-        return place
-    from rayfl.run_directory.fetching import copies_for_listing
-
-    return copies_for_listing(place)
+            looking.list_runs(place, display)
 
 
 @main.command()
 @click.argument("place", metavar="RUN", type=RUN_PLACE)
 def show(place: Path | str) -> None:
-    """Show all about the run in the directory or at the URL RUN: its experiment, what computed it, and its results."""
+    """Show a run's experiment, platform and results. RUN is its directory or URL."""
     with Display() as display:
-        display.stage("reading the run")
-        from jobs.run_tables import description, result_table, standing
-        from rayfl.report.summary import summary
-        from rayfl.run_directory.record import read_run
+        display.stage("loading")
+        from jobs import looking
 
-        run = read_run(_to_read(place))
-        results = result_table(summary(run))
-        display.close()
-        print(description(run))
-        print_table(results, 100)
-        print(standing(run, place if isinstance(place, str) else None))
+        looking.show(place, display)
 
 
 @main.command(cls=WithSettings)

@@ -1,8 +1,8 @@
-"""What the commands give back to a shell."""
+"""The exit codes of the commands."""
 
 FAILED = 1
 """An error of a client, Ray, the cluster or the disk ended a run, or some runs of a sweep failed."""
 MISTAKE = 2
-"""What the user gave is refused."""
+"""The command refused a value of the user."""
 INTERRUPTED = 130
-"""A signal ended the run: what shells give for a command that SIGINT ended."""
+"""A signal ended the run: the shells' code for a command that SIGINT ended."""

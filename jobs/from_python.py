@@ -1,13 +1,13 @@
-"""rayfl from Python, as `rayfl.run` and so on: what the commands do, without their printed tables and exit codes.
+"""rayfl from Python: `rayfl.run` and so on do what the commands do, without printed tables and exit codes.
 
-An experiment is given as the path of its TOML file or the name of one of ours, as an `Experiment`, or by keyword
-arguments alone, which are the tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`,
-classes and objects where a file has a name. Beside a path or an `Experiment` they take the place of its settings, as do
-overrides ("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a value of Python's.
+An experiment is the path of its TOML file, the name of a shipped one, an `Experiment`, or keyword arguments alone.
+These are the tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`, with classes and
+objects in place of names. Beside a path or an `Experiment` they replace its settings, and so do overrides
+("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a Python value.
 
 A mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code
-`rayfl.rounds.worker_jobs.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
-`rayfl.run_directory.atomic_files.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and at a
+`rayfl.rounds.errors.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
+`rayfl.run_directory.atomic_files.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and the
 second time at once; it can be resumed.
 """
 
@@ -43,7 +43,7 @@ Given = str | Path | Experiment | None
 
 @dataclass(frozen=True)
 class Round:
-    """A round as it ends. A run that went back to its last checkpoint reports some rounds again, with the same values.
+    """A round that has ended. A run that went back to its last checkpoint reports some rounds again, with equal values.
 
     round: from 0 on; planned: rounds of the whole run; metrics: the round's own values by name, such as
     "own/accuracy", a mean over clients; {} in a round without evaluation. Bits are of all clients, `simulated_s` is the
@@ -62,7 +62,7 @@ class Round:
 
 
 class SweepFailed(RuntimeError):
-    """Some runs of a sweep failed. `errors`: the sentence of each by its title; `directory`: where the others lie."""
+    """Some runs of a sweep failed. errors: the sentence of each by its title; directory: the place of the others."""
 
     def __init__(self, message: str, errors: Mapping[str, str], directory: Path) -> None:
         super().__init__(message, errors, directory)

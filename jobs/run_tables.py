@@ -18,9 +18,9 @@ from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
 
 _MOST_DIFFERENCES = 12
-"""Settings in which runs differ that a terminal shows."""
+"""The most differing settings that a terminal shows."""
 _MOST_RUNS = 6
-"""Runs whose settings fit into a terminal side by side."""
+"""The most runs whose settings fit side by side into a terminal."""
 
 
 def list_table(folder: Path, found: Sequence[Overview]) -> Table:
@@ -37,7 +37,7 @@ def list_table(folder: Path, found: Sequence[Overview]) -> Table:
 
 
 def age(seconds: float) -> str:
-    """Time since something in its largest unit: 45 s, 12 min, 3 h, 2 days; "" for ever."""
+    """A time in its largest unit: 45 s, 12 min, 3 h, 2 days; "" if it is infinite."""
     if math.isinf(seconds):
         return ""
     if seconds < 120:
@@ -70,16 +70,16 @@ def result_table(numbers: Summary) -> Table:
 
 
 def description(run: Run) -> str:
-    """The experiment of a run as its file would say it, and what computed it."""
+    """The experiment of a run as TOML, and the platform that computed it."""
     known = {key: value for key, value in dotted(run.platform).items() if not key.startswith("variables.")}
     platform = "\n".join(f"# {key}: {value}" for key, value in known.items() if value not in (None, ""))
     return f"{toml.dumps(run.experiment)}\n# Computed with\n{platform or '# nothing yet'}"
 
 
 def standing(run: Run, url: str | None = None) -> str:
-    """Where a run stands, where it lies, and the command that goes on with it or draws its page.
+    """The state of a run, its place, and the command that goes on with it or draws its page.
 
-    `url`: where it lies in object storage, if it does; its directory is then a copy that does not last.
+    `url`: its place in object storage; its directory is then a temporary copy.
     """
     state, planned, page = state_of(run), run.experiment.get("rounds"), run.directory / "report.html"
     if url is not None:
@@ -98,7 +98,7 @@ def standing(run: Run, url: str | None = None) -> str:
 
 
 def comparison_tables(runs: Sequence[Run], options: ReportOptions) -> list[Table]:
-    """Runs side by side, and the settings in which they differ as far as there is room."""
+    """Runs side by side, and the first settings in which they differ."""
     found = comparison(runs, options)
     by = f" by {found.metric}" if found.metric else ""
     tables = [

@@ -1,6 +1,6 @@
 """The experiments that come with rayfl, found by name from anywhere, and the file that `rayfl init` writes.
 
-Nothing here loads torch: a list of names comes at once.
+Nothing here loads torch, so that a list of names comes at once.
 """
 
 import re
@@ -23,10 +23,7 @@ def names() -> list[str]:
 
 
 def experiment_file(given: Path) -> Path:
-    """The file that a command was given, or the one of ours with that name.
-
-    RayflError for a bare word that is neither.
-    """
+    """The file that a command was given, or the shipped experiment of that name. RayflError for any other bare word."""
     if given.is_file() or given.suffix or given.name != str(given):
         return given
     if given.name in names():
@@ -38,7 +35,7 @@ def experiment_file(given: Path) -> Path:
 
 
 def table() -> Table:
-    """The experiments that come with rayfl: names, their data, and what they show."""
+    """The experiments that come with rayfl: names, data, descriptions."""
     listed = Table("name", "data", "what it shows")
     for name in names():
         text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
@@ -48,19 +45,19 @@ def table() -> Table:
 
 
 def first_comment_sentence(text: str) -> str:
-    """The first sentence of the comment with which a file begins; "" where it begins with none."""
+    """The first sentence of the comment at the beginning of a file; "" if there is none."""
     comment = re.match(r"(#.*\n)*", text)
     return first_sentence((comment[0] if comment else "").replace("#", " "))
 
 
 def write_template(path: Path) -> None:
-    """Write a commented experiment file to begin with. RayflError where there is anything already."""
+    """Write a commented experiment file. RayflError if `path` exists."""
     if path.suffix != ".toml":
         raise RayflError(f"{path} ends in {path.suffix!r}; give a name that ends in .toml")
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(TEMPLATE.read_text(encoding="utf-8"))
     except FileExistsError:
-        raise RayflError(f"{path} is there already, and is never replaced; give another name") from None
+        raise RayflError(f"{path} exists already and is not replaced; give another name") from None
     except OSError as error:
         raise RayflError(f"{path} cannot be written ({reason(error)}); give another place") from None

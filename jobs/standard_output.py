@@ -1,4 +1,4 @@
-"""Standard output: tables, and a reader that has left, as `head` does: a list ends there, and a run goes on."""
+"""Standard output: tables, and a reader that leaves early, as `head` does. A list ends then, a run goes on."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def first_sentence(text: str) -> str:
 
 
 def print_table(table: Table, width: int = 110) -> None:
-    """Print a table as wide as the terminal, or as `width` letters where the output is a file."""
+    """Print a table as wide as the terminal, or `width` letters wide if the output is a file."""
     Console(width=None if sys.stdout.isatty() else width).print(table)
 
 
@@ -35,7 +35,7 @@ def reader_has_left() -> bool:
 
 
 def discard_output() -> None:
-    """Let what is printed from now on go nowhere, also what Python flushes at its end."""
+    """Discard all further output, also the text that Python flushes at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -43,7 +43,7 @@ def discard_output() -> None:
 
 @contextmanager
 def outliving_its_reader() -> Iterator[None]:
-    """Whatever prints inside goes on where nobody reads it any more."""
+    """Code inside may print although nobody reads its output any more."""
     before = sys.stdout
     sys.stdout = _Outliving(before)
     try:
@@ -53,13 +53,13 @@ def outliving_its_reader() -> Iterator[None]:
 
 
 class _Outliving:
-    """A stream that goes nowhere once its reader has left."""
+    """A stream that discards its text once its reader has left."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text, to nowhere where nobody reads."""
+        """Write text, or discard it if nobody reads."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -73,6 +73,6 @@ class _Outliving:
         except BrokenPipeError:
             discard_output()
 
-    # Any: whatever else a stream has.
+    # Any: any other attribute of a stream.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

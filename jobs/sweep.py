@@ -49,11 +49,10 @@ PAGE = "comparison.html"
 
 @dataclass(frozen=True)
 class Swept:
-    """The end of a sweep: its directory, its combinations in their order, the page that compares the finished ones."""
+    """The end of a sweep: its directory, and the outcomes of its combinations in their order."""
 
     directory: Path
     outcomes: Sequence[Outcome]
-    page: Path | None
 
     def with_status(self, *statuses: Status) -> list[Outcome]:
         """The outcomes with one of these."""
@@ -79,8 +78,8 @@ def sweep(
     names = accuracy_names(groups(runs), combinations[0].experiment.report.metric) if runs else []
     print_table(_table(combinations[0].experiment.name, swept.outcomes, numbers, next(iter(names), None)), 140)
     print(f"sweep directory: {swept.directory}")
-    if swept.page is not None:
-        print(f"comparison:      {swept.page}")
+    if finished:
+        print(f"comparison:      {swept.directory / PAGE}")
     if sentence := package_folder.warning(swept.directory):
         print(sentence)
     failed = swept.with_status("failed")
@@ -134,16 +133,24 @@ def run_all(
         with _session([one.experiment for one in waiting], audience) as on_ray:
             parallel = min(parallel, len(waiting))
             waiting = [_sharing(one, parallel, most_calls[one.directory]) for one in waiting]
-            outcomes += _run_waiting(waiting, directory, parallel, on_ray, overwrite, audience)
+            overall = Overall(audience.display, len(waiting))
+            if parallel == 1:
+                outcomes += _one_by_one(waiting, directory, overwrite, audience, overall)
+            else:
+                lines = audience.show == "all" and not audience.display.live
+                address = None
+                if on_ray:
+                    from actors import session
+
+                    address = session.address()
+                outcomes += Processes(directory, address, overwrite, overall, lines).run(waiting, parallel)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
-    finished = [outcome.directory for outcome in outcomes if outcome.status in ("finished", "skipped")]
-    options = combinations[0].experiment.report
-    audience.stage(DRAWING)
-    page = _page(finished, directory, options, overwrite) if finished else None
-    if page is not None and url is not None:
-        _copy_page(page, url)
-    return Swept(directory, outcomes, page)
+    swept = Swept(directory, outcomes)
+    if finished := [outcome.directory for outcome in swept.with_status("finished", "skipped")]:
+        audience.stage(DRAWING)
+        _draw_page(finished, directory, combinations[0].experiment.report, overwrite, url)
+    return swept
 
 
 def _of_sweep(one: Combination, name: str, url: str | None) -> Combination:
@@ -155,18 +162,19 @@ def _of_sweep(one: Combination, name: str, url: str | None) -> Combination:
     return replace(one, experiment=one.experiment.model_copy(update={"output": output}))
 
 
-def _page(finished: Sequence[Path], directory: Path, options: ReportOptions, overwrite: bool) -> Path:
+def _draw_page(
+    finished: Sequence[Path], directory: Path, options: ReportOptions, overwrite: bool, url: str | None
+) -> None:
+    """Draw the page, and copy it to `url` if the sweep has a place there."""
     from rayfl.report.page import report
 
     with writing(directory, f"draw the page with: rayfl report {directory}"):
-        return report(finished, directory / PAGE, options, overwrite)
-
-
-def _copy_page(page: Path, url: str) -> None:
-    try:
-        Storage(url).put(PAGE, page)
-    except OSError as error:
-        log.warning("%s cannot be written to (%s): the page is in %s alone", url, error, page)
+        page = report(finished, directory / PAGE, options, overwrite)
+    if url is not None:
+        try:
+            Storage(url).put(PAGE, page)
+        except OSError as error:
+            log.warning("%s cannot be written to (%s): the page is in %s alone", url, error, page)
 
 
 def _validated(
@@ -229,26 +237,6 @@ def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[
     audience.stage(session.opening(runtimes[0]))
     with session.session(runtimes[0]):
         yield True
-
-
-def _run_waiting(
-    waiting: Sequence[Combination],
-    directory: Path,
-    parallel: int,
-    on_ray: bool,
-    overwrite: bool,
-    audience: Audience,
-) -> list[Outcome]:
-    overall = Overall(audience.display, len(waiting))
-    if parallel == 1:
-        return list(_one_by_one(waiting, directory, overwrite, audience, overall))
-    address = None
-    if on_ray:
-        from actors import session
-
-        address = session.address()
-    lines = audience.show == "all" and not audience.display.live
-    return Processes(directory, address, overwrite, overall, lines).run(waiting, parallel)
 
 
 def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:

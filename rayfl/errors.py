@@ -34,12 +34,12 @@ class UnknownName(RayflError):
 
 
 class UnknownKey(RayflError):
-    """A key that its table does not take; `known` are those that it takes."""
+    """A key that its table does not have; `known` are the keys that it has."""
 
     def __init__(self, key: tuple[str, ...], known: Iterable[str]) -> None:
         self.known = sorted(known)
         super().__init__(f"': {nearest(key[-1], self.known)}", key, "unknown key '")
-        # What pickle makes it of.
+        # The arguments for pickle.
         self.args = (key, self.known)
 
     def under(self, *tables: str) -> RayflError:
@@ -52,7 +52,7 @@ def reason(error: OSError) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown `name`: the closest known one, or all of them."""
+    """The end of a sentence about an unknown `name`: the closest known name, or all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:

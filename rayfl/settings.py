@@ -1,7 +1,7 @@
 """Settings: the validated, frozen values that a user writes (an experiment, hyper-parameters, a compressor)."""
 
 import difflib
-import re
+import sys
 from collections import abc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ KINDS = {
 
 
 MOST_NESTED = 32
-"""Tables and lists inside each other that a setting may have."""
+"""The most levels of tables and lists in a setting."""
 
 
 # Any: settings of any type.
@@ -57,9 +57,9 @@ class Settings(BaseModel):
 
 # Any: what the user gave.
 def check_plain(value: Any, key: tuple[str, ...] = ()) -> None:
-    """RayflError for what no setting takes: a whole number beyond 64 bits, a null character, deep nesting.
+    """RayflError for a value that no setting takes: a whole number beyond 64 bits, a null character, deep nesting.
 
-    Python alone could hold them: numpy, torch, files and sentences cannot.
+    Python can hold them; numpy, torch and files cannot.
     """
     if isinstance(value, Mapping | list | tuple) and len(key) == MOST_NESTED:
         path = ".".join(_named(key)[:3])
@@ -78,13 +78,13 @@ def check_plain(value: Any, key: tuple[str, ...] = ()) -> None:
 
 
 def _named(key: tuple[str, ...]) -> tuple[str, ...]:
-    """A path without the items of lists."""
+    """A path without its empty parts, which are items of lists."""
     return tuple(filter(None, key)) or ("a key",)
 
 
 # Any: what the user gave.
 def _frozen(value: Any) -> Any:
-    """TOML and JSON have lists where settings, which are frozen, have tuples."""
+    """Turn the lists of TOML and JSON into tuples: settings are frozen."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
@@ -114,7 +114,7 @@ def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str,
 
 # Any: a type, and what the user gave for it.
 def _inside(annotation: Any, value: Any) -> RayflError | None:
-    """The mistake in a table, of the tables that a field takes the one whose keys are most alike; None without any."""
+    """The mistake in a table, judged by the kind of table whose keys are most alike; None if no kind is."""
     kinds = [
         kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, Settings)
     ]
@@ -136,19 +136,17 @@ def _inside(annotation: Any, value: Any) -> RayflError | None:
 
 # Any: one of pydantic's error details.
 def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> RayflError:
-    """The error of one of our validators; a field's name at its beginning becomes the field's path."""
-    reason = first["ctx"]["error"]
-    tables = tuple(str(part) for part in first["loc"])
-    if isinstance(reason, RayflError) and (reason.key or type(reason) is not RayflError):
-        return reason.under(*tables)
-    begin = re.match(r"(\w+)(\.\w+)*(?=[=: ])", str(reason))
-    if begin and begin[1] in (tables or model.model_fields):
-        return RayflError(str(reason)[begin.end() :], tables or tuple(begin[0].split(".")))
-    return RayflError(str(reason)).under(*tables)
+    """The error of a validator: a RayflError with its key, or else the class and the file of the validator."""
+    reason, tables = first["ctx"]["error"], tuple(str(part) for part in first["loc"])
+    if not isinstance(reason, RayflError):
+        file = getattr(sys.modules.get(model.__module__), "__file__", None) or model.__module__
+        reason = RayflError(f"{reason} ({model.__qualname__} in {file})")
+    # The validator of a field names the field itself.
+    return reason if tables and reason.key[:1] == tables[-1:] else reason.under(*tables)
 
 
 def shown(value: object) -> str:
-    """A value as a sentence shows it, as TOML writes it where that is simple; long ones are cut."""
+    """A value as a sentence shows it, close to TOML and cut if it is long."""
     if isinstance(value, bool):
         return str(value).lower()
     text = repr(list(value) if isinstance(value, tuple) else value)
@@ -157,7 +155,7 @@ def shown(value: object) -> str:
 
 # Any: annotations have no common type, and neither have their bounds.
 def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False) -> str:
-    """The values that a field takes, in words: "a number in (0, 1]", "'sgd' or 'adam'", "a list of whole numbers"."""
+    """The allowed values of a field, in words: "a number in (0, 1]", "'sgd' or 'adam'", "a list of whole numbers"."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
         return describe(arguments[0], arguments[1:], several)
@@ -180,7 +178,7 @@ def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False)
 
 
 def _range(bounds: Iterable[Any]) -> str:
-    """The bounds of a number (annotated_types' Gt, Ge, Lt, Le) in words, "" where there are none."""
+    """The bounds of a number (annotated_types' Gt, Ge, Lt, Le) in words; "" without bounds."""
     flat = [part for bound in bounds for part in (bound.metadata if isinstance(bound, FieldInfo) else (bound,))]
     limits = {name: f"{getattr(b, name):g}" for b in flat for name in ("gt", "ge", "lt", "le") if hasattr(b, name)}
     if len(limits) == 2:

@@ -25,9 +25,9 @@ class Inner(Settings):
     @classmethod
     def _not_a_third(cls, ratio: float) -> float:
         if ratio == 0.25:
-            raise ValueError(f"ratio={ratio} is a quarter; take another")
+            raise RayflError(f"={ratio} is a quarter; take another", key=("ratio",))
         if ratio == 0.75:
-            raise ValueError("three quarters are too much")
+            raise RayflError("three quarters are too much")
         return ratio
 
 
@@ -42,9 +42,11 @@ class Outer(Settings):
     @model_validator(mode="after")
     def _few(self) -> "Outer":
         if self.count == 13:
-            raise ValueError("count=13 and kind='a' do not go together")
+            raise RayflError("=13 and kind='a' do not go together", key=("count",))
         if self.count == 14:
-            raise ValueError("fourteen is odd")
+            raise RayflError("fourteen is odd")
+        if self.count == 15:
+            raise ValueError("fifteen is odder")
         return self
 
 
@@ -107,6 +109,11 @@ def test_a_union_is_one_sentence(value: Any, text: str):
 def test_what_is_wrong_in_the_table_that_was_meant_is_said(value: Any, names: list[str]):
     with refused(names=names):
         Inner(weights=value)
+
+
+def test_a_plain_error_of_a_validator_names_the_class_and_its_file():
+    with refused(names=["fifteen is odder", "Outer", __file__]):
+        Outer(count=15)
 
 
 def test_what_is_right_passes():

@@ -38,7 +38,9 @@ class FedNova(FedAvg):
         @model_validator(mode="after")
         def _known_coefficients(self) -> "FedNova.Hyper":
             if self.optimizer != "sgd":
-                raise RayflError(f"optimizer={self.optimizer!r} has no a_i in closed form; use optimizer='sgd'")
+                raise RayflError(
+                    f"={self.optimizer!r} has no a_i in closed form; use optimizer='sgd'", key=("optimizer",)
+                )
             return self
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"

@@ -1,15 +1,14 @@
 """A name or a table of an experiment file, or an object from Python -> the object that it describes.
 
 There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Source`, `PartitionScheme` or `Topology` in
-its room is a new compressor, model, dataset, partition or topology, found by its class attribute `name`; a new file in
-`rayfl/methods/` is a new method. What lies outside the package is found too (plugins.py).
+its package is a new compressor, model, dataset, partition or topology, found by its class attribute `name`; a new file
+in `rayfl/methods/` is a new method. Classes outside the package are found too (plugins.py).
 """
 
 import importlib
 import inspect
 import pkgutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from logging import getLogger
 from typing import Any, ClassVar, TypeVar
@@ -22,7 +21,7 @@ from rayfl.settings import Settings, shown
 
 
 class Kind:
-    """What an experiment chooses by `name`. `label`: what a user calls one; `package`: where ours lie."""
+    """A class that an experiment chooses by `name`. label: the user's word for one; package: the place of ours."""
 
     name: ClassVar[str]
     label: ClassVar[str]
@@ -30,7 +29,7 @@ class Kind:
 
     @classmethod
     def adopts(cls, found: object) -> bool:
-        """Whether an object of this kind can be made with something that is no subclass of it."""
+        """Whether an object of this kind can be made of `found`, which is no subclass of it, such as a torch module."""
         return False
 
 
@@ -40,11 +39,11 @@ class Choice(Settings, Kind):
     # Any: options get their types from the class that takes them.
     @classmethod
     def from_options(cls, found: Any, options: Mapping[str, Any]) -> Any:
-        """The object that `found` (a class of this kind, or what it `adopts`) makes with options."""
+        """The object that `found` (a class of this kind, or an object that it `adopts`) makes with options."""
         return found(**options)
 
     def to_table(self) -> dict[str, Any]:
-        """The table that makes it again."""
+        """The table from which `make` makes it again."""
         return {"name": reference(type(self)), **self.model_dump()}
 
 
@@ -52,37 +51,27 @@ K = TypeVar("K", bound=Kind)
 
 
 def named(kind: type[K]) -> dict[str, type[K]]:
-    """Every concrete subclass of `kind` in rayfl, of which `label` and `package` are known, by its `name`."""
+    """Every class of `kind` with a `name` in the package of the kind, by that name."""
     return scanned(kind)
 
 
 # Any: `cache` forgets the type of the kind.
 @cache
 def scanned(kind: Any) -> Any:
-    """What `named` found when it was first asked."""
+    """The result of `named` when it was first asked."""
     room = importlib.import_module(kind.package)
-    for module in pkgutil.iter_modules(room.__path__):
-        importlib.import_module(f"{room.__name__}.{module.name}")
-    found = {vars(one)["name"]: one for one in _below(kind) if isinstance(vars(one).get("name"), str)}
+    found = {}
+    for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+        for one in vars(importlib.import_module(module.name)).values():
+            own = isinstance(one, type) and issubclass(one, kind) and one.__module__ == module.name
+            if own and isinstance(vars(one).get("name"), str):
+                found[vars(one)["name"]] = one
     return dict(sorted(found.items()))
-
-
-def _below(kind: type[K]) -> Iterator[type[K]]:
-    """All subclasses in rayfl that a module has by their names: others were made as the program ran."""
-    for subclass in kind.__subclasses__():
-        if subclass.__module__.startswith("rayfl.") and is_in_module(subclass):
-            yield subclass
-        yield from _below(subclass)
-
-
-def is_in_module(kind: type) -> bool:
-    """Whether a class's module has it by its name."""
-    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 
 # Any: a class of `kind`, or what it adopts.
 def installed(kind: type[Kind]) -> dict[str, Any]:
-    """What installed packages bring of a kind, by name; one that cannot be loaded is left out with a warning."""
+    """The plugins of a kind in installed packages, by name; one that cannot be loaded is left out with a warning."""
     found = {}
     for name in plugins.installed():
         try:
@@ -94,13 +83,13 @@ def installed(kind: type[Kind]) -> dict[str, Any]:
 
 # Any: a class of `kind`, or what it adopts.
 def known(kind: type[Kind]) -> dict[str, Any]:
-    """All of a kind that can be named by a plain word: ours and those of installed packages."""
+    """Everything of a kind that has a plain name: ours, and the plugins of installed packages."""
     return {**named(_widest(kind)), **installed(_widest(kind))}
 
 
 # Any: a name from a file, or a class or a function from Python; found is a class of `kind`, or what it adopts.
 def find(kind: type[Kind], given: Any) -> Any:
-    """What stands behind a name of an experiment, or behind a class from Python. RayflError where nothing does."""
+    """The class that a name of an experiment, or an object from Python, stands for. RayflError if there is none."""
     ours = named(_widest(kind))
     if callable(given):
         return _checked(kind, given)
@@ -123,7 +112,7 @@ def find(kind: type[Kind], given: Any) -> Any:
 
 # Any: a class of kinds, of which type checkers cannot know that it is a `Choice` for a `Choice`.
 def _widest(kind: type[Kind]) -> Any:
-    """The kind itself for one that is narrower (a quantizer among the compressors)."""
+    """The kind that has a package of its own: Compressor for a quantizer."""
     return next(one for one in reversed(kind.__mro__) if issubclass(one, Kind) and "package" in vars(one))
 
 
@@ -134,7 +123,7 @@ def _is(kind: type[Kind], found: object) -> bool:
 
 # Any: see `find`.
 def _checked(kind: type[Kind], found: Any) -> Any:
-    """`found`, a class that is not ours, with a name of its own. RayflError where it is none of this kind."""
+    """`found`, with a name of its own if it is a class from elsewhere. RayflError if it is not of this kind."""
     widest = _widest(kind)
     word = getattr(found, "__qualname__", shown(found))
     if not _is(widest, found):
@@ -142,7 +131,7 @@ def _checked(kind: type[Kind], found: Any) -> Any:
             f"{plugins.place_of(found)}: {word!r} is {_what(found)}, and no {kind.label}; give a subclass of "
             f"{widest.__module__}.{widest.__name__}"
         )
-    if not isinstance(found, type) or not issubclass(found, Kind) or found.__module__.startswith("rayfl."):
+    if not isinstance(found, type) or not issubclass(found, Kind) or found in named(widest).values():
         return found
     if inspect.isabstract(found):
         lacks = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
@@ -158,7 +147,7 @@ def _checked(kind: type[Kind], found: Any) -> Any:
 
 
 def _what(found: object) -> str:
-    """What a user would call it."""
+    """The user's word for it."""
     if not isinstance(found, type):
         return "a function" if inspect.isfunction(found) else f"a value of type {type(found).__name__}"
     labels = [one.label for one in found.__mro__ if issubclass(one, Kind) and "label" in vars(one)]
@@ -170,8 +159,10 @@ def _what(found: object) -> str:
 # Any: a class or a function.
 def reference(found: Any) -> str:
     """The name by which an experiment finds a class again."""
-    if found.__module__.startswith("rayfl."):
-        return vars(found)["name"]
+    if isinstance(found, type) and issubclass(found, Kind):
+        name = vars(found).get("name")
+        if isinstance(name, str) and named(_widest(found)).get(name) is found:
+            return name
     return plugins.reference(found)
 
 
@@ -186,10 +177,9 @@ def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
 
 # Any: what a TOML file holds, or an object from Python.
 def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
-    """The object that a name, a table or a class describes; an instance as it is.
+    """The object that a name, a table or a class describes; an instance is returned unchanged.
 
-    ValueError where it is none of `kind`, which may be narrower than what its package holds (a quantizer among
-    the compressors).
+    RayflError if it is not of `kind`, which may be narrower than its package (a quantizer among the compressors).
     """
     widest = _widest(kind)
     if isinstance(given, widest):
@@ -207,7 +197,8 @@ def as_table(given: Any, field: str | None) -> dict[str, Any]:
     if isinstance(given, str) or callable(given):
         return {"name": given}
     if not isinstance(given, Mapping):
-        raise RayflError(f"{field}={shown(given)} is not allowed; it must be a name, or a table with a name")
+        key = (field,) if field is not None else ()
+        raise RayflError(f"={shown(given)} is not allowed; it must be a name, or a table with a name", key)
     return dict(given)
 
 
@@ -223,7 +214,7 @@ def from_table(kind: type[Choice]) -> BeforeValidator:
 
 # Any: a table of a TOML file.
 def to_table(choice: Choice) -> dict[str, Any]:
-    """What `make` reads: a field typed by a base class would be written without its settings."""
+    """The table for `make`. By itself pydantic would write a field typed by a base class without its settings."""
     return choice.to_table()
 
 

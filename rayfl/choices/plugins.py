@@ -32,12 +32,12 @@ _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
 _PREFIX = "rayfl_plugin_"
 MEMORY = "in memory: "
-"""How the name begins of what only the process that was given it can make."""
+"""The beginning of the name of an object that only this process can make."""
 
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A plugin file as it was read: where it lay, and its source."""
+    """A plugin file: its path and its source when it was read."""
 
     path: str
     source: str
@@ -59,7 +59,7 @@ _files: dict[str, PluginFile] = {}
 
 @dataclass(frozen=True)
 class Files:
-    """Plugin files that run, where they have not yet, as this object is unpickled."""
+    """Plugin files. Unpickling this object runs those that this process has not run yet."""
 
     files: tuple[PluginFile, ...]
 
@@ -79,7 +79,7 @@ def loaded_files() -> Files:
 
 
 def digest(content: bytes) -> str:
-    """What a file is called by, after its content."""
+    """A short name of a file's content."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
@@ -90,13 +90,13 @@ def file_of(name: object) -> tuple[str, str] | None:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name says itself where its class is."""
+    """Whether a name itself has the place of its class."""
     return name.startswith(MEMORY) or bool(_FILE.fullmatch(name) or _MODULE.fullmatch(name))
 
 
 # Any: whatever the name leads to.
 def load(name: str) -> Any:
-    """What `file.py:Class` or `package.module:Class` stands for. RayflError where it leads to nothing."""
+    """The object that `file.py:Class` or `package.module:Class` names. RayflError if there is none."""
     if name.startswith(MEMORY):
         raise RayflError(
             f"{name.removeprefix(MEMORY)} was given from Python and cannot be imported, so only the process that was "
@@ -126,7 +126,7 @@ def _read(path: Path) -> PluginFile:
 
 
 def _run(file: PluginFile) -> ModuleType:
-    """The module of a plugin file, which is run the first time. RayflError, with its line, where it fails."""
+    """The module of a plugin file, which runs the first time. RayflError, with the line, if it fails."""
     if file.module in _files:
         # The last place where it was found: where it was before there may be another file by now.
         _files[file.module] = file
@@ -153,7 +153,7 @@ def _run(file: PluginFile) -> ModuleType:
 
 
 def _failed(error: Exception, path: str) -> RayflError:
-    """What a file or a module raised as it was imported, and on which of its lines."""
+    """The error of an import, with the line of the file that raised it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f"{path}:{lines[-1]}" if lines else path
     words = " ".join(str(error).split())
@@ -214,7 +214,7 @@ def packages_of(name: str) -> str:
 
 # Any: whatever the entry point leads to.
 def load_installed(name: str) -> Any:
-    """What the entry point `name` stands for. RayflError where two packages have one of that name."""
+    """The object of the entry point `name`. RayflError if two packages have one of that name."""
     first, *others = ones = installed()[name]
     if others:
         values = " or ".join(repr(one.value) for one in ones)
@@ -240,12 +240,12 @@ def reference(found: Any) -> str:
 
 
 def in_memory(what: str) -> str:
-    """The name of what cannot be loaded again."""
+    """The name of an object that cannot be loaded again."""
     return f"{MEMORY}{what}"
 
 
 def is_in_memory(name: object) -> bool:
-    """Whether this is the name of what cannot be loaded again."""
+    """Whether this is the name of an object that cannot be loaded again."""
     return isinstance(name, str) and name.startswith(MEMORY)
 
 
@@ -257,7 +257,7 @@ def _can_be_imported(found: Any, module: str, name: str) -> bool:
 
 
 def place_of(found: Any) -> str:
-    """The file and the line where a class or a function begins, as far as they are known."""
+    """The file and line of a class or a function, or else its module."""
     try:
         return f"{inspect.getsourcefile(found) or inspect.getfile(found)}:{inspect.getsourcelines(found)[1]}"
     except (OSError, TypeError):
@@ -265,7 +265,7 @@ def place_of(found: Any) -> str:
 
 
 def short(name: str) -> str:
-    """What legends and titles call it: the class of a name that says where the class is, else the name."""
+    """The name for legends and titles: of a name with a place only the class."""
     return name.rpartition(":")[2].strip() if is_reference(name) else name
 
 

@@ -76,9 +76,13 @@ class Compose(Compressor):
     @model_validator(mode="after")
     def _fits(self) -> "Compose":
         if self.outer.values != "fp32":
-            raise RayflError(f"outer.values={self.outer.values!r} has no meaning in compose: inner encodes the values")
+            raise RayflError(
+                f"={self.outer.values!r} has no meaning in compose: inner encodes the values", key=("outer", "values")
+            )
         if self.damped and self.inner.omega(1) is None:
-            raise RayflError(f"damped needs an unbiased inner compressor, and {self.inner.name!r} states no omega")
+            raise RayflError(
+                f" needs an unbiased inner compressor, and {self.inner.name!r} states no omega", key=("damped",)
+            )
         return self
 
     def keeping(self, ratio: float) -> "Compose | None":

@@ -49,7 +49,7 @@ SEED = "seed"
 def ratio_in_range(ratio: float) -> float:
     """A `keep_ratio`. ValueError outside (0, 1]."""
     if not 0 < ratio <= 1:
-        raise RayflError(f"keep_ratio={ratio} is outside (0, 1]; use dense to send everything")
+        raise RayflError(f"={ratio} is outside (0, 1]; use dense to send everything", key=("keep_ratio",))
     return ratio
 
 

@@ -95,9 +95,13 @@ class Structured(Compressor):
     @model_validator(mode="after")
     def _one_rule(self) -> "Structured":
         if self.keep_ratio is not None and (self.threshold is not None or self.scores == "raw"):
-            raise RayflError("keep_ratio chooses normalized thresholds; leave out threshold and scores, or keep_ratio")
+            raise RayflError(
+                " chooses normalized thresholds; leave out threshold and scores, or keep_ratio", key=("keep_ratio",)
+            )
         if self.scores == "normalized" and self.limit > 1:
-            raise RayflError(f"threshold={self.threshold} is above 1, the largest normalized score; give one in [0, 1]")
+            raise RayflError(
+                f"={self.threshold} is above 1, the largest normalized score; give one in [0, 1]", key=("threshold",)
+            )
         return self
 
     @property

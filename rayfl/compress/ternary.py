@@ -80,7 +80,7 @@ class Ternary(Compressor):
     @classmethod
     def _in_range(cls, ratio: float) -> float:
         if not 0 < ratio <= 1:
-            raise RayflError(f"keep_ratio={ratio} is outside (0, 1]; use sign to send a sign of every entry")
+            raise RayflError(f"={ratio} is outside (0, 1]; use sign to send a sign of every entry", key=("keep_ratio",))
         return ratio
 
     def keeping(self, ratio: float) -> "Ternary":

@@ -34,7 +34,9 @@ class Threshold(Sparsifier):
     @model_validator(mode="after")
     def _reachable(self) -> "Threshold":
         if self.relative and self.threshold > 1:
-            raise RayflError(f"threshold={self.threshold} is above 1, which no entry reaches; give one in (0, 1]")
+            raise RayflError(
+                f"={self.threshold} is above 1, which no entry reaches; give one in (0, 1]", key=("threshold",)
+            )
         return self
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:

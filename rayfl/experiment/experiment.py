@@ -34,7 +34,7 @@ from rayfl.task import Task
 from rayfl.topology.graphs import Topology
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-"""What an experiment may be called, since its run directory is called so."""
+"""The allowed names of an experiment. Its run directory has the same name."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class MethodChoice:
         return reference(self.kind)
 
     def make(self, task: Task, rounds: int) -> Method:
-        """The method on a task, for an experiment of so many rounds."""
+        """The method on a task, for an experiment of `rounds` rounds."""
         chosen = self.kind(task, self.hyper.for_num_rounds(rounds))
         return chosen if self.elastic is None else Elastic(chosen, self.elastic)
 
     @property
     def splits(self) -> Mapping[str, float]:
-        """The further splits that it needs, with the default share of the train split."""
+        """The further splits that the method needs, with their default shares of the train split."""
         return {**self.kind.splits, **({} if self.elastic is None else Elastic.splits)}
 
     def to_table(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _elastic(value: Any) -> ElasticHyper | None:
 class Splits(Settings):
     """The `[splits]` table: shares of every client's train split that are set aside before round 0.
 
-    None: what the method needs by default, which is nothing for most.
+    None: the method's default, which is 0 for most.
     """
 
     validation_ratio: float | None = Field(default=None, ge=0, lt=1, description="for methods that choose by it")
@@ -105,14 +105,14 @@ class Splits(Settings):
 
 
 LEAST_SHARE = 0.0001
-"""The least of a resource that Ray can count."""
+"""The smallest share of a resource that Ray can count."""
 
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 """A value of a node's label, or its key less a prefix, as Kubernetes writes them."""
 LABEL_KEY = rf"({LABEL}/)?{LABEL}"
 LABEL_SELECTOR = rf"!?({LABEL}|in\({LABEL}(, ?{LABEL})*\))"
 ACCELERATOR_KEY, NODE_KEY = "ray.io/accelerator-type", "ray.io/node-id"
-"""Labels that Ray gives to nodes by itself."""
+"""Labels that Ray itself gives to nodes."""
 
 
 class Runtime(Settings):
@@ -167,13 +167,19 @@ class Runtime(Settings):
     def _gpu_shares_exist(self) -> "Runtime":
         share = self.num_gpus
         if self.device == "cuda" and self.executor == "ray" and share == 0:
-            raise RayflError("device='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25")
+            raise RayflError(
+                "='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25", key=("device",)
+            )
         if share > 1 and share != int(share):
-            raise RayflError(f"num_gpus={share:g} an actor is not allowed; give a share below 1, or a whole number")
+            raise RayflError(
+                f"={share:g} an actor is not allowed; give a share below 1, or a whole number", key=("num_gpus",)
+            )
         if 0 < share < LEAST_SHARE:
-            raise RayflError(f"num_gpus={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}")
+            raise RayflError(
+                f"={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}", key=("num_gpus",)
+            )
         if self.precision == "tf32" and self.device_name == "cpu":
-            raise RayflError("precision='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'")
+            raise RayflError("='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'", key=("precision",))
         return self
 
     @model_validator(mode="after")
@@ -181,15 +187,22 @@ class Runtime(Settings):
         for key, value in (self.labels or {}).items():
             if not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value):
                 raise RayflError(
-                    f"labels has {shown(key)} = {shown(value)}, which selects no nodes; give a label's key, and its "
-                    "value as 'spot', '!spot', 'in(a, b)' or '!in(a, b)'"
+                    f" has {shown(key)} = {shown(value)}, which selects no nodes; give a label's key, and its "
+                    "value as 'spot', '!spot', 'in(a, b)' or '!in(a, b)'",
+                    key=("labels",),
                 )
             if key == NODE_KEY:
-                raise RayflError(f"labels has {key}, which every start of a node makes anew; choose by another label")
+                raise RayflError(
+                    f" has {key}, which every start of a node makes anew; choose by another label", key=("labels",)
+                )
         if self.accelerator_type is not None and not re.fullmatch(LABEL, self.accelerator_type):
-            raise RayflError(f"accelerator_type={shown(self.accelerator_type)} is no name that Ray has for one")
+            raise RayflError(
+                f"={shown(self.accelerator_type)} is no name that Ray has for one", key=("accelerator_type",)
+            )
         if self.accelerator_type is not None and ACCELERATOR_KEY in (self.labels or {}):
-            raise RayflError(f"accelerator_type is the label {ACCELERATOR_KEY}, which labels has too; give one of them")
+            raise RayflError(
+                f" is the label {ACCELERATOR_KEY}, which labels has too; give one of them", key=("accelerator_type",)
+            )
         return self
 
     @property
@@ -213,7 +226,7 @@ class Runtime(Settings):
 
 
 TAG = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$"
-"""What a tag may be in all trackers."""
+"""The tags that all trackers allow."""
 
 
 # Any: the user's value.
@@ -252,12 +265,12 @@ class Output(Settings):
     @classmethod
     def _each_once(cls, names: tuple[TrackerName, ...]) -> tuple[TrackerName, ...]:
         if len(set(names)) < len(names):
-            raise RayflError(f"track={shown(names)} names a tracker twice; name each once")
+            raise RayflError(f"={shown(names)} names a tracker twice; name each once", key=("track",))
         return names
 
 
 class Experiment(Settings):
-    """The whole description of a run; every table of the TOML file is a field."""
+    """The whole description of a run; each table of the TOML file is a field."""
 
     name: str = Field(default="experiment", description="names the run")
     label: str | None = Field(default=None, min_length=1, description="what legends call the run; default: its name")
@@ -290,11 +303,12 @@ class Experiment(Settings):
     def _names_a_directory(cls, name: str) -> str:
         if not re.fullmatch(NAME, name):
             raise RayflError(
-                f"name={shown(name)} is not allowed; use letters, digits, '.', '_' and '-', "
-                "and begin with a letter or a digit"
+                f"={shown(name)} is not allowed; use letters, digits, '.', '_' and '-', "
+                "and begin with a letter or a digit",
+                key=("name",),
             )
         if len(name) > LONGEST_NAME:
-            raise RayflError(f"name={shown(name)} has {len(name)} letters; use at most {LONGEST_NAME}")
+            raise RayflError(f"={shown(name)} has {len(name)} letters; use at most {LONGEST_NAME}", key=("name",))
         return name
 
     @model_validator(mode="after")
@@ -304,7 +318,9 @@ class Experiment(Settings):
                 if getattr(self, name) != Dense():
                     raise RayflError(f"{self.method.name} fixes what it sends; remove the [{name}] table")
         if self.downlink.name == "feedback":
-            raise RayflError("downlink 'feedback' has no memory to feed back; give its inner compressor by itself")
+            raise RayflError(
+                " 'feedback' has no memory to feed back; give its inner compressor by itself", key=("downlink",)
+            )
         return self
 
     @model_validator(mode="after")
@@ -314,7 +330,7 @@ class Experiment(Settings):
 
     @property
     def in_memory(self) -> list[str]:
-        """What was given from Python and cannot be made again by its name, in words."""
+        """The objects from Python that cannot be made again by a name, in words."""
         names = [(table.get("name") if isinstance(table, dict) else None) for table in self.as_dict().values()]
         return [name.removeprefix(plugins.MEMORY) for name in names if name is not None and plugins.is_in_memory(name)]
 

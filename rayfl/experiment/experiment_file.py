@@ -1,4 +1,4 @@
-"""An experiment's TOML file, with overrides, as a table: what can be refused before torch is loaded."""
+"""An experiment's TOML file, with overrides, as a table. Nothing here loads torch, so that mistakes show at once."""
 
 import datetime
 import re
@@ -13,16 +13,16 @@ from rayfl.limits.regular_files import read_text
 from rayfl.settings import MOST_NESTED, check_plain, shown
 
 LONGEST_NAME = 200
-"""Letters that a name may have: files take 255, and some are named after it."""
+"""The most letters of a name: file names have at most 255, and some files are named after it."""
 _MOST_DOTS = 1_000
 MOST_BYTES = 1_000_000
 """Size of the largest TOML file that is read."""
 
 
 def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A TOML file as a table, overrides put in. RayflError for what cannot be read.
+    """A TOML file as a table with the overrides. RayflError if it cannot be read.
 
-    Paths of files in it are relative to the TOML file, those in overrides to the current directory.
+    Paths of files in it are relative to the TOML file, paths in overrides to the current directory.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -48,7 +48,7 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 # Any: a TOML table.
 def _parsed(text: str, place: str) -> dict[str, Any]:
-    """The table of a TOML text. tomllib.TOMLDecodeError where it is none, RayflError for what Python cannot read."""
+    """The table of a TOML text. tomllib.TOMLDecodeError for wrong TOML, RayflError for TOML that Python cannot read."""
     # tomllib takes time that grows with the square of a key's length.
     if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines() if "=" in line):
         raise RayflError(f"{place} has keys nested too deep; at most {MOST_NESTED} tables may be in each other")
@@ -71,8 +71,8 @@ def _others(path: Path) -> str:
 
 # Any: a TOML table.
 def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Put overrides into a table, in their order. RayflError, besides those of `override`, for one that a later one
-    would drop, as it replaces the whole table around it."""
+    """Put overrides into a table, in their order. RayflError as of `override`, and for an override that a later one
+    would drop because it replaces the whole table around it."""
     paths = [split_override(one)[0] for one in overrides]
     for place, one in enumerate(overrides):
         for later, path in zip(overrides[place + 1 :], paths[place + 1 :], strict=True):
@@ -86,7 +86,7 @@ def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
 
 # Any: a TOML table.
 def override(table: dict[str, Any], text: str) -> None:
-    """Put one `key=value` into a table. RayflError if it is none, or leads through what is no table."""
+    """Put one `key=value` into a table. RayflError if it is no override, or its key leads through a plain value."""
     path, said = split_override(text)
     value = _value(said)
     check_plain(value, tuple(path))
@@ -111,14 +111,14 @@ def is_of_sweep(text: str) -> bool:
 
 # Any: a TOML table, and settings from Python.
 def put_all(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Put settings into a table, by their dotted keys. RayflError where a key leads through what is no table."""
+    """Put settings into a table, by their dotted keys. RayflError if a key leads through a plain value."""
     for key, value in settings.items():
         put(table, key.split("."), copied(value), key)
 
 
 # Any: a table, or a value of one.
 def copied(value: Any) -> Any:
-    """Tables and lists that may be changed; what is in them, such as an object from Python, is the same."""
+    """A copy of nested tables and lists; the values in them, such as objects from Python, are not copied."""
     if isinstance(value, Mapping):
         return {key: copied(inner) for key, inner in value.items()}
     return [copied(inner) for inner in value] if isinstance(value, list) else value
@@ -126,10 +126,9 @@ def copied(value: Any) -> Any:
 
 # Any: a TOML table, and a value of it.
 def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> None:
-    """Set a value inside nested tables, making those that are missing; a bare name or class on the way becomes a
-    table.
+    """Set a value inside nested tables. Missing tables are made, and a bare name or class on the way becomes a table.
 
-    RayflError, which quotes `said`, where the path leads through anything else.
+    RayflError, which quotes `said`, if the path leads through anything else.
     """
     for part in path[:-1]:
         inner = table.setdefault(part, {})
@@ -143,7 +142,7 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> No
 
 # Any: a TOML value.
 def _value(text: str) -> Any:
-    """The TOML value that a text is; else, and where it would be a date, the text itself."""
+    """The TOML value of a text; the text itself if it is no TOML or a date."""
     try:
         parsed = _parsed(f"value = {text}", shown(text))
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Which settings decide the numbers of a run, and so which runs are of one experiment."""
+"""The settings that decide the numbers of a run, and so which runs belong to one experiment."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from rayfl.errors import RayflError, nearest
 from rayfl.settings import dotted
 
 NOT_DETERMINING = ("seed", "name", "label", "checkpoint", "output", "report")
-"""Tables and settings of an experiment that say which run it is, where it lies and how it is read, not what is done."""
+"""Tables and settings of the run's name, place and evaluation, which do not change its numbers."""
 
 
 _ONLY_TIME = (
@@ -25,21 +25,20 @@ _ONLY_TIME = (
     "start_timeout_s",
     "call_timeout_s",
 )
-"""Settings of `[runtime]` that change the time, and not what is asked for; where `mixed` changed bits, platform.json
-says so."""
+"""Settings of `[runtime]` that change the time only. If `mixed` changed bits, platform.json has the machines."""
 
 
 def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
-    """All that decides a run's numbers but for its seed, as dotted keys."""
+    """The settings that decide a run's numbers, without its seed, by dotted keys."""
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
     only_time = [f"runtime.{key}" for key in _ONLY_TIME]
     return {key: value for key, value in dotted(kept).items() if not any(lies_in(key, one) for one in only_time)}
 
 
 def digest(experiment: Mapping[str, object], *follows_rounds: object) -> str:
-    """SHA-256 of all that decides the numbers of a run's rounds, the seed too, however many rounds there are.
+    """SHA-256 of everything that decides the numbers of a run's rounds, with the seed and without the number of rounds.
 
-    `experiment`: its table, with files called as their copies are. `follows_rounds`: what follows their number.
+    experiment: its table, with files named as their copies are. follows_rounds: values that depend on the number.
     """
     settings = {key: value for key, value in determining_settings(experiment).items() if key != "rounds"}
     decisive = [settings, experiment.get("seed"), [repr(one) for one in follows_rounds]]

@@ -1,12 +1,15 @@
 """From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from rayfl import tree
+from rayfl.choices import plugins
 from rayfl.data.batches import Batch
 from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset
@@ -19,11 +22,10 @@ from rayfl.experiment.input_files import KeptFiles, kept_files
 from rayfl.limits import memory
 from rayfl.methods.base import Method
 from rayfl.models import given_weights
-from rayfl.models.base import is_own
 from rayfl.population.sampling import Population
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.check_setup import check_setup
-from rayfl.rounds.errors import error_text
+from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import shown
@@ -32,21 +34,25 @@ from rayfl.tree import Tree
 
 
 def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
-    """Everything that stays the same through all rounds. `files`: what the experiment names; None: read it.
+    """The setup, which is the same in all rounds. files: the files that the experiment names; None: read them.
 
-    RayflError or ValueError, in one sentence, if parts do not fit, before anything starts.
+    RayflError if parts of the experiment do not fit each other.
     """
     require_installed(experiment.output.track)
     torch_flags.choose(experiment.runtime.instruction_set)
-    dataset = checked_dataset(experiment.data.load())
+    with _naming(experiment.data, "load"):
+        dataset = checked_dataset(experiment.data.load())
     task = make_task(experiment, dataset)
-    chosen = experiment.method.make(task, experiment.rounds)
+    with _naming(experiment.method.kind, "__init__"):
+        chosen = experiment.method.make(task, experiment.rounds)
     check_inputs(task, experiment.model.name, dataset)
     partition = make_partition(experiment, dataset)
     initial = initial_params(experiment, task, chosen)
-    if is_own(experiment.model):
-        check_outputs(task, experiment.model.name, dataset, initial)
-    runtime = experiment.runtime
+    check_outputs(task, experiment.model.name, dataset, initial)
+    runtime, topology = experiment.runtime, None
+    if experiment.topology is not None:
+        with _naming(experiment.topology, "read"):
+            topology = experiment.topology.read(experiment.clients.count)
     setup = Setup(
         seed=experiment.seed,
         rounds=experiment.rounds,
@@ -57,7 +63,7 @@ def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
         initial_arrays=tree.to_arrays(initial),
         uplink=experiment.uplink,
         downlink=experiment.downlink,
-        topology=None if experiment.topology is None else experiment.topology.read(experiment.clients.count),
+        topology=topology,
         evaluation=experiment.evaluation,
         engine_name=runtime.engine,
         stack_width=runtime.stack_width,
@@ -70,8 +76,22 @@ def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
     return setup
 
 
+@contextmanager
+def _naming(chosen: object, hook: str) -> Iterator[None]:
+    """Turn an unexpected error in `hook` of what the experiment chose into one that names its class and file."""
+    try:
+        yield
+    except (RayflError, HookError, OSError):
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        kind = chosen if isinstance(chosen, type) else type(chosen)
+        raise HookError(f"{kind.__qualname__}.{hook} ({plugins.place_of(kind)}): {error_text(error)}") from error
+
+
 def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
-    """The parameters of round 0, from `model.start` where it is given. RayflError where they do not fit."""
+    """The parameters of round 0, from `model.start` if it is given. RayflError if they do not fit."""
     model = experiment.model
     params = task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))
     if model.start is not None:
@@ -83,14 +103,14 @@ def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
 
 
 def identity(experiment: Experiment, files: KeptFiles) -> str:
-    """A digest of all that decides the numbers of the rounds."""
+    """A digest of everything that decides the numbers of the rounds."""
     chosen, rounds = experiment.method, experiment.rounds
     length = rounds if chosen.kind.depends_on_num_rounds else None
     return digest(files.table, length, chosen.hyper.for_num_rounds(rounds))
 
 
 def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
-    """The model on the data's samples. RayflError where this machine has no memory for it and its gradient."""
+    """The model on the data's samples. RayflError if this machine has no memory for it and its gradient."""
     model = experiment.model
     options = ", ".join(f"model.{key}={shown(value)}" for key, value in model if isinstance(value, int | tuple))
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
@@ -108,7 +128,7 @@ def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
 
 
 def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
-    """RayflError where the data are tokens and the model does not embed all of them, or the other way round."""
+    """RayflError if the data are tokens and the model does not embed all of them, or if only the model has tokens."""
     embedded = [
         layer.num_embeddings for layer in task.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
@@ -129,9 +149,9 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
 
 
 def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tree) -> None:
-    """RayflError unless the model makes of two train samples what the loss takes: logits [2, num_classes].
+    """RayflError unless the model returns logits [2, num_classes] for two train samples, as the loss needs them.
 
-    In evaluation mode, and torch's generator is as it was afterwards, so that no bit of a run depends on it.
+    It runs in evaluation mode and restores torch's generator, so that no bit of a run depends on it.
     """
     samples = dataset.train
     inputs = dataset.normalise(torch.from_numpy(samples.inputs[:2]))
@@ -155,7 +175,7 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
 
 
 def check(setup: Setup, experiment: Experiment) -> None:
-    """RayflError or ValueError where method, model, engine and machine do not go together."""
+    """RayflError if method, model, engine and machine do not fit each other."""
     if setup.topology is not None:
         peers = setup.num_clients
         # Who receives from whom, and the weights.
@@ -172,9 +192,10 @@ def check(setup: Setup, experiment: Experiment) -> None:
 
 
 def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
-    """Who holds what, with the splits that the experiment or the method asks for set aside."""
+    """The samples of each client, without the splits that the experiment or the method sets aside."""
     generator = seeding.generator(experiment.seed, purpose="partition")
-    partition = experiment.partition.split(dataset, experiment.clients.count, generator)
+    with _naming(experiment.partition, "split"):
+        partition = experiment.partition.split(dataset, experiment.clients.count, generator)
     defaults = experiment.method.splits
     ratios = {
         "validation": experiment.splits.validation_ratio,

@@ -8,7 +8,7 @@ from rayfl.settings import Settings
 
 
 class ReportOptions(Settings):
-    """The `[report]` table: what decides which run is better. It changes no run, only the page that compares them."""
+    """The `[report]` table: how runs are compared. It changes no run, only the page that compares them."""
 
     target: float | None = Field(
         default=None, gt=0, le=1, description="accuracy whose cost is compared; default: what half of the runs reach"
@@ -26,7 +26,8 @@ class ReportOptions(Settings):
 def agreed_options(
     experiments: Sequence[Mapping[str, object]], given: Mapping[str, object] | None = None
 ) -> ReportOptions:
-    """`given`, else what all `experiments` say in `[report]`, else the defaults. RayflError for a wrong value."""
+    """`given`, else the values on which the `[report]` tables of all experiments agree, else defaults. RayflError for a
+    wrong value."""
     tables = [table if isinstance(table := one.get("report"), Mapping) else {} for one in experiments]
     known = [key for key in ReportOptions.model_fields if tables and all(key in table for table in tables)]
     agreed = {key: tables[0][key] for key in known if all(table[key] == tables[0][key] for table in tables)}

@@ -1,12 +1,12 @@
-"""Sweep: one file, many experiments. The `[sweep]` table lists values of settings; every combination is an experiment.
+"""Sweep: one file, many experiments. The `[sweep]` table lists values of settings; each combination is an experiment.
 
     [sweep]
     seed = [0, 1, 2]
     method.lr = [0.01, 0.1]                     # or "method.lr"
     uplink = ["dense", {name = "topk", keep_ratio = 0.1, label = "a tenth"}]
 
-Combinations come in the order of the table, the last key changing fastest. An item that is a table may have a `label`,
-which is what legends and directories then call it.
+Combinations come in the order of the table, and the last key changes fastest. An item that is a table may have a
+`label`, which legends and directories then show.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ from rayfl.methods.base import Method
 from rayfl.settings import shown
 
 _LONGEST_NAME = 120
-"""Letters of a directory's name; what is longer is cut and ends in a digest."""
+"""The most letters of a directory's name; a longer one is cut and ends in a digest."""
 _SEED = "seed"
 MOST_COMBINATIONS = 10_000
-"""Experiments that one sweep may have; each is validated before the first one starts."""
+"""The most experiments of one sweep; each is validated before the first one starts."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One experiment of a sweep: `title` says all its swept settings, `directory` is its name inside the sweep's."""
+    """One experiment of a sweep. title: its swept settings; directory: its name inside the sweep's directory."""
 
     title: str
     directory: str
@@ -45,7 +45,7 @@ class Combination:
 
 @dataclass(frozen=True)
 class _Item:
-    """One value of a swept setting, and what it is called."""
+    """One value of a swept setting, and the words for it."""
 
     key: str
     value: Any
@@ -54,9 +54,9 @@ class _Item:
 
 # Any: a TOML table.
 def read_tables(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The file's table without `[sweep]`, and the swept lists by dotted key: None where there is no `[sweep]` table.
+    """The file's table without `[sweep]`, and the swept lists by dotted key; None if there is no `[sweep]` table.
 
-    Overrides of `sweep.KEY` change the sweep; one of a swept key takes that key out of the sweep.
+    An override of `sweep.KEY` changes the sweep; an override of a swept key takes that key out of it.
     """
     return take_lists(read_table(file, [one for one in overrides if not is_of_sweep(one)]), overrides)
 
@@ -65,8 +65,8 @@ def read_tables(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], d
 def take_lists(
     table: dict[str, Any], overrides: Sequence[str], given: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
-    """What `read_tables` returns, for a table that has the other overrides already; `given`: dotted keys that were
-    overridden otherwise."""
+    """As `read_tables`, for a table that already has the other overrides. given: dotted keys that were overridden in
+    another way."""
     of_sweep = [one for one in overrides if is_of_sweep(one)]
     if "sweep" not in table and not of_sweep:
         return table, None
@@ -135,7 +135,7 @@ def _is_inside(key: str, lists: Mapping[str, object]) -> bool:
 
 
 def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
-    """The items of every key. A name or a table is called by itself where only one key has such, else key=value."""
+    """The items of each key. If only one key has names or tables, these are shown without `key=`."""
     named = [key for key, values in lists.items() if any(_has_name(value) for value in values)]
     last = [key.rpartition(".")[2] for key in lists]
     found = []
@@ -158,13 +158,13 @@ def _item(key: str, value: Any, prefix: str) -> _Item:
 
 # Any: a TOML value, or an object from Python.
 def _has_name(value: Any) -> bool:
-    """Whether a value says by itself which setting it is of: a name, a table, a class, an object that settings make."""
+    """Whether a value is clear without its key: a name, a table, a class, or an object that settings make."""
     return isinstance(value, str | Mapping | Choice | Method) or callable(value)
 
 
 # Any: a TOML value, or an object from Python.
 def described(value: Any) -> str:
-    """A value in few words: 0.1, "fp16", topk(keep_ratio=0.1), feedback(topk(keep_ratio=0.1)), MyNet."""
+    """A value in a few words: 0.1, "fp16", topk(keep_ratio=0.1), feedback(topk(keep_ratio=0.1)), MyNet."""
     if isinstance(value, Choice):
         return described({key: inner for key, inner in value.to_table().items() if inner is not None})
     if isinstance(value, Method) or callable(value):
@@ -208,7 +208,7 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
 
 
 def directory_name(title: str) -> str:
-    """The title with nothing in it that a shell or a file system would not take as it is."""
+    """The title without the characters that a shell or a file system treats in a special way."""
     name = re.sub(r"[^A-Za-z0-9._=,+-]+", "-", re.sub(r"[][]", "", title).replace(", ", ",")).strip("-.")
     name = re.sub(r"-+(?=,)", "", name)
     if name and len(name) <= _LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""A key that an experiment does not have -> the key that was meant: other tools' words, other tables, other methods."""
+"""Suggests a key for one that an experiment does not have: other tools' words, other tables, other methods."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -25,7 +25,7 @@ CHOSEN: Mapping[str, type[Kind]] = {
     "downlink": Compressor,
     "topology": Topology,
 }
-"""The tables that choose something by its name, and so have its settings."""
+"""The tables that choose something by its name, and have its settings."""
 OTHER_WORDS: Mapping[str, str] = {
     word: key
     for key, words in {
@@ -62,7 +62,7 @@ _MOST_SHOWN = 3
 
 # Any: what the user gave.
 def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str, Any]) -> RayflError:
-    """A better sentence about an unknown key of an experiment (`tables`), where one is known; else the same."""
+    """A better sentence about an unknown key of an experiment (`tables`) if there is one; else `error`."""
     keys = list(error.key)
     if len(keys) > 2:
         return error
@@ -77,7 +77,7 @@ def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str
 
 
 def places(word: str, experiment: type[Settings]) -> list[str]:
-    """The dotted keys of an experiment that a word may mean: ours for another tool's word, else all that end in it."""
+    """The dotted keys that a word may mean: ours for another tool's word, else all keys that end in it."""
     plain = _plain(word)
     meant = OTHER_WORDS.get(plain)
     return (
@@ -107,7 +107,7 @@ def _every_key(experiment: type[Settings]) -> list[str]:
 
 # Any: a class of a kind, or what it adopts.
 def settings_of(found: Any) -> Mapping[str, FieldInfo]:
-    """The settings of a method, a model, ... by name; none are known of a function."""
+    """The settings of a method, a model, ... by name; none for a function."""
     return getattr(getattr(found, "Hyper", found), "model_fields", {})
 
 
@@ -122,7 +122,7 @@ def _did_you_mean(error: UnknownKey, keys: list[str]) -> RayflError:
 
 # Any: the table or the object that chooses.
 def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> RayflError:
-    """The sentence about a setting that others of a kind have, as is left behind where only the name was replaced."""
+    """The sentence about a setting of others of a kind, as it remains when only the name was replaced."""
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     names = [repr(one) for one in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)

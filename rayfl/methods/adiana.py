@@ -69,10 +69,13 @@ class ADIANAHyper(GradientWork):
     def _consistent(self) -> "ADIANAHyper":
         if self.strong_convexity > self.smoothness:
             raise RayflError(
-                f"strong_convexity={self.strong_convexity} is above smoothness={self.smoothness}; mu is at most L"
+                f"={self.strong_convexity} is above smoothness={self.smoothness}; mu is at most L",
+                key=("strong_convexity",),
             )
         if (self.theta1 or 0.0) + self.theta2 > 1:
-            raise RayflError(f"theta1={self.theta1} and theta2={self.theta2} are shares; their sum must be at most 1")
+            raise RayflError(
+                f"={self.theta1} and theta2={self.theta2} are shares; their sum must be at most 1", key=("theta1",)
+            )
         return self
 
 

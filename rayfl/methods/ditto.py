@@ -51,14 +51,15 @@ class DittoHyper(LocalTraining):
     def _one_amount_of_personal_work(self) -> "DittoHyper":
         if self.personal_epochs is not None and self.personal_steps is not None:
             raise RayflError(
-                f"personal_epochs={self.personal_epochs} and personal_steps={self.personal_steps} are both given; give "
-                "one of them"
+                f"={self.personal_epochs} and personal_steps={self.personal_steps} are both given; give one of them",
+                key=("personal_epochs",),
             )
         if (strength := (self.personal_lr or self.lr) * self.lam) >= 1:
             name = "lr" if self.personal_lr is None else "personal_lr"
             raise RayflError(
-                f"lam={self.lam} times {name}={getattr(self, name)} is {strength:g}, and a step would go past the "
-                "global model; keep their product below 1"
+                f"={self.lam} times {name}={getattr(self, name)} is {strength:g}, and a step would go past the "
+                "global model; keep their product below 1",
+                key=("lam",),
             )
         return self
 

@@ -66,7 +66,9 @@ class DPSGDHyper(LocalWork):
     @model_validator(mode="after")
     def _something_is_masked(self) -> "DPSGDHyper":
         if self.density is None and self.distribution != "uniform":
-            raise RayflError(f"distribution={self.distribution!r} needs a density; give one, or leave it out")
+            raise RayflError(
+                f"={self.distribution!r} needs a density; give one, or leave it out", key=("distribution",)
+            )
         return self
 
     def stage(self, round: int, name: str = "train") -> Stage:

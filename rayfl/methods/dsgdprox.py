@@ -29,9 +29,11 @@ class DSGDProxHyper(DPSGDHyper):
     @model_validator(mode="after")
     def _term_acts(self) -> "DSGDProxHyper":
         if self.order != "average_first":
-            raise RayflError(f"order={self.order!r} leaves the proximal term at 0; use order='average_first'")
+            raise RayflError(
+                f"={self.order!r} leaves the proximal term at 0; use order='average_first'", key=("order",)
+            )
         if self.steps == 1:
-            raise RayflError("steps=1 leaves the proximal term at 0; give at least 2, or epochs")
+            raise RayflError("=1 leaves the proximal term at 0; give at least 2, or epochs", key=("steps",))
         return self
 
 

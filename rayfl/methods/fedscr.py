@@ -85,7 +85,9 @@ class FedSCRHyper(LocalTraining):
     @model_validator(mode="after")
     def _one_rule(self) -> "FedSCRHyper":
         if self.keep_ratio is not None and (self.threshold is not None or self.adaptive or self.scores == "raw"):
-            raise RayflError("keep_ratio chooses normalized thresholds; leave out threshold, adaptive and raw scores")
+            raise RayflError(
+                " chooses normalized thresholds; leave out threshold, adaptive and raw scores", key=("keep_ratio",)
+            )
         self.compressor()
         return self
 

@@ -74,11 +74,13 @@ class MixtureADMMHyper(LocalWork):
     @model_validator(mode="after")
     def _fits(self) -> "MixtureADMMHyper":
         if self.beta is not None and self.beta > self.rho:
-            raise RayflError(f"beta={self.beta:g} must be at most rho={self.rho:g}, or y runs away; lower beta")
+            raise RayflError(
+                f"={self.beta:g} must be at most rho={self.rho:g}, or y runs away; lower beta", key=("beta",)
+            )
         if self.x_step == "closed_form":
             for name, field in LocalWork.model_fields.items():
                 if getattr(self, name) != field.default:
-                    raise RayflError(f"{name}={getattr(self, name)} belongs to x_step='gradient'; leave it out")
+                    raise RayflError(f"={getattr(self, name)} belongs to x_step='gradient'; leave it out", key=(name,))
         return self
 
     @property

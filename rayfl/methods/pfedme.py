@@ -48,19 +48,22 @@ class PFedMeHyper(LocalTraining):
     def _stable_steps(self) -> "PFedMeHyper":
         if self.optimizer != "sgd" or self.momentum or self.clip_norm is not None:
             raise RayflError(
-                f"optimizer={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: theta and w "
-                "move by plain steps; leave all three out"
+                f"={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: theta and w "
+                "move by plain steps; leave all three out",
+                key=("optimizer",),
             )
         largest = self.lr * (2 if self.lr_schedule == "cosine-literal" else 1)
         if largest * self.lam >= 1:
             raise RayflError(
-                f"lr={self.lr} times lam={self.lam} makes steps of {largest * self.lam:g} (w - theta), by which w goes "
-                "past theta; keep the product below 1"
+                f"={self.lr} times lam={self.lam} makes steps of {largest * self.lam:g} (w - theta), by which w goes "
+                "past theta; keep the product below 1",
+                key=("lr",),
             )
         if self.personal_lr * self.inner_curvature >= 2:
             raise RayflError(
-                f"personal_lr={self.personal_lr} times {self.inner_curvature:g}, the curvature that lam and "
-                "weight_decay give theta's objective, is 2 or more, and the steps of theta diverge; lower personal_lr"
+                f"={self.personal_lr} times {self.inner_curvature:g}, the curvature that lam and "
+                "weight_decay give theta's objective, is 2 or more, and the steps of theta diverge; lower personal_lr",
+                key=("personal_lr",),
             )
         return self
 

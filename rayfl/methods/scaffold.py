@@ -61,8 +61,9 @@ class ScaffoldHyper(LocalTraining):
     def _plain_steps(self) -> "ScaffoldHyper":
         if self.optimizer != "sgd" or self.momentum or self.clip_norm is not None:
             raise RayflError(
-                f"optimizer={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: SCAFFOLD "
-                "corrects plain SGD steps; leave all three out"
+                f"={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: SCAFFOLD "
+                "corrects plain SGD steps; leave all three out",
+                key=("optimizer",),
             )
         return self
 

@@ -64,7 +64,8 @@ class STEMHyper(LearningRate):
     def _one_schedule(self) -> Self:
         if self.schedule_offset is not None and (self.lr_schedule != "exponential" or self.lr_decay != 1):
             raise RayflError(
-                f"schedule_offset={self.schedule_offset} is a schedule of its own; leave out lr_schedule and lr_decay"
+                f"={self.schedule_offset} is a schedule of its own; leave out lr_schedule and lr_decay",
+                key=("schedule_offset",),
             )
         return self
 

@@ -75,7 +75,8 @@ class SubFedAvgHyper(LocalWork):
     def _counts_epochs(self) -> Self:
         if self.steps is not None:
             raise RayflError(
-                f"steps={self.steps} has no first and last epoch, by whose masks Sub-FedAvg decides; give epochs"
+                f"={self.steps} has no first and last epoch, by whose masks Sub-FedAvg decides; give epochs",
+                key=("steps",),
             )
         return self
 

@@ -123,12 +123,6 @@ class FromFactory(Architecture):
         return made
 
 
-def is_own(model: Architecture) -> bool:
-    """Whether the network comes from outside the package, so that nobody but its author has tried it."""
-    made_by = model.factory if isinstance(model, FromFactory) else type(model)
-    return not made_by.__module__.startswith("rayfl.")
-
-
 def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
     """[batch, channels, height, width] in a memory format; other inputs as they are.
 

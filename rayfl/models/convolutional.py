@@ -152,4 +152,6 @@ def start_convolution(layer: nn.Conv2d) -> None:
 def check_groups(groups: int, channels: int) -> None:
     """ValueError unless GroupNorm can cut the narrowest layer's channels into `groups`."""
     if channels % groups:
-        raise RayflError(f"groups={groups} does not divide {channels} channels; choose a divisor of {channels}")
+        raise RayflError(
+            f"={groups} does not divide {channels} channels; choose a divisor of {channels}", key=("groups",)
+        )

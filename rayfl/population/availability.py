@@ -52,7 +52,7 @@ class Diurnal(Settings):
     def check(self, count: int) -> None:
         """ValueError if nights are busier than days."""
         if self.low > self.high:
-            raise RayflError(f"availability.low={self.low} is above high={self.high}; swap them")
+            raise RayflError(f"={self.low} is above high={self.high}; swap them", key=("availability", "low"))
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is there in this round, float64 [count]."""

@@ -61,19 +61,20 @@ def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
 # Any: a trait's type is what this function looks at.
 def check_trait(name: str, trait: Any, share: bool = False) -> None:
     """ValueError for a share that is not in (0, 1], or a speed that is not in SPEEDS."""
+    key = tuple(name.split("."))
     allowed, (least, most) = (
         ("(0, 1]", (np.nextafter(0, 1), 1.0)) if share else ("[{:g}, {:g}]".format(*SPEEDS), SPEEDS)
     )
     if isinstance(trait, Uniform) and not least <= trait.low < trait.high <= most:
-        raise RayflError(f"{name} has low={trait.low} and high={trait.high}; low must be below high, both in {allowed}")
+        raise RayflError(f" has low={trait.low} and high={trait.high}; low must be below high, both in {allowed}", key)
     if isinstance(trait, LogNormal) and share:
-        raise RayflError(f"{name} must be in {allowed}, which a log-normal draw need not be; give low and high instead")
+        raise RayflError(f" must be in {allowed}, which a log-normal draw need not be; give low and high instead", key)
     if isinstance(trait, LogNormal) and not least <= trait.median <= most:
-        raise RayflError(f"{name} has median={trait.median}; it must be in {allowed}")
+        raise RayflError(f" has median={trait.median}; it must be in {allowed}", key)
     if isinstance(trait, float | tuple | Groups):
         given = (trait,) if isinstance(trait, float) else trait.groups if isinstance(trait, Groups) else trait
         if not given:
-            raise RayflError(f"{name}=[] has no values; give at least one")
+            raise RayflError("=[] has no values; give at least one", key)
         wrong = [value for value in given if not least <= value <= most]
         if wrong:
-            raise RayflError(f"{name}={wrong[0]} is not allowed; it must be in {allowed}")
+            raise RayflError(f"={wrong[0]} is not allowed; it must be in {allowed}", key)

@@ -69,16 +69,19 @@ class Clients(Settings):
     @model_validator(mode="after")
     def _participants_exist(self) -> "Clients":
         if self.per_round is not None and self.fraction is not None:
-            raise RayflError(f"per_round={self.per_round} and fraction={self.fraction} are both given; give one")
+            raise RayflError(
+                f"={self.per_round} and fraction={self.fraction} are both given; give one", key=("per_round",)
+            )
         if self.per_round is not None and self.per_round > self.count:
             raise RayflError(
-                f"per_round={self.per_round} is more than the {self.count} clients there are; "
-                "lower per_round or raise count"
+                f"={self.per_round} is more than the {self.count} clients there are; lower per_round or raise count",
+                key=("per_round",),
             )
         if self.take_first is not None and self.take_first > self.num_selected:
             raise RayflError(
-                f"take_first={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
-                "take_first or raise per_round"
+                f"={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
+                "take_first or raise per_round",
+                key=("take_first",),
             )
         if not isinstance(self.availability, Trace | None):
             self.availability.check(self.count)

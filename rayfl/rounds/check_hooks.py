@@ -1,7 +1,6 @@
-"""Checks what the hooks of a third party's method return, and names the hook and the line if one fails.
+"""Checks what the hooks of a method return, and names the hook and the line if one fails.
 
-Hooks of built-in methods are called without checks, because pyright checks their types. For others an error says in one
-sentence which hook of which class returned the wrong type, and which type it must return.
+An error says in one sentence which hook of which class returned the wrong type, and which type it must return.
 """
 
 import functools
@@ -16,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from torch import Tensor
 
 from rayfl.compress.base import Packet
-from rayfl.errors import nearest
+from rayfl.errors import RayflError, nearest
 from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.tree import Difference
@@ -26,13 +25,13 @@ T = TypeVar("T")
 
 
 def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a third party's hook: raise HookError if it fails or returns the wrong type.
+    """Wrap a method's hook: raise HookError if it fails or returns the wrong type.
 
-    Out-of-memory errors and an executor's errors pass through.
+    RayflError, out-of-memory errors and an executor's errors pass through.
     """
     method = getattr(hook, "__self__", None)
     # A static method does not know its class.
-    if not isinstance(hook, MethodType) or type(method).__module__.startswith("rayfl."):
+    if not isinstance(hook, MethodType):
         return hook
     # Found by its place in the class, since a hook may be a second name of another function.
     name = next((name for name in _CHECKS if getattr(type(method), name, None) is hook.__func__), None)
@@ -47,7 +46,7 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             # The method does not cause the loss of an object or of a node.
             of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
-            if of_executor or isinstance(error, ClientError | HookError) or out_of_memory(error):
+            if of_executor or isinstance(error, ClientError | HookError | RayflError) or out_of_memory(error):
                 raise
             raise HookError(f"{_called(method, name, _line(method, error))}: {_explained(method, error)}") from error
         try:

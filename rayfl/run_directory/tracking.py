@@ -1,19 +1,19 @@
-"""Tracking: the rounds of a run go to the trackers that it asks for. What fails there never ends the run.
+"""Tracking: the rounds of a run go to the trackers that it asks for. An error of a tracker never ends the run.
 
     trackers.json        for each tracker whose run must be found again: where it lies, its name, the next round to send
 
-Every round reaches a tracker once, under its number as the step. Rounds that are played again after a crash are not
-sent again, since they have the same values; those that a tracker lacks, because it was killed before it wrote them, has
-failed or was not asked for, are sent from the records when the run is resumed. Only a crash between a round's values
-and the note of it lets one round be sent twice, with the same values under the same step.
+Every round is sent once, under its number as the step. Rounds that are played again after a crash are not sent again,
+since they have the same values. Rounds that a tracker lacks, because it failed or was not asked for, are sent from the
+records when the run is resumed. A crash between a round's values and the note of it sends that round twice, with the
+same values under the same step. A tracker that writes in a process or thread of its own, as W&B and TensorBoard, can
+lose the last rounds before a kill.
 """
 
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -127,7 +127,7 @@ class Tracking:
 
     def _note(self, name: str, tracker: Tracker) -> None:
         if tracker.mark is not None:
-            self._marks[name] = replace(tracker.mark, next_round=tracker.next_round)
+            self._marks[name] = tracker.mark.model_copy(update={"next_round": tracker.next_round})
 
     def _write_marks(self) -> None:
         """Note how far the trackers are. Not synced: after a loss of power some rounds may be sent again."""
@@ -139,7 +139,9 @@ class Tracking:
         with suppress(OSError):
             # What a kill left; a link there must not lead the writing elsewhere.
             partial.unlink(missing_ok=True)
-            partial.write_text(json.dumps({name: asdict(mark) for name, mark in self._marks.items()}, indent=2) + "\n")
+            partial.write_text(
+                json.dumps({name: mark.model_dump() for name, mark in self._marks.items()}, indent=2) + "\n"
+            )
             os.replace(partial, self._directory / MARKS)
 
     def __enter__(self) -> Self:
@@ -197,18 +199,7 @@ def _read_marks(path: Path) -> dict[str, Mark]:
     if not path.exists():
         return {}
     try:
-        return dict(_marks(json_files.read_json(path)))
+        return {name: Mark(**mark) for name, mark in json_files.read_json(path).items()}
     except (OSError, ValueError, TypeError) as error:
         log.warning("%s cannot be read (%s): trackers begin new runs, with all rounds", path, error)
         return {}
-
-
-def _marks(table: Mapping[str, object]) -> Iterator[tuple[str, Mark]]:
-    for name, value in table.items():
-        if not isinstance(value, Mapping):
-            raise RayflError(f"{name} is no table")
-        mark = Mark(**value)
-        whole = isinstance(mark.place, str) and isinstance(mark.run, str) and isinstance(mark.next_round, int)
-        if not whole or mark.next_round < 0:
-            raise RayflError(f"{name} is no mark")
-        yield name, mark

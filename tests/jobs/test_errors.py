@@ -49,7 +49,8 @@ def test_mistakes_and_failures_keep_their_words():
     ],
 )
 def test_what_nobody_expected_is_one_sentence_that_names_the_variable(raising, words):
-    sentence, _ = of(raising)
+    sentence, code = of(raising)
+    assert code == 1, "a ValueError that is not ours is a bug like any other"
     assert sentence.startswith(f"an error that rayfl did not expect: {words}") and "\n" not in sentence
     assert sentence.endswith("; set RAYFL_TRACEBACK=1 to see where it comes from")
 
@@ -68,11 +69,45 @@ def test_no_command_shows_a_traceback_unless_it_is_asked_for(tmp_path, monkeypat
     )
     monkeypatch.setattr(Digits, "load", lambda self: {}["nothing"])
     quiet = rayfl("run", file, "--inline")
-    assert quiet.exit_code == 1 and quiet.stderr.startswith("rayfl: an error that rayfl did not expect: KeyError: ")
+    assert quiet.exit_code == 1 and quiet.stderr.startswith("rayfl: the run failed: Digits.load (")
+    assert "KeyError: 'nothing'" in quiet.stderr and "digits.py" in quiet.stderr
     assert len(quiet.stderr.splitlines()) == 1
     monkeypatch.setenv(errors.TRACEBACK, "1")
     shown = rayfl("run", file, "--inline").stderr
     assert "Traceback (most recent call last)" in shown and "set RAYFL_TRACEBACK" not in shown
+
+
+MINE = """
+from rayfl.data.datasets import Source
+from rayfl.errors import RayflError
+
+
+class Mine(Source):
+    size: int
+
+    def load(self):
+        if self.size:
+            raise ValueError("no such shape")
+        raise RayflError("=0 samples are too few", key=("data", "size"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "code", "facts"),
+    [(1, 1, ["Mine.load", "mine.py", "ValueError: no such shape"]), (0, 2, ["rayfl: data.size=0 samples are too few"])],
+)
+def test_an_error_of_a_plug_in_names_it_and_its_refusal_is_a_sentence(
+    tmp_path: Path, size: int, code: int, facts: list[str]
+):
+    (tmp_path / "mine.py").write_text(MINE)
+    file = tmp_path / "a.toml"
+    file.write_text(
+        f'rounds = 1\ndata = {{name = "mine.py:Mine", size = {size}}}\npartition = "iid"\nmodel = "mlp"\n'
+        'clients = {count = 2}\nmethod = "fedavg"\n'
+    )
+    result = rayfl("run", file, "--inline", "--output", tmp_path / "run")
+    assert result.exit_code == code and len(result.stderr.splitlines()) == 1
+    assert all(fact in result.stderr for fact in facts), result.stderr
 
 
 LATE = """

@@ -13,7 +13,6 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Finished, Reply
 from rayfl.methods.dpsgd import DPSGD
 from rayfl.methods.fedavg import FedAvg
-from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
@@ -209,9 +208,3 @@ class Aliased(FedAvg):
 def test_hooks_by_other_names_are_called_too():
     records, _ = play(setup(Aliased))
     assert len(records) == 2
-
-
-def test_methods_of_ours_are_called_as_they_are():
-    ours, own = FedAvg(lr=0.1), Late(lr=0.1)
-    assert checked_hook(ours.finish) == ours.finish
-    assert checked_hook(own.finish) != own.finish

@@ -69,13 +69,15 @@ class LocalWork(LearningRate):
     @model_validator(mode="after")
     def _one_amount_of_work(self) -> "LocalWork":
         if self.epochs is not None and self.steps is not None:
-            raise RayflError(f"epochs={self.epochs} and steps={self.steps} are both given; give one of them")
+            raise RayflError(f"={self.epochs} and steps={self.steps} are both given; give one of them", key=("epochs",))
         if self.momentum and self.optimizer not in ("sgd", "nesterov"):
             raise RayflError(
-                f"momentum={self.momentum} belongs to optimizer='sgd' or 'nesterov', not {self.optimizer!r}"
+                f"={self.momentum} belongs to optimizer='sgd' or 'nesterov', not {self.optimizer!r}", key=("momentum",)
             )
         if self.optimizer == "nesterov" and not self.momentum:
-            raise RayflError("momentum=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9")
+            raise RayflError(
+                "=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9", key=("momentum",)
+            )
         return self
 
     def stage(self, round: int, name: str = "train") -> Stage:

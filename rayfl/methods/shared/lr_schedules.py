@@ -35,13 +35,14 @@ class LearningRate(HyperParameters):
         # A class's own default is no contradiction, because the user did not set it.
         if self.lr_schedule != "exponential" and self.lr_decay != type(self).model_fields["lr_decay"].default:
             raise RayflError(
-                f"lr_decay={self.lr_decay} belongs to lr_schedule='exponential', not {self.lr_schedule!r}; leave one "
-                "out"
+                f"={self.lr_decay} belongs to lr_schedule='exponential', not {self.lr_schedule!r}; leave one out",
+                key=("lr_decay",),
             )
         if self.lr_rounds is not None and not self.is_cosine:
             raise RayflError(
-                f"lr_rounds={self.lr_rounds} belongs to lr_schedule='cosine' or 'cosine-literal', not "
-                f"{self.lr_schedule!r}; leave one out"
+                f"={self.lr_rounds} belongs to lr_schedule='cosine' or 'cosine-literal', not "
+                f"{self.lr_schedule!r}; leave one out",
+                key=("lr_rounds",),
             )
         return self
 

@@ -4,8 +4,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow.entities import Metric, Param
@@ -33,13 +32,15 @@ class MlflowRun:
             # By default MLflow tries for ten minutes, in which the run would stand still.
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        with _file_store_allowed():
-            self._client = MlflowClient(tracking_uri=uri or (run.directory / FOLDER).as_uri())
+        else:
+            # MLflow refuses its file store, which it no longer develops, unless this is set.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = MlflowClient(tracking_uri=uri or (run.directory / FOLDER).as_uri())
         place = uri or _HERE
         found = earlier is not None and earlier.place == place and self._reopened(earlier.run)
         name = earlier.run if earlier is not None and found else self._begun(run)
         self.next_round = earlier.next_round if earlier is not None and found else 0
-        self.mark: Mark | None = Mark(place, name, self.next_round)
+        self.mark: Mark | None = Mark(place=place, run=name, next_round=self.next_round)
         self._run = self._client.get_run(name).info
         self._client.set_tag(name, "mlflow.note.content", run.markdown)
         if self._local is None:
@@ -116,18 +117,3 @@ class MlflowRun:
 def _plain(name: str) -> str:
     """A name of which MLflow has nothing to say."""
     return re.sub(r"[^A-Za-z0-9_./: -]", "_", name)
-
-
-@contextmanager
-def _file_store_allowed() -> Iterator[None]:
-    """MLflow no longer develops its file store, and refuses it unless this is set; databases need all of MLflow."""
-    name = "MLFLOW_ALLOW_FILE_STORE"
-    before = os.environ.get(name)
-    os.environ[name] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -9,9 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pydantic import Field
+
 from rayfl.errors import RayflError
 from rayfl.run_directory.run_files import RunFiles
-from rayfl.settings import dotted
+from rayfl.settings import Settings, dotted
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Status = Literal["finished", "stopped", "failed"]
@@ -95,13 +97,12 @@ class TrackedRun:
         return f"```toml\n{self.text}```\n"
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How far a tracker has come: `place` where its run lies, `run` by which it is found, the next round to send."""
+class Mark(Settings):
+    """The state of a tracker's run: the place where it lies, the name by which it is found, the next round to send."""
 
     place: str
     run: str
-    next_round: int
+    next_round: int = Field(ge=0)
 
 
 class Tracker(Protocol):

@@ -1,15 +1,12 @@
 """A run in Weights & Biases: offline files in the run directory unless WANDB_MODE says otherwise."""
 
-import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import wandb
-from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
 from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun
 
@@ -22,8 +19,8 @@ _LONGEST_TAG = 64
 class WandbRun:
     """One run of W&B's, in the project of the run's experiment (or WANDB_PROJECT).
 
-    A resumed run has the same id. Offline every process writes a folder of its own, and `wandb sync` puts the folders
-    of one id together in the order of their times.
+    A resumed run has the same id. Offline each process writes a folder of its own, and `wandb sync` joins the folders
+    of one id by time. W&B writes in a process of its own: a kill can lose the last rounds that it was sent.
     """
 
     def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
@@ -32,8 +29,7 @@ class WandbRun:
         goes_on = earlier is not None and earlier.place == mode
         name = earlier.run if earlier is not None and goes_on else secrets.token_hex(4)
         self._folder = run.directory / FOLDER
-        # What a killed process sent last is not there: wandb's own process writes later, and ends with it.
-        written = next_step(self._folder, name)
+        sent = earlier.next_round if earlier is not None and goes_on else 0
         tags = dict.fromkeys((*run.chosen("method", "data").values(), *run.tags))
         self._run = wandb.init(
             dir=str(run.directory),
@@ -60,9 +56,9 @@ class WandbRun:
             ),
         )
         self._remove_links()
-        # Of an online run only the server knows.
-        self.next_round: int = written if mode == "offline" else self._run.starting_step
-        self.mark: Mark | None = Mark(mode, name, self.next_round)
+        # The server of an online run knows its steps.
+        self.next_round: int = sent if mode == "offline" else self._run.starting_step
+        self.mark: Mark | None = Mark(place=mode, run=name, next_round=self.next_round)
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
         """One step with all values of the round."""
@@ -85,47 +81,3 @@ class WandbRun:
         for path in self._folder.glob("*/logs/*"):
             if path.is_symlink():
                 path.unlink()
-
-
-def next_step(folder: Path, name: str) -> int:
-    """The first step that the offline files of a run lack."""
-    steps = [
-        json.loads(item.value_json)
-        for record in offline_records(folder, name)
-        if record.WhichOneof("record_type") == "history"
-        for item in record.history.item
-        if "_step" in (item.key, *item.nested_key)
-    ]
-    return max(steps, default=-1) + 1
-
-
-# Any: protobuf builds the class of a record.
-def offline_records(folder: Path, name: str) -> Iterator[Any]:
-    """The records in the offline files of a run, by time; a file may be cut anywhere."""
-    for path in sorted(folder.glob(f"offline-run-*/run-{name}.wandb")):
-        for data in _entries(path.read_bytes()):
-            record = Record()
-            record.ParseFromString(data)
-            yield record
-
-
-def _entries(content: bytes) -> Iterator[bytes]:
-    """The entries of a file in LevelDB's log format, which begins with 7 bytes of wandb's own.
-
-    Blocks of 32 KiB; an entry is one chunk or several, each behind its checksum (4 bytes), length (2) and kind (1):
-    1 whole, 2 first, 3 middle, 4 last.
-    """
-    at, entry = 7, b""
-    while at + 7 <= len(content):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
-            continue
-        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
-        entry += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if at > len(content) or not kind:
-            return
-        if kind in (1, 4):
-            yield entry
-            entry = b""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tensorboard.plugins.hparams import metadata as hparams
+from tensorboard.plugins.hparams.api_pb2 import Status  # pyright: ignore[reportAttributeAccessIssue]
 
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Output
@@ -112,13 +113,12 @@ def test_tensorboard_has_hyper_parameters_and_the_experiment_as_text(crashed: Pa
     about = events.summary_metadata[hparams.SESSION_START_INFO_TAG].plugin_data.content
     start = hparams.parse_session_start_info_plugin_data(about)
     assert start.hparams["method.lr"].number_value == 0.1 and start.hparams["method.name"].string_value == "fedavg"
-    assert start.start_time_secs > 0
     end = hparams.parse_session_end_info_plugin_data(
         events.summary_metadata[hparams.SESSION_END_INFO_TAG].plugin_data.content
     )
-    assert end.end_time_secs >= start.start_time_secs
-    assert events.summary_metadata["experiment"].plugin_data.plugin_name == "text"
-    (text, *_) = events.Tensors("experiment")
+    assert end.status == Status.Value("STATUS_SUCCESS")
+    assert events.summary_metadata["experiment/text_summary"].plugin_data.plugin_name == "text"
+    (text, *_) = events.Tensors("experiment/text_summary")
     assert text.tensor_proto.string_val == [b"```toml\nseed = 1\n```\n"]
     assert {"pooled/accuracy", "clients/delivered", "time/simulated_s"} <= set(events.Tags()["scalars"])
 
@@ -150,20 +150,6 @@ def test_a_tracker_that_is_asked_for_later_gets_all_rounds(tmp_path: Path, name:
     play(directory, range(2, 3), names=(name,))
     assert points(name, directory, "pooled/accuracy") == [(0, 0.0), (1, 0.125), (2, 0.25)]
     assert points(name, directory, "communication/uplink_bits") == [(0, 80), (1, 81), (2, 82)]
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.8])
-def test_what_a_kill_kept_wandb_from_writing_is_sent_again(tmp_path: Path, kept: float):
-    # wandb's own process writes some time later, and ends with the run's: whole rounds of its file are missing then.
-    directory = described(tmp_path / "run")
-    play(directory, range(40), names=("wandb",))
-    (file,) = directory.glob("wandb/*/run-*.wandb")
-    content = file.read_bytes()
-    file.write_bytes(content[: int(kept * len(content))])
-    left = len(points("wandb", directory, "pooled/accuracy"))
-    assert left < 40 and (left > 0) == (kept > 0)
-    play(directory, range(40, 41), names=("wandb",))
-    assert points("wandb", directory, "pooled/accuracy") == [(round, round / 8) for round in range(41)]
 
 
 def test_wandb_may_begin_again_within_the_second(tmp_path: Path):
@@ -342,7 +328,7 @@ def test_a_sweeps_runs_are_a_group_of_one_experiment_with_their_models(tmp_path:
         'rounds = 1\ndata = "digits"\npartition = "iid"\nclients.count = 2\nmodel = "logistic"\nmethod = "fedavg"\n'
         "[runtime]\nexecutor = 'inline'\n[output]\nreport = false\ntrack = ['mlflow']\n[sweep]\nseed = [1, 2]\n"
     )
-    monkeypatch.setattr("jobs.sweep._page", lambda *_: None)
+    monkeypatch.setattr("jobs.sweep._draw_page", lambda *_: None)
     result = rayfl("sweep", file, "--dir", tmp_path / "sweep")
     assert result.exit_code == 0, result.output
     (tmp_path / "link").mkdir()
