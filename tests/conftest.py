@@ -1,7 +1,8 @@
-"""Every test process does its numbers like every other process of rayfl; tests on Ray share one local cluster.
+"""Set up test processes as rayfl sets up its own, and share one local Ray among the tests that use it.
 
-Under pytest-xdist (`-n 3 --dist loadfile`) one process takes all tests on Ray, before any other test, and every other
-file goes to one process, so that what the tests of a file share is made once.
+Under pytest-xdist (`-n 3 --dist loadfile`) one process takes all tests on the shared Ray, and another one the tests
+that start a Ray of their own; both take these tests first. Every other file goes to one process, so that the tests of a
+file share their fixtures.
 """
 
 from rayfl.determinism.process import prepare_process
@@ -21,29 +22,31 @@ import pytest  # noqa: E402
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray spells it)
 
 ON_RAY = "rayfl/on_ray"
-"""Where pytest's cache holds the names of the tests on Ray: the processes collect tests, and another one deals them."""
+"""Where pytest's cache holds the scopes of tests on Ray: the processes collect tests, another one deals them."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests on Ray first: they take longest, and leave cores idle while processes start."""
-    on_ray = [item for item in items if needs_ray(item)]
-    chosen = set(on_ray)
-    items[:] = [*on_ray, *(item for item in items if item not in chosen)]
+    on_ray = {item.nodeid: scope for item in items if (scope := ray_scope(item))}
+    items.sort(key=lambda item: item.nodeid not in on_ray)
     if hasattr(config, "workerinput") and config.cache is not None:
-        config.cache.set(ON_RAY, [item.nodeid for item in on_ray])
+        config.cache.set(ON_RAY, on_ray)
 
 
-def needs_ray(item: pytest.Item) -> bool:
-    """Whether a test says so, or has the cluster (the fixture, and not an argument of that name)."""
+def ray_scope(item: pytest.Item) -> str:
+    """Return "shared ray" for a test with the fixture `cluster`, "own ray" for other tests on Ray, "" for the rest."""
+    # An argument of a test may have the fixture's name.
     given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return bool(item.get_closest_marker("ray")) or "cluster" in set(getattr(item, "fixturenames", ())) - set(given)
+    if "cluster" in set(getattr(item, "fixturenames", ())) - set(given):
+        return "shared ray"
+    return "own ray" if item.get_closest_marker("ray") else ""
 
 
 @pytest.hookimpl(optionalhook=True)
 # Any: the types of xdist, which a run in one process does without.
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """The scheduler of `--dist loadfile`, but that all tests on Ray go to one process.
+    """Schedule as `--dist loadfile`, but give each of the two scopes of tests on Ray to one process.
 
     xdist's own groups (`--dist loadgroup`) do nothing under pytest 9.2: pytest-dev/pytest-xdist#1386.
     """
@@ -53,11 +56,11 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
 
     class FilesAndRay(LoadFileScheduling):
         @functools.cached_property
-        def on_ray(self) -> set[str]:
-            return set(config.cache.get(ON_RAY, []))
+        def on_ray(self) -> dict[str, str]:
+            return dict(config.cache.get(ON_RAY, {}))
 
         def _split_scope(self, nodeid: str) -> str:
-            return "ray" if nodeid in self.on_ray else super()._split_scope(nodeid)
+            return self.on_ray.get(nodeid) or super()._split_scope(nodeid)
 
     # In the order of collection, the tests on Ray first.
     config.option.loadscopereorder = False
@@ -66,7 +69,7 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """What a test computes depends neither on the number of cores nor on who else uses them."""
+    """Compute on one thread, so that results depend neither on the number of cores nor on other processes."""
     import torch
 
     torch.set_num_threads(1)
@@ -74,8 +77,10 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A local Ray of 4 cores and 1 GPU, started as rayfl starts its own. Cores and GPU are counted, not there, so
-    placement can be tested on any machine."""
+    """A local Ray of 4 cores and 1 GPU, started as rayfl starts its own.
+
+    Ray only counts these cores and this GPU, so that placement can be tested on any machine.
+    """
     import ray
 
     from actors import access, fork_server

@@ -21,9 +21,9 @@ Make = Callable[..., Setup]
 Played = tuple[list[RoundRecord], list[RunState]]
 
 
-def loop_and_vmap_agree(loop: Setup, vmap: Setup) -> None:
+def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) -> None:
     """The same states, bits and metrics, up to rounding, one client after another and stacked."""
-    (looped, run_states), (stacked, stacked_states) = play(loop), play(vmap)
+    (looped, run_states), (stacked, stacked_states) = played or play(loop), play(vmap)
     assert_close(
         contents(InlineExecutor(loop), run_states[-1]),
         contents(InlineExecutor(vmap), stacked_states[-1]),
@@ -78,9 +78,10 @@ def no_hook_modifies_what_it_was_given(setup: Setup, played: Played) -> None:
     The watch itself changes nothing.
     """
     here, log = watched(setup)
-    _, run_states = play(here)
+    records, run_states = play(here)
     assert log.modified == []
     assert log.undeclared == []
+    assert rows(records) == rows(played[0])
     assert {"begin", "step", "finish"} <= set(log.calls)
     assert ("mix" if isinstance(here.method, PeerHalf) else "server_update") in log.calls
     assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(setup), played[1][-1]))
@@ -91,6 +92,10 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
     clients = {"per_round": num_clients - 1, "dropout_after_training": 0.2, "dropout_before_download": 0.2}
     here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
     records, _ = play(here)
+    messages = [*log.up.values(), *log.broadcasts.values(), *(m for row in log.down.values() for m in row)]
+    for packet in (packet for message in messages for packet in message.values()):
+        assert packet.num_bits == buffer_bits({"packet": packet})
+        assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
     statuses = {client.status for record in records for client in record.clients}
     assert {"dropped_after_training", "dropped_before_download"} <= statuses
     for round, record in enumerate(records):

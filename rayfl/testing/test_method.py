@@ -21,8 +21,8 @@ def test_twice_the_same(make: Make, played: Played) -> None:
     assert rows(play(make())[0]) == rows(played[0])
 
 
-def test_loop_and_vmap_agree(make: Make) -> None:
-    contracts.loop_and_vmap_agree(make(), make(engine="vmap"))
+def test_loop_and_vmap_agree(make: Make, played: Played) -> None:
+    contracts.loop_and_vmap_agree(make(), make(engine="vmap"), played)
 
 
 def test_several_workers_give_the_bits_of_one(make: Make, played: Played) -> None:

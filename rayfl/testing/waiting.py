@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from rayfl.data.batches import Batch
 from rayfl.data.device import DeviceData
 from rayfl.data.stacks import StackBatches
 from rayfl.methods.base import Carry, Method, Stage
@@ -42,6 +44,23 @@ def _by_mask(indices: Sequence[Any]) -> bool:
     return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
+class Ends(StackBatches):
+    """The first and the last of a stage's steps: all steps between them call the same code."""
+
+    def __init__(self, batches: StackBatches) -> None:
+        vars(self).update(vars(batches))
+        self._steps = sorted({0, batches.num_steps - 1})
+        self.num_steps = len(self._steps)
+
+    def active(self, step: int) -> Tensor | None:
+        """As `StackBatches.active`."""
+        return super().active(self._steps[step])
+
+    def step(self, step: int) -> Batch | tuple[Batch, ...]:
+        """As `StackBatches.step`."""
+        return super().step(self._steps[step])
+
+
 def elsewhere(batches: StackBatches) -> StackBatches:
     """The same batches on torch's device "meta", whose tensors have shapes and no numbers."""
     twin, device = copy.copy(batches), torch.device("meta")
@@ -56,17 +75,19 @@ def elsewhere(batches: StackBatches) -> StackBatches:
 
 @contextmanager
 def counting_in_stages() -> Iterator[Counter[str]]:
-    """Waiting operations in stages of stacked clients, as long as this lasts.
+    """Count the waiting operations in stages of stacked clients, as long as this lasts.
 
-    Each stage is played on the device "meta" too, where everything fails that needs a number, or that combines tensors
-    of the device with others. RuntimeError and NotImplementedError where something does.
+    The first and the last step of each stage are also played on the device "meta". Everything fails there that needs a
+    number, or that combines tensors of the device with others: RuntimeError and NotImplementedError.
     """
     plain, counting = engines.run_stage, Counting()
 
     def counted(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
-        plain(method, tree_map(lambda leaf: leaf.to("meta"), carry), elsewhere(batches), stage)
+        ends = Ends(batches)
+        plain(method, tree_map(lambda leaf: leaf.to("meta"), carry), elsewhere(ends), stage)
         with counting:
-            return plain(method, carry, batches, stage)
+            plain(method, carry, ends, stage)
+        return plain(method, carry, batches, stage)
 
     engines.run_stage = counted
     try:

@@ -36,30 +36,26 @@ def halved(*given):
 # Strikes fall into the first half of the time that an undisturbed run takes: where the machine has less to do
 # meanwhile, a run is over sooner.
 chaos.undisturbed = halved
-attacks = [
-    Attack("scaffold", "mixed", ("actor", "actors", "stopped actor", "coordinator", "driver"), "3", pause_s=3.0),
-    Attack("scaffold", "endings", ("full disk", "gcs"), "4"),
-]
-# And still it may be.
+attacks = [Attack("scaffold", "mixed", ("actors", "stopped actor", "coordinator", "driver"), "3", pause_s=3.0)]
+# A run may still end before all strikes are done.
 for _ in range(3):
-    rows = play_all({"scaffold": experiment("scaffold", rounds=40)}, attacks)
-    if [row.kills for row in rows] == [6, 2] or any(row.runs_lost or row.bits_different for row in rows):
+    (row,) = play_all({"scaffold": experiment("scaffold", rounds=40)}, attacks)
+    if row.kills == 5 or row.runs_lost or row.bits_different:
         break
-print(json.dumps([row._asdict() for row in rows]))
+print(json.dumps(row._asdict()))
 """
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_strikes_of_many_kinds_cost_no_run_and_no_bit() -> None:
-    # A process of its own, whose main thread starts Rays. Nodes and the raylet are left to the bench.
+    # A process of its own, whose main thread starts Rays. Other tests take Ray's servers, the disk and nodes away.
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(done.stdout)
-    assert [row["kind"] for row in rows] == ["mixed", "endings"]
-    assert [row["runs_lost"] for row in rows] == [row["bits_different"] for row in rows] == [0] * 2, done.stderr
+    row = json.loads(done.stdout)
+    assert row["runs_lost"] == row["bits_different"] == 0, done.stderr
     # Several actors at once are the two that there are.
-    assert [row["kills"] for row in rows] == [6, 2]
+    assert row["kills"] == 5
 
 
 def test_plans_have_every_kind_for_every_method_by_turns_and_kills_enough() -> None:

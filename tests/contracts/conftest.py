@@ -10,13 +10,6 @@ from tests.contracts.seams.quadratic import setup
 
 
 @pytest.fixture(scope="package")
-def one_actor(cluster: None) -> Iterator[SharedActors]:
-    pool = SharedActors(setup(LAG), 1)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="package")
 def three_actors(cluster: None) -> Iterator[SharedActors]:
     pool = SharedActors(setup(LAG), 3)
     yield pool

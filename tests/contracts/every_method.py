@@ -41,13 +41,16 @@ HYPER: Mapping[str, Options] = {
     "l2gd": {"p": 0.5, "lam": 0.5},
     "easgd": {"steps": 3},
     # Gates that open within three rounds.
-    "subfedavg": {"lr": 0.1, "epochs": 2, "min_accuracy": 0.05, "prune_ratio": 0.3},
-    "lotteryfl": {"lr": 0.1, "epochs": 2, "min_accuracy": 0.05},
+    "subfedavg": {"lr": 0.1, "epochs": 2, "batch_size": 20, "min_accuracy": 0.05, "prune_ratio": 0.3},
+    "lotteryfl": {"lr": 0.1, "epochs": 2, "batch_size": 20, "min_accuracy": 0.05},
     # Both chance and affinity choose.
     "fedfomo": {"num_candidates": 3, "epsilon": 0.6},
 }
 """Hyper-parameters under contract, of methods whose defaults would leave something out."""
 
+
+BATCH_SIZE = 60
+"""The batch size under contract of methods that take fewer examples by default: an epoch has fewer steps."""
 
 SEEDS: Mapping[str, int] = {"l2gd": 3}
 """Seeds under contract, of methods that do not exchange in each of the first rounds of seed 5."""
@@ -74,13 +77,19 @@ def experiment(name: str, **options: Any) -> Experiment:
         "data": "digits",
         "partition": {"name": "dirichlet-class", "alpha": 1.0},
         "model": {"name": "mlp", "hidden": [12]},
-        "method": {"name": name, **HYPER.get(name, {})},
+        "method": {"name": name, **hyper(named(Method)[name]), **HYPER.get(name, {})},
         **options,
     }
     tables["clients"] = {"count": 6, **options.get("clients", {})}
     if issubclass(named(Method)[name], PeerHalf) or named(Method)[name].uses_graph:
         tables.setdefault("topology", "ring")
     return Experiment(**tables)
+
+
+def hyper(kind: type[Method]) -> Options:
+    """The hyper-parameters that every method takes under contract."""
+    default = kind.Hyper.model_fields.get("batch_size")
+    return {"batch_size": BATCH_SIZE} if default is not None and default.default else {}
 
 
 def on_digits(name: str) -> Callable[..., Setup]:

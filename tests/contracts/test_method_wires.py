@@ -1,14 +1,21 @@
 """What every method must hold on the wire: it is billed for its real buffers, and it compresses what it sends."""
 
-import numpy as np
 import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.testing import contracts
 from rayfl.testing.executors import play
-from rayfl.testing.watching import buffer_bits, watched
-from tests.contracts.every_method import FREE_CASES, FREE_DOWNLINKS, REGISTERED, Case, cases, every_method, experiment
+from tests.contracts.every_method import (
+    FREE_CASES,
+    FREE_DOWNLINKS,
+    REGISTERED,
+    Case,
+    cases,
+    every_method,
+    experiment,
+    played,
+)
 from tests.refusals import refused
 
 
@@ -22,34 +29,22 @@ def test_the_bill_is_the_size_of_the_buffers(case: Case):
     contracts.the_bill_is_the_size_of_the_buffers(case.make, case.num_clients)
 
 
-@every_method
-def test_a_packet_says_how_large_it_is(case: Case):
-    here, log = watched(case.make(rounds=2))
-    play(here)
-    messages = [*log.up.values(), *log.broadcasts.values(), *(m for row in log.down.values() for m in row)]
-    for packet in (packet for message in messages for packet in message.values()):
-        assert packet.num_bits == buffer_bits({"packet": packet})
-        assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
-
-
 @cases(FREE_CASES)
 def test_the_uplink_compressor_is_used(case: Case):
-    # Three rounds, as the first may be an uncompressed start (MARINA).
-    dense, sparse = (
-        sum(record.row.uplink_bits for record in play(case.make(rounds=3, uplink=compressor))[0])
-        for compressor in (Dense(), TopK(keep_ratio=0.1))
-    )
-    assert 0 < sparse < dense
+    plain, records, _ = played(case)
+    assert plain.uplink == Dense()
+    sparse, _ = play(case.make(uplink=TopK(keep_ratio=0.1)))
+    dense_bits, sparse_bits = (sum(record.row.uplink_bits for record in found) for found in (records, sparse))
+    assert 0 < sparse_bits < dense_bits
 
 
 @cases(FREE_DOWNLINKS)
 def test_the_downlink_compressor_is_used(case: Case):
-    # Three rounds, as the first may download nothing (L2GD).
-    full, half = (
-        sum(record.row.downlink_bits for record in play(case.make(rounds=3, downlink=Dense(dtype=dtype)))[0])
-        for dtype in ("fp32", "fp16")
-    )
-    assert 0 < half < full
+    plain, records, _ = played(case)
+    assert plain.downlink == Dense()
+    half, _ = play(case.make(downlink=Dense(dtype="fp16")))
+    full_bits, half_bits = (sum(record.row.downlink_bits for record in found) for found in (records, half))
+    assert 0 < half_bits < full_bits
 
 
 @cases([case for case in REGISTERED if case not in FREE_CASES])

@@ -11,7 +11,8 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing import contracts
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import play
-from tests.contracts.every_method import REGISTERED, SERVER_CASES, Case, cases, every_method, played
+from tests.contracts.actors import SharedActors
+from tests.contracts.every_method import REGISTERED, SEAMS, SERVER_CASES, VARIED, Case, cases, every_method, played
 
 
 def test_the_registry_is_found():
@@ -31,42 +32,34 @@ def test_every_hyper_parameter_is_described(case: Case):
 
 @every_method
 def test_loop_and_vmap_agree(case: Case):
-    loop, vmap = (case.make(engine=engine, stack_width=case.num_clients) for engine in ("loop", "vmap"))
-    contracts.loop_and_vmap_agree(loop, vmap)
+    loop, *found = played(case)
+    contracts.loop_and_vmap_agree(loop, case.make(engine="vmap", stack_width=case.num_clients), (found[0], found[1]))
 
 
 @every_method
 def test_no_stage_waits_for_a_gpu(case: Case):
-    contracts.no_stage_waits_for_a_gpu(case.make(engine="vmap", rounds=2))
+    contracts.no_stage_waits_for_a_gpu(case.make(engine="vmap", stack_width=case.num_clients, rounds=2))
 
 
 @every_method
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_three_workers_in_any_order_give_the_bits_of_one(case: Case, engine: str):
-    here = case.make(engine=engine, stack_width=2)
-    contracts.several_workers_give_the_bits_of_one(here, played(case)[1:] if engine == "loop" else None)
+def test_three_workers_in_any_order_give_the_bits_of_one(case: Case):
+    contracts.several_workers_give_the_bits_of_one(case.make(), played(case)[1:])
+
+
+@cases([*SEAMS, *VARIED])
+def test_three_workers_with_stacks_give_the_bits_of_one(case: Case):
+    contracts.several_workers_give_the_bits_of_one(case.make(engine="vmap", stack_width=2))
 
 
 @pytest.mark.ray
 @every_method
-@pytest.mark.parametrize("actors", ["one_actor", "three_actors"])
-def test_ray_actors_give_the_bits_of_this_process(case: Case, actors: str, request: pytest.FixtureRequest):
+def test_ray_actors_give_the_bits_of_this_process(case: Case, three_actors: SharedActors):
     here, records, run_states = played(case)
-    one, many = InlineExecutor(here), request.getfixturevalue(actors).take(here)
-    assert many.num_workers == {"one_actor": 1, "three_actors": 3}[actors]
+    one, many = InlineExecutor(here), three_actors.take(here)
+    assert many.num_workers == 3
     others, other_worlds = play(here, many)
     assert rows(records) == rows(others)
     assert_same_bits(contents(one, run_states[-1]), contents(many, other_worlds[-1]))
-
-
-@every_method
-def test_twice_the_same(case: Case):
-    (first, records, run_states), second = played(case), case.make()
-    others, other_worlds = play(second)
-    assert rows(records) == rows(others)
-    assert_same_bits(
-        contents(InlineExecutor(first), run_states[-1]), contents(InlineExecutor(second), other_worlds[-1])
-    )
 
 
 @cases(SERVER_CASES)

@@ -29,7 +29,7 @@ from rayfl.task import Objective, Task
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import play
 from rayfl.tree import State, Tree
-from tests.contracts.every_method import FREE_CASES, Case, cases, every_method
+from tests.contracts.every_method import FREE_CASES, SEAMS, VARIED, Case, cases, every_method
 from tests.contracts.seams import quadratic
 from tests.pretended_gpu import PretendedGpu
 from tests.refusals import refused
@@ -126,20 +126,21 @@ def assert_same_there(make, monkeypatch: pytest.MonkeyPatch, **options: object) 
 
 
 @every_method
-def test_hooks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
+def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
     assert case.kind.on_device
-    seen, _ = assert_same_there(case.make, monkeypatch)
+    options = {"uplink": ErrorFeedback(inner=TopK(keep_ratio=0.3))} if case in FREE_CASES else {}
+    seen, _ = assert_same_there(case.make, monkeypatch, **options)
     for hook in ("begin", "end_stage", "finish", "encode"):
         assert seen.devices.get(hook, set()) <= {"cuda"}, hook
     assert seen.devices["finish"] == {"cuda"}
 
 
-@cases(FREE_CASES)
-def test_uplinks_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
-    assert_same_there(case.make, monkeypatch, uplink=ErrorFeedback(inner=TopK(keep_ratio=0.3)), rounds=2)
+@cases([*SEAMS, *VARIED])
+def test_dense_uplinks_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
+    assert_same_there(case.make, monkeypatch)
 
 
-@every_method
+@cases([*SEAMS, *VARIED])
 def test_stacks_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
     assert_same_there(case.make, monkeypatch, engine="vmap", stack_width=2, rounds=2)
 
