@@ -1,4 +1,4 @@
-"""One run under attack: a real `rayfl run` whose processes are struck at random moments, and resumed where it ended.
+"""Attack one run: strike processes of a real `rayfl run` at random moments, and resume the run after each end.
 
 The moments are uniform over the life that a driver has before it, from its first moment on, however many fall into
 one round. A strike that finds no victim draws another moment of what is left.
@@ -25,7 +25,7 @@ from rayfl.run_directory.record import read_run
 _ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
 """How the line of a round begins."""
 LIMIT_S = 400.0
-"""A driver that has not ended by then hangs."""
+"""Seconds after which a driver counts as hanging."""
 LOOK_S = 0.1
 """Seconds between looks for a victim."""
 
@@ -60,7 +60,7 @@ class Attack:
 
 @dataclass
 class Story:
-    """What an attack did, and what became of the run: `lost` is "" unless it ended as no run may end."""
+    """The events of an attack. `lost` says why the run ended as no run may end, else ""."""
 
     kills: int = 0
     rounds: list[int] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Driver:
         self.output, self.errors = self.process.communicate()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, but not longer. False if it goes on."""
+        """Wait at most `seconds` for its end. False if it goes on."""
         try:
             self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -238,9 +238,9 @@ STRIKES: Mapping[str, Callable[[Run, Driver], int]] = {
     "stopped coordinator": lambda run, driver: run.stop(driver, COORDINATOR),
     "full disk": Run.fill_disk,
 }
-"""What can be done to a run; each returns the number of processes (of nodes, of disks) that it struck."""
+"""The strikes by name; each returns the number of processes, nodes or disks that it struck."""
 ENDINGS = ("driver", "gcs", "raylet", "full disk")
-"""What ends a run by its nature."""
+"""Strikes that end a run by their nature."""
 
 
 def play(attack: Attack, file: Path, home: Path, calm: Calm, nodes: Nodes | None = None) -> list[Run]:

@@ -74,10 +74,10 @@ COLUMNS = (
 
 
 def bench_chaos(methods: Sequence[str], kills: int, seed: int, results: Results) -> int:
-    """Strikes of all kinds; prints a table, and the bits that differ as its last line; writes `results`.
+    """Strike runs in all ways; print a table and the number of differing bits; write `results`.
 
-    Returns an exit code: 1 where a bit differs, a run was lost, or fewer than `kills` kills were done. ValueError,
-    before anything is struck, for what is no method, for too few kills, and where `results` cannot be written.
+    Returns an exit code: 1 if a bit differs, a run was lost, or fewer than `kills` kills were done. RayflError, before
+    the first strike, for an unknown method, for `kills` below 1, and if `results` cannot be written.
     """
     for name in methods:
         find(Method, name)
@@ -101,7 +101,7 @@ def bench_chaos(methods: Sequence[str], kills: int, seed: int, results: Results)
 
 
 def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
-    """The attacks of a bench, in numbers that make at least `kills` kills. Those that take longest come first."""
+    """Choose attacks that make at least `kills` kills. The longest come first."""
     share = kills / (25 * len(methods))
     attacks: list[Attack] = []
     for number, method in enumerate(methods):
@@ -183,7 +183,7 @@ def undisturbed(file: Path, directory: Path, *settings: str) -> Calm:
 
 
 def judged(attack: Attack, runs: Sequence[Run]) -> Row:
-    """The row of an attack. How a run was lost is said on stderr."""
+    """The row of an attack. Prints to stderr how a run was lost."""
     for run in runs:
         if run.story.lost:
             print(f"{attack.method}, {attack.name}: {run.directory.name} is lost: {run.story.lost}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""One exchange among peers without training: how long it takes, what passes through the object store, peak memory.
+"""The benchmark `exchange`: the time, object store and memory of one exchange among peers without training.
 
 `python -m benchmarks.exchange GRAPH PEERS PARAMETERS` runs it on two actors of one thread each and prints figures as
 JSON. The peers are Dis-PFL's at density 0.5: each has a model and a mask, and a message of the values that it keeps.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks gpu`: rayfl without Ray beside a bare loop on one device, each program a process of its own.
+"""The benchmark `gpu`: rayfl without Ray beside a bare loop on one device, each program in its own process.
 
 Several processes at once stand for actors with fractions of a GPU. All data are synthetic images of the workloads'
 sizes.
@@ -26,7 +26,7 @@ from rayfl.errors import RayflError, nearest
 from rayfl.experiment.prepare import prepare
 
 PARTS = (1, 2, 4)
-"""Processes that share the device; so many workers are compared bit for bit, too."""
+"""Numbers of processes that share the device. Also numbers of workers whose results are compared bit for bit."""
 CODEC_ENTRIES = 11_000_000
 """Numbers that compressors encode and decode."""
 BARE = "bare loop"

@@ -1,4 +1,4 @@
-"""`python -m benchmarks locality`: what a round moves between nodes.
+"""The benchmark `locality`: the bytes that a round moves between nodes.
 
 Scaffold's clients remember a control variate as large as the model. Simulated nodes on one machine, with one core and a
 client actor each, hold them; the same rounds are played with calls sent to the nodes of their clients' states, and with
@@ -26,7 +26,7 @@ from rayfl.rounds.setup import Setup
 
 
 class InOrder(RayExecutor):
-    """Sends calls in their order to whoever is free, wherever the clients' states lie."""
+    """Send calls in their order to any free actor, wherever the clients' states lie."""
 
     def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
         return replace(super()._pending(shared, jobs), nodes=())
@@ -82,7 +82,7 @@ def _megabytes(size: float) -> str:
 
 
 def loopback_bytes() -> int:
-    """Bytes received on the loopback device since the machine started, of all its processes. 0 where Linux is not."""
+    """Bytes received on the loopback device since the machine started, by all processes. 0 if this is not Linux."""
     devices = Path("/proc/net/dev")
     lines = devices.read_text(encoding="utf-8").splitlines() if devices.exists() else []
     return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))

@@ -12,7 +12,7 @@ from actors.errors import ClusterError
 
 
 def descendants(pid: int) -> list[int]:
-    """`pid` and every process below it."""
+    """`pid` and all its descendants."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -51,7 +51,7 @@ class Resident(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(self)
 
 
@@ -97,7 +97,7 @@ def run_watched(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> tuple[str, int]:
-    """Run a module in a process of its own: the last line it prints, and its peak memory.
+    """Run a module in its own process; return the last line that it prints and its peak memory.
 
     `environment` and `folder`: its variables and its current directory, by default this process's. ClusterError if it
     fails.

@@ -1,8 +1,8 @@
 """The benchmark `scale --nodes`: many small calls on simulated nodes, and their cost for the coordinator.
 
-`python -m benchmarks.nodes NODES ACTORS PARTICIPANTS ROUNDS` starts a cluster of this machine's own and plays rounds as
-the coordinator does, in this process, whose processor time and memory are then the coordinator's. The model is so small
-that hardly anything but calls, sums and records is left.
+`python -m benchmarks.nodes NODES ACTORS PARTICIPANTS ROUNDS` starts a local cluster and plays rounds in this process as
+the coordinator does: the process's time and memory stand for the coordinator's. The model is small, so that calls, sums
+and records take nearly all of the time.
 """
 
 import json
@@ -40,11 +40,11 @@ from rayfl.run_directory.run_folder import create_run_directory
 ACTORS = (8, 16, 32, 64)
 PARTICIPANTS, ROUNDS, WARMUP = 1_000, 10, 2
 ACTOR_BYTES = 200 * 10**6
-"""Memory of an actor that has loaded torch and holds next to nothing."""
+"""Memory of an actor that has loaded torch and holds hardly any data."""
 
 
 class Measuring:
-    """An executor that counts calls, the seconds until they are answered, and the bytes that this process fetches."""
+    """An executor that counts calls, the seconds of waiting for answers, and the bytes that this process fetches."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner, self.num_workers = inner, inner.num_workers
@@ -164,16 +164,15 @@ COLUMNS = (
 
 
 def by_calls(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, float]:
-    """What a call adds to a figure of a round, and what the round has of it besides, where calls are of several
-    numbers: the line through the rows with the least squares."""
+    """Fit the figure `key` = a * calls + b by least squares over the rows; return (a, b)."""
     slope, rest = np.polyfit([row["calls"] for row in rows], [row[key] for row in rows], 1)
     return float(slope), float(rest)
 
 
 def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: Results) -> None:
-    """Measure rounds with each number of `actors` on so many simulated nodes; print a row each and write `results`.
+    """Measure rounds with each number of `actors` on simulated nodes; print a row each and write `results`.
 
-    ValueError, before anything is measured, for too few of anything and where `results` cannot be written.
+    RayflError, before any measurement, for a number below 1 and if `results` cannot be written.
     """
     if nodes < 1 or participants < 1 or min(actors) < 1:
         raise RayflError(

@@ -1,4 +1,4 @@
-"""One run on a Ray of its own, watched: `python -m benchmarks.played EXPERIMENT.json DIRECTORY ROUND...`.
+"""Play one run on its own Ray and watch it: `python -m benchmarks.played EXPERIMENT.json DIRECTORY ROUND...`.
 
 Plays the experiment into DIRECTORY and prints as JSON how long its rounds took, how much memory its processes had at
 each ROUND (counted from 1), and what the object store held and spilled.

@@ -108,7 +108,7 @@ def populations(measure: Measure, home: Path, sizes: Sizes) -> Figures:
 
 
 def states(measure: Measure, home: Path, sizes: Sizes) -> Figures:
-    """Methods whose clients remember something: does memory grow with the rounds?"""
+    """Measure whether memory grows with the rounds in methods whose clients have states."""
     columns = (
         Column("method", "method"),
         Column("round", "round"),
@@ -161,7 +161,7 @@ def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Figures:
 
 
 def spilling(measure: Measure, home: Path, sizes: Sizes) -> Figures:
-    """States in a store that does not hold them, and in one that does, which must end as the same bits."""
+    """Compare states in a store that is too small with states in one that holds them: the bits must be the same."""
     columns = (
         Column("store_mb", "object store, MB"),
         Column("median_s", "seconds a round", "{:.3f}"),
@@ -243,7 +243,7 @@ def saved_bytes(directory: Path) -> int:
 
 
 def ends_alike(a: Path, b: Path) -> bool:
-    """Whether two runs have the same records, models and last checkpoints, bit for bit."""
+    """True if two runs have the same records, models and last checkpoints, bit for bit."""
     places = last_checkpoint(a), last_checkpoint(b)
     assert places[0] and places[1], "runs whose states are compared save them at the end"
     files = [{path.name: path.read_bytes() for path in place.glob("*.safetensors")} for place in places if place]

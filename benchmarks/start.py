@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 """Commands that end at once, or are refused."""
 _ESCAPES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
 _LOOK_S = 0.1
-"""Between looks at the processor time of a run's processes; one that ends in between keeps what was seen."""
+"""Seconds between looks at the processor time of a run's processes. A process that ends keeps its last figure."""
 
 
 def bench_start(repeats: int, results: Results) -> None:
@@ -204,7 +204,7 @@ class Watched:
             os.close(self._terminal)
 
     def _take(self, now: float) -> bool:
-        """Take in what the terminal shows. False if nothing comes any more."""
+        """Read the terminal's output. False at its end."""
         try:
             data = os.read(self._terminal, 65536)
         except OSError:
@@ -232,7 +232,7 @@ def processor_times(root: int) -> dict[int, tuple[str, float]]:
 
 
 def kind(words: Sequence[str]) -> str:
-    """What a process is, by its command line."""
+    """The kind of a process, by its command line."""
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split(":")[-1].removeprefix("ray::")
     if "jobs.cli" in words:

@@ -18,7 +18,7 @@ ACTOR, COORDINATOR, DRIVER, GCS, RAYLET = "actor", "coordinator", "driver", "gcs
 
 
 class Victim(NamedTuple):
-    """A process; `began` tells it from a later one of the same number."""
+    """A process; `began` distinguishes it from a later process of the same number."""
 
     pid: int
     began: str
@@ -62,7 +62,7 @@ def began(pid: int) -> str:
 
 
 def _kind(pid: int) -> str:
-    """What a process is to the run: "" for what is never struck."""
+    """The kind of a process; "" for a process that is never struck."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
