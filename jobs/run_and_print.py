@@ -8,7 +8,8 @@ from jobs import console
 from jobs.console import Audience
 from jobs.display import Display
 from jobs.earlier_run import earlier_run, fetch_newer
-from jobs.single import finish_up, folder_of, go_on, run, warn_of_package
+from jobs.run_page import finish_up
+from jobs.single import folder_of, go_on, run, warn_of_package
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.summary import summary

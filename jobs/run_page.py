@@ -7,6 +7,7 @@ from threading import Thread
 from jobs.console import Audience
 from rayfl.experiment.experiment import Experiment
 from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.run_folder import RunFolder
 
 DRAWING = "drawing the page"
 
@@ -17,6 +18,23 @@ def draw(directory: Path) -> None:
 
     with writing(directory, f"draw the page with: rayfl report {directory}"):
         report([directory], directory / "report.html")
+
+
+def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
+    """Draw the page of a finished run if it is missing; copy the run if its copy is behind. Returns whether one was.
+
+    `page`: whether the run is to have a page.
+    """
+    page = page and not (folder.directory / "report.html").exists()
+    if page:
+        audience.stage(DRAWING)
+        draw(folder.directory)
+    behind = folder.is_copy_behind()
+    if behind:
+        audience.stage(f"copying to {folder.url}")
+        with folder.mirrored():
+            pass
+    return page or behind
 
 
 class RunPage:

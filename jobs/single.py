@@ -11,7 +11,7 @@ from actors import fork_server, package_folder, signals, supervisor
 from jobs import console
 from jobs.console import Audience
 from jobs.earlier_run import found_again, platform_of, require_same_platform, resumable
-from jobs.run_page import DRAWING, RunPage, draw
+from jobs.run_page import RunPage, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.experiment import Experiment
@@ -104,23 +104,6 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     experiment = resumable(before, overrides)
     warn_of_package(RunFolder.at(directory, experiment.output.directory))
     return go_on(before, experiment, audience)
-
-
-def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
-    """Draw the page of a finished run if it is missing; copy the run if its copy is behind. Returns whether one was.
-
-    `page`: whether the run is to have a page.
-    """
-    page = page and not (folder.directory / "report.html").exists()
-    if page:
-        audience.stage(DRAWING)
-        draw(folder.directory)
-    behind = folder.is_copy_behind()
-    if behind:
-        audience.stage(f"copying to {folder.url}")
-        with folder.mirrored():
-            pass
-    return page or behind
 
 
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
