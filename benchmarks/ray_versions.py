@@ -33,7 +33,7 @@ import os, sys
 from actors import session
 from rayfl.experiment.experiment import Runtime
 with session.session(Runtime()):
-    print(session.address(), os.environ.get("RAY_AUTH_TOKEN", ""), flush=True)
+    print("session", session.address(), os.environ["RAY_AUTH_TOKEN"], flush=True)
     sys.stdin.read()
 """
 _JOINER = """
@@ -119,7 +119,8 @@ class Trial:
         session = self.start("-c", _SESSION)
         assert session.stdin is not None and session.stdout is not None
         try:
-            address, token = session.stdout.readline().rstrip("\n").split(" ")
+            # Ray may print lines of its own before.
+            address, token = next(line.split()[1:] for line in session.stdout if line.startswith("session "))
             # Ray would replace the address 127.0.0.1, and give up after a few tries.
             around = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_NUM_REDIS_GET_RETRIES": "2"}
             owner = self.output("-c", _JOINER, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, **around)
