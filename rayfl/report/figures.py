@@ -7,6 +7,7 @@ import numpy as np
 
 from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, strips_chart
 from rayfl.report.graph_figure import graph_section
+from rayfl.report.mask_figures import mask_section
 from rayfl.report.series import (
     MEGABYTE_BITS,
     Group,
@@ -16,7 +17,6 @@ from rayfl.report.series import (
     is_accuracy,
     last_of_clients,
     metric_names,
-    series,
     spread,
 )
 from rayfl.report.wording import metric, title
@@ -43,7 +43,7 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
             "A mean can hide clients that do badly: these charts show each client.",
             [*_clients(groups, names), *_by_retention(groups, names)],
         ),
-        _masks(groups),
+        mask_section(groups),
         Section(
             "Messages",
             "Sizes of the messages as encoded, summed over clients.",
@@ -180,21 +180,6 @@ def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]
             chart = lines_chart(lines, "Accuracy, %", [group.label for group in groups], percent=True)
             figures.append(Figure(f"By retention ratio: {title(name)}", caption, chart))
     return figures
-
-
-def _masks(groups: Sequence[Group]) -> Section:
-    """The distances of the masks of pairs of clients (Dis-PFL, Figure 5); no figure if they were not recorded."""
-    strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
-    found = {group.label: [one for run in group.runs if (one := series(run, CORRELATION))] for group in groups}
-    numbers = [f"{label}: {np.mean([one.final for one in some]):.2f}" for label, some in found.items() if some]
-    intro = "A distance is the share of entries that one client keeps and the other does not."
-    if numbers:
-        intro += f" Its correlation with the likeness of labels, over pairs of clients: {'; '.join(numbers)}."
-    if not strips:
-        return Section("Masks", intro, [])
-    labels = [group.label for group in groups]
-    chart = strips_chart(strips, "Distance of two clients' masks", labels, percent=True)
-    return Section("Masks", intro, [Figure("", "Each dot is a pair of clients after the last round.", chart)])
 
 
 def _communication(groups: Sequence[Group]) -> list[Figure]:

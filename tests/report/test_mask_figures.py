@@ -1,9 +1,13 @@
 """Figures of clients that keep a share of the model, from a real run of Dis-PFL on digits."""
 
+import re
+
+import numpy as np
 import pytest
 
 from rayfl.experiment.prepare import prepare
 from rayfl.report.figures import _by_retention, sections
+from rayfl.report.mask_figures import _picture, mask_section
 from rayfl.report.series import groups
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.description import describe_run
@@ -23,16 +27,41 @@ def run(tmp_path_factory):
     return read_run(directory)
 
 
-def test_distances_of_masks_are_drawn_and_correlated(run):
+def cells(figure) -> list[list[float | None]]:
+    (layer,) = figure.chart["layer"]
+    return [row["value"] for row in layer["data"]["values"]]
+
+
+def test_distances_and_masks_of_a_run_are_drawn(run):
     found = {section.title: section for section in sections(groups([run]), ["own/accuracy"])}
-    (figure,) = found["Masks"].figures
-    (row,) = figure.chart["data"]["values"]
+    strip, likeness, distances, *drawn = found["Masks"].figures
+    (row,) = strip.chart["data"]["values"]
     # A value for each ordered pair of clients.
-    clients = run.clients["client"].unique()
-    assert len(row["value"]) == len(clients) * (len(clients) - 1) and all(0 <= value <= 1 for value in row["value"])
+    count = len(run.clients["client"].unique())
+    assert len(row["value"]) == count * (count - 1) and all(0 <= value <= 1 for value in row["value"])
+    alike, apart = cells(likeness), cells(distances)
+    assert all(alike[client][client] == 1 and apart[client][client] == 0 for client in range(count))
+    assert sorted(value for line in apart for value in line)[count:] == pytest.approx(sorted(row["value"]))
     assert "correlation" in found["Masks"].intro
+    assert len(drawn) == 4 and re.match(r"Client 0: \d+\.\d% of ", drawn[0].title)
     others = [figure.title for figure in found["Training and other measurements"].figures]
     assert not any("mask" in title.lower() for title in others)
+
+
+def test_a_damaged_model_file_costs_the_drawn_masks_alone(run):
+    path = run.directory / "models" / "personal.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    try:
+        assert len(mask_section(groups([run])).figures) == 3
+    finally:
+        path.write_bytes(whole)
+
+
+def test_kernels_stand_side_by_side_with_blanks_between():
+    mask = np.zeros((2, 1, 2, 2), dtype=bool)
+    mask[0, 0, 0, 1] = mask[1, 0, 1, 0] = True
+    assert np.nan_to_num(_picture(mask), nan=7).tolist() == [[0, 1, 7, 0, 0], [0, 0, 7, 1, 0]]
 
 
 def test_accuracy_by_retention_ratio(run):

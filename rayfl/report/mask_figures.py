@@ -1,0 +1,140 @@
+"""Masks on a page: their distances beside the likeness of labels (Dis-PFL, Figure 5), and the masks of some clients
+drawn (MCE-PL, Figures 8 and 9)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from rayfl.limits.regular_files import require_regular
+from rayfl.report.charts import Figure, Section, Spec, data, strips_chart, told
+from rayfl.report.series import Group, last_of_clients, series, spread
+from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
+from rayfl.run_directory.record import Run
+from rayfl.run_directory.saved_models import model_files
+
+_MOST_CLIENTS = 40
+"""A matrix of more clients than this is not drawn."""
+_DRAWN_CLIENTS = 4
+"""The number of clients whose masks are drawn, as in MCE-PL's figures."""
+_FILTERS = 20
+"""The number of a layer's outputs that are drawn, those in its middle."""
+_INPUTS = 6
+"""The number of inputs whose kernels are drawn, the first ones."""
+
+
+def mask_section(groups: Sequence[Group]) -> Section:
+    """The distances of masks for several runs; for one run also matrices and drawn masks. No figure without masks."""
+    found = {group.label: [one for run in group.runs if (one := series(run, CORRELATION))] for group in groups}
+    numbers = [f"{label}: {np.mean([one.final for one in some]):.2f}" for label, some in found.items() if some]
+    intro = "A distance is the share of entries that one client keeps and the other does not."
+    if numbers:
+        intro += f" Its correlation with the likeness of labels, over pairs of clients: {'; '.join(numbers)}."
+    if len(groups) == 1 and len(groups[0].runs) == 1:
+        run = groups[0].runs[0]
+        return Section("Masks", intro, [*_distances(groups), *_matrices(run), *_drawn(run)])
+    return Section("Masks", intro, _distances(groups))
+
+
+def _distances(groups: Sequence[Group]) -> list[Figure]:
+    """The distances of the masks of all pairs of clients, a row per group."""
+    strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
+    if not strips:
+        return []
+    labels = [group.label for group in groups]
+    chart = strips_chart(strips, "Distance of two clients' masks", labels, percent=True)
+    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)]
+
+
+def _matrices(run: Run) -> list[Figure]:
+    """The likeness of labels and the distance of masks, client by client."""
+    figures = []
+    for name, heading, caption, own in (
+        (SIMILARITY, "Likeness of labels", "The cosine of two clients' training labels: 1 is dark, 0 is light.", 1.0),
+        (HAMMING, "Matrix of distances", "Dark pairs keep different entries; the darkest distance is {:.3f}.", 0.0),
+    ):
+        found = spread(run, name)
+        # There is a number for each ordered pair, so the number of clients solves n * (n - 1) = pairs.
+        size = 0 if found is None else round((1 + np.sqrt(1 + 4 * len(found.last))) / 2)
+        if found is None or not 1 < size <= _MOST_CLIENTS or size * (size - 1) != len(found.last):
+            continue
+        matrix = np.full((size, size), own)
+        matrix[~np.eye(size, dtype=bool)] = found.last
+        most = own or float(matrix.max())
+        figures.append(Figure(heading, caption.format(most), cells_chart(matrix, "Client", "Other client", most)))
+    return figures
+
+
+def _drawn(run: Run) -> list[Figure]:
+    """What the first clients keep of the first layer with a mask, read from the saved personal models."""
+    paths = model_files(run.directory, "personal")
+    if not paths:
+        return []
+    try:
+        # The first file holds the first clients.
+        require_regular(paths[0])
+        with safe_open(paths[0], "numpy") as models:
+            shapes = {name: tuple(models.get_slice(name).get_shape()) for name in models.keys()}  # noqa: SIM118
+            clients = sorted({int(name.partition("/")[0]) for name in shapes})[:_DRAWN_CLIENTS]
+            own = f"{clients[0]}/"
+            for layer in _layers({name[len(own) :]: shape for name, shape in shapes.items() if name.startswith(own)}):
+                kept = {client: models.get_tensor(f"{client}/{layer}") != 0 for client in clients}
+                if not all(mask.all() for mask in kept.values()):
+                    return [_mask_figure(client, layer, mask) for client, mask in kept.items()]
+    except (OSError, ValueError, IndexError, SafetensorError):
+        # A damaged file costs the page these figures and nothing else.
+        pass
+    return []
+
+
+def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The names of the weights: convolutions, then matrices, each in the order of their number of inputs."""
+    layers = [name for name, shape in shapes.items() if len(shape) in (2, 4)]
+    return sorted(layers, key=lambda name: (-len(shapes[name]), shapes[name][1], name))
+
+
+def _mask_figure(client: int, layer: str, mask: np.ndarray) -> Figure:
+    caption = "Dark entries are kept. Columns are the layer's middle outputs, rows its first inputs."
+    chart = cells_chart(_picture(mask), "Outputs", "Inputs", 1.0)
+    return Figure(f"Client {client}: {mask.mean():.1%} of {layer}", caption, chart)
+
+
+def _picture(mask: np.ndarray) -> np.ndarray:
+    """A layer's mask [outputs, inputs, ...] as rows of inputs and columns of outputs; NaN lies between kernels."""
+    first = max(0, (len(mask) - _FILTERS) // 2)
+    few = mask[first : first + _FILTERS].astype(np.float64)
+    if few.ndim == 2:
+        return few.T[: 2 * _FILTERS]
+    few = np.pad(few[:, :_INPUTS], [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)
+    outputs, inputs, height, width = few.shape
+    return few.transpose(1, 2, 0, 3).reshape(inputs * height, outputs * width)[:-1, :-1]
+
+
+def cells_chart(values: np.ndarray, x: str, y: str, most: float) -> Spec:
+    """Values [rows, columns] in [0, most] as shades, the first row on top; NaN stays blank."""
+    height, width = values.shape
+    place = {"type": "ordinal", "scale": {"round": True, "paddingInner": 0}}
+    axis = {"labelOverlap": True, "ticks": False, "domain": False, "grid": False, "labelAngle": 0}
+    shade = {"type": "quantitative", "legend": None, "scale": {"domain": [0, most or 1], "scheme": "blues"}}
+    return {
+        "width": "container",
+        "height": max(90, min(340, round(350 * height / width))),
+        "layer": [
+            {
+                **data([{"row": row, "value": line} for row, line in enumerate(values)], values.size),
+                "transform": [
+                    {"flatten": ["value"]},
+                    {"window": [{"op": "row_number", "as": "number"}], "groupby": ["row"]},
+                    {"calculate": "datum.number - 1", "as": "column"},
+                    {"filter": "isValid(datum.value)"},
+                ],
+                "mark": "rect",
+                "encoding": {
+                    "x": {"field": "column", "title": x, "axis": axis, **place},
+                    "y": {"field": "row", "title": y, "axis": axis, **place},
+                    "color": {"field": "value", **shade},
+                    "tooltip": [told("row", y), told("column", x), told("value", "Value")],
+                },
+            }
+        ],
+    }
