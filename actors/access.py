@@ -1,5 +1,5 @@
-"""Who may use a Ray: one that rayfl starts listens on loopback and asks for a token of its own; a cluster that rayfl
-joins keeps its rules.
+"""Access control. A Ray that rayfl starts listens on 127.0.0.1 and requires a random token. A cluster that rayfl joins
+keeps its own rules.
 
 The token is Ray's own token authentication: without it, Ray's servers and actors' processes refuse every call. Ray
 reads its mode and token from the environment once a process, and Ray's processes inherit the environment. So a
@@ -20,15 +20,15 @@ LOOPBACK = "127.0.0.1"
 """The address of a node that no other machine can reach."""
 
 _ANSWER_S = 5.0
-"""Seconds in which a cluster's head must say whether it asks for a token."""
+"""Timeout for asking a cluster's head whether it requires a token, in seconds."""
 
 
 @contextmanager
 def private() -> Iterator[None]:
-    """A Ray that is started inside asks for a fresh random token and may have its nodes at LOOPBACK.
+    """Context manager: a Ray that is started in the block requires a new random token and may listen on 127.0.0.1.
 
-    This process and the processes that it starts inside have the token. It must end its Ray inside, too. The variables
-    about tokens, which are for clusters, are restored in the end.
+    This process and the processes that it starts in the block have the token. End the Ray in the block, too. The
+    environment variables about tokens, which are for clusters, are restored after the block.
     """
     without = {"RAY_AUTH_TOKEN_PATH": None, "RAY_ENABLE_K8S_TOKEN_AUTH": None}
     token = ray_internals.new_token()
@@ -38,10 +38,11 @@ def private() -> Iterator[None]:
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """The cluster at `address`, host:port or auto, is joined inside, with a token if it asks for one.
+    """Context manager: in the block, `ray.init` can join the cluster at `address` (host:port or auto).
 
-    The token is in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names or in ~/.ray/auth_token. If the cluster
-    asks for none, a warning says so. ClusterError if it asks and there is none, or a wrong one.
+    If the cluster requires a token, it is read from RAY_AUTH_TOKEN, from the file that RAY_AUTH_TOKEN_PATH names or
+    from ~/.ray/auth_token. If the cluster requires none, a warning is logged. Raise ClusterError if the required token
+    is missing or wrong.
     """
     # None if no Ray runs on this machine; ray.init has its own error for that.
     found = ray_internals.running_head() if address == "auto" else address

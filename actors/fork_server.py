@@ -64,7 +64,7 @@ _USED_BY_RAY = (
 """Modules that Ray loads in every worker; those that are not installed are left out."""
 
 _PATIENCE_S = 5.0
-"""Seconds in which a request must arrive. A program that was stopped in the middle of it becomes Ray's own worker."""
+"""Timeout for one request, in seconds. A program that sends too slowly becomes Ray's own worker instead."""
 
 _OUT_OF_MEMORY_SCORE = "1000"
 """Ray's own score for workers: if memory runs out, the kernel ends a worker before any other process."""

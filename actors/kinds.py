@@ -29,7 +29,7 @@ class Kinds:
         self._differences: list[str] = []
 
     def lead(self, found: Sequence[Platform]) -> None:
-        """Let the commonest of `found` lead, unless one leads already."""
+        """Make the most common platform in `found` the run's platform, unless the run has one."""
         if not self.platform:
             self.platform = commonest(found)
         # Ray, Python and the number of cores may have changed since the run was stopped.

@@ -53,7 +53,10 @@ class Decision:
 
 @dataclass
 class Setbacks:
-    """Counts the losses in a row after which a run did not get further than before."""
+    """Counts consecutive losses without progress.
+
+    The count restarts at 1 after a loss in a later round than before.
+    """
 
     count: int = 0
     reached: int = -1

@@ -85,8 +85,8 @@ class Placement:
 def packed(room: Mapping[str, int], used: Mapping[str, int]) -> str:
     """The node for the next actor of a packed pool; "" if none has room.
 
-    `room`: the actors that each node holds; `used`: the actors that it has. Of the nodes with actors the one with the
-    least room left is chosen; if none of them has room, the node with the most room.
+    `room`: how many actors fit on each node. `used`: how many are on it now. Of the nodes with actors, the one with
+    the least room left is chosen; if none of them has room, the node with the most room.
     """
     left = {node: held - used.get(node, 0) for node, held in room.items() if held > used.get(node, 0)}
     begun = [node for node in left if used.get(node)]

@@ -144,9 +144,10 @@ class ActorPool:
             self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s, node)
 
     def replace(self, actor: Actor, cause: Cause) -> int | None:
-        """Kill an actor that was at work and start another one. Returns its process, if it was ready.
+        """Kill an actor that was at work and start another one.
 
-        It is killed even if it still works: its call is sent again, and its memory must be freed.
+        Return the killed actor's process id, or None if the actor was not ready. The actor is killed even if it still
+        works: its call is sent again, and its memory must be freed.
         """
         joined = self.ready.pop(actor, None)
         self.on_loss(cause)

@@ -96,10 +96,10 @@ def _replaced(part: str, make: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def prepare_plain_ray() -> None:
-    """With RAYFL_PLAIN_RAY=1, set the variables that Ray reads as it is loaded, for what the private parts do else.
+    """With RAYFL_PLAIN_RAY=1, set the public environment variables that replace the private parts.
 
-    Ray then asks for a token and takes 127.0.0.1 for a node's address. RAY_AUTH_MODE=disabled in the environment, for
-    a cluster without tokens, stays.
+    Call before Ray is imported. Ray then requires a token and uses 127.0.0.1 as a node's address. A RAY_AUTH_MODE that
+    is already set, such as "disabled" for a cluster without tokens, is kept.
     """
     if is_plain() and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -107,10 +107,10 @@ def prepare_plain_ray() -> None:
 
 
 def new_token() -> dict[str, str | None]:
-    """The variables that make a Ray ask for a fresh random token.
+    """Return the environment variables that make a Ray require a new random token.
 
-    {} if Ray keeps the mode that it read as it was loaded, and that was not "token": Ray's own rules hold then, and a
-    warning says so.
+    Return {} and log a warning if Ray was imported without token mode and cannot be switched. Ray's own rules then
+    apply.
     """
     if _value(TOKEN_MODE) is None and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         log.warning(
@@ -166,9 +166,9 @@ def published_lines_logged() -> AbstractContextManager[None]:
 
 
 def own_processes() -> dict[str, int]:
-    """The processes without which the Ray that this process started ends, by Ray's names for them.
+    """Process ids of the gcs_server and raylet that this process started, by name. Ray ends if one of them ends.
 
-    Without it, {}: Ray's own code then ends the driver, up to a minute later.
+    {} if this Ray lacks the private part: Ray's own code then ends the driver, up to a minute later.
     """
     node = _value(NODE)
     return {name: _pid(node, name) for name in ("gcs_server", "raylet")} if node else {}

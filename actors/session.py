@@ -81,14 +81,14 @@ def address() -> str:
 
 
 def placement(runtime: Runtime, setup: Setup) -> Placement:
-    """Where a run's client actors go in this session. RayflError if the cluster cannot hold them."""
+    """Decide where a run's client actors go in this session. Raise RayflError if the cluster cannot hold them."""
     return place(runtime, nodes(), setup.most_actors, joined=runtime.cluster is not None)
 
 
 def shared(runtime: Runtime, parallel: int, most_calls: int) -> Runtime:
-    """The runtime of each of `parallel` runs at once in this session, of which each can use `most_calls` actors.
+    """Return the runtime settings for each of `parallel` concurrent runs. One run can use at most `most_calls` actors.
 
-    RayflError if the cluster cannot hold them.
+    Raise RayflError if the cluster cannot hold them.
     """
     return share(runtime, nodes(), parallel, most_calls, joined=runtime.cluster is not None)
 

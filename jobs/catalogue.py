@@ -38,7 +38,10 @@ def print_list(table: str) -> None:
 
 
 def print_one(table: str, name: str) -> None:
-    """Print the description of one of them, its settings, and an example. RayflError for an unknown name."""
+    """Print the description, the settings and an example of the choice called `name` (a method, a model, ...).
+
+    Raise RayflError if no such choice exists.
+    """
     kind = CHOSEN[table]
     found = find(kind, name)
     print(f"{kind.label} {name}\n")

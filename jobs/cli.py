@@ -87,18 +87,18 @@ def run(
 @main.command(cls=WithSettings)
 @click.argument("directory", type=RUN_PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--rounds", type=int, help="Number of rounds in all, to go on with a run that is finished.")
+@click.option("--rounds", type=int, help="Number of rounds in all, to continue a run that is finished.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
-@click.option("--inline", is_flag=True, help="Go on in this process, without Ray.")
+@click.option("--inline", is_flag=True, help="Resume in this process, without Ray.")
 def resume(
     directory: Path | str, overrides: Sequence[str], rounds: int | None, actors: str | None, inline: bool
 ) -> None:
-    """Go on with the run in DIRECTORY where it was cut: the same numbers as without the cut.
+    """Resume the interrupted run in DIRECTORY. Its results are those of an uninterrupted run.
 
-    The run at a URL, as s3://bucket/runs/NAME, is fetched into runs/NAME.
+    A run at a URL, such as s3://bucket/runs/NAME, is downloaded into runs/NAME first.
 
-    KEY=VALUE may change what does not change the numbers, such as runtime.address. With runtime.mixed=true the run
-    goes on also where torch, numpy or the hardware differ.
+    KEY=VALUE may change settings that do not change the numbers, such as runtime.address. With runtime.mixed=true the
+    run can be resumed even if torch, numpy or the hardware differ.
     """
     with outliving_its_reader(), Display() as display:
         if isinstance(directory, Path):
@@ -158,7 +158,7 @@ def sweep(
 ) -> None:
     """Run all combinations of the [sweep] table in FILE and compare them on one page.
 
-    KEY=VALUE replaces single settings; that of a swept KEY takes it out of the sweep, sweep.KEY=[...] puts it in.
+    KEY=VALUE replaces single settings. KEY=VALUE for a swept KEY removes KEY from the sweep; sweep.KEY=[...] adds it.
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
     settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
@@ -277,9 +277,9 @@ def show(place: Path | str) -> None:
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--picture", type=ABSOLUTE, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")
-@click.option("--overwrite", is_flag=True, help="Replace the picture's file also where it is no picture of rayfl's.")
+@click.option("--overwrite", is_flag=True, help="Replace the picture's file even if rayfl did not draw it.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
-    """Show who holds what in the experiment in FILE (of a sweep, in the first): a table, and a picture."""
+    """Show how the data are split among the clients, as a table and a picture. For a sweep, its first experiment."""
     with Display() as display:
         display.stage("reading the data")
         from rayfl.data.check import checked_dataset

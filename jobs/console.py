@@ -40,7 +40,7 @@ class Audience:
 
 
 class Follower:
-    """Is called while a run runs, and shows nothing."""
+    """Base class of the progress displays: called at every event of a run, shows nothing."""
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
         """A round is over."""

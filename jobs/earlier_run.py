@@ -1,4 +1,4 @@
-"""What an earlier run allows: whether it is the run of an experiment, and whether it can go on, as what, and here."""
+"""Checks an earlier run: does it belong to this experiment, can this machine resume it, and with which settings?"""
 
 import json
 import tomllib
@@ -27,9 +27,10 @@ _MOST_SHOWN = 3
 
 
 def found_again(place: Path | str, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
-    """The directory of a run to go on with, fetched if `place` is a URL, and the overrides, with the copy's place.
+    """Return the directory of the run to resume, and the overrides.
 
-    RayflError if no run is there, or if another run lies in the directory.
+    If `place` is a URL, the run is downloaded first and `output.directory` is added to the overrides. Raise RayflError
+    if the URL holds no run, or if the directory to download to holds another run.
     """
     if not isinstance(place, str):
         return place.absolute(), list(overrides)
@@ -61,10 +62,10 @@ def _decisive(experiment: Mapping[str, object]) -> dict[str, object]:
 def earlier_run(
     directory: Path, experiment: Experiment, ways: str = "name another --dir, or give --overwrite"
 ) -> Run | None:
-    """The run of `experiment` in `directory`, finished or able to go on here with the same bits; None: no run is there.
+    """Return the experiment's run in `directory`: finished, or resumable here with the same bits.
 
-    RayflError, which ends in the `ways` out, for a run of other settings, a damaged run, and a run that was cut on
-    another platform.
+    Return None if there is no run. Raise RayflError, whose message ends with the `ways` out, if the run has other
+    settings, is damaged or was interrupted on another platform.
     """
     if not is_run(directory):
         return None
@@ -182,7 +183,7 @@ def platform_of(runtime: Runtime) -> platform.Platform:
 
 
 def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform) -> None:
-    """Raise RayflError if the numbers would not be those of one undisturbed run in this process.
+    """Raise RayflError if resuming here would change the results.
 
     On Ray this process only prepares the run, and the coordinator compares the actors.
     """

@@ -82,13 +82,13 @@ def run(
     progress: bool = True,
     **settings: Any,
 ) -> RunResults:
-    """Run an experiment and return its results; they are unfinished where it was interrupted.
+    """Run an experiment and return its results. If the run was interrupted, the results are partial.
 
     directory: the run directory, or the URL of its copy, by default the next free one of the experiment's name in its
-    `output.directory`; `overwrite` replaces the run in it. on_round: called with every round as it ends; where it
-    raises, the run ends with that exception, and can be resumed. progress: a bar in a terminal or a notebook, and a
-    line a round elsewhere.
-    Errors: see the module; RayflError before anything is written.
+    `output.directory`; `overwrite` replaces the run in it. on_round: called with every round as it ends; if it
+    raises, the run ends with that exception, and can be resumed. progress: show a bar in a terminal or a notebook, and
+    a line per round elsewhere.
+    Errors: see the module; RayflError is raised before anything is written.
     """
     chosen = _experiment(experiment, overrides, settings)
     place = _place(directory)
@@ -129,11 +129,12 @@ def sweep(
     progress: bool = True,
     **settings: Any,
 ) -> SweepResults:
-    """Run all combinations of a sweep and return their results; where it was interrupted, of those that were begun.
+    """Run all combinations of a sweep. Return the results of all runs; after an interruption, of the runs that started.
 
-    The setting `sweep` is the file's `[sweep]` table: `sweep={"seed": [1, 2], "method.lr": [0.01, 0.1]}`; of a file's,
-    another setting of a swept key takes that key out. What finished in `directory` before is not run again. parallel:
-    runs at once, each a process of its own. SweepFailed, at the end, where a run failed; otherwise as `run`.
+    The setting `sweep` is the file's `[sweep]` table: `sweep={"seed": [1, 2], "method.lr": [0.01, 0.1]}`. If the file
+    sweeps a key and you set that key directly, the key is no longer swept. Runs that already finished in `directory`
+    are not run again. parallel: the number of concurrent runs, each in its own process. Raise SweepFailed, at the end,
+    if a run failed; other errors and arguments are those of `run`.
     """
     combinations = _combinations(experiment, overrides, settings)
     with Display(hidden=not progress) as display:
@@ -163,11 +164,11 @@ def stream(
     progress: bool = True,
     **settings: Any,
 ) -> "Stream":
-    """A run whose rounds a loop takes as they end: `for round in rayfl.stream(...)`. Arguments as of `run`.
+    """Return a run that yields its rounds as they end: `for round in rayfl.stream(...)`. Takes the arguments of `run`.
 
-    progress: a bar in a terminal or a notebook, and nothing elsewhere, where the loop may print. The run begins with
-    the loop, goes on while the loop's body works, and ends after its round where the loop is left early; then it can be
-    resumed. Its errors are raised by the loop, mistakes in the settings at once.
+    progress: show a bar in a terminal or a notebook, and nothing elsewhere, because the loop may print. The run starts
+    with the loop and continues while the loop's body works. If you leave the loop early, the run stops after its
+    current round, and can be resumed. The loop raises the run's errors; this function raises mistakes in the settings.
     """
     chosen = _experiment(experiment, overrides, settings)
 

@@ -21,9 +21,9 @@ def draw(directory: Path) -> None:
 
 
 def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
-    """Draw the page of a finished run if it is missing; copy the run if its copy is behind. Returns whether one was.
+    """Draw the page of a finished run if it is missing; copy the run if its copy is behind.
 
-    `page`: whether the run is to have a page.
+    `page`: whether the run should have a page. Return True if the page was drawn or the run was copied.
     """
     page = page and not (folder.directory / "report.html").exists()
     if page:

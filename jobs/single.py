@@ -70,8 +70,8 @@ def run(
 
 
 def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple[RunFolder, Experiment]:
-    """The folder of an experiment's run, as `output` of `run`, and the experiment, whose `output.directory` says where
-    the copy is."""
+    """Return the run's folder (`output` as in `run`), and the experiment with `output.directory` set to the copy's
+    location."""
     home = experiment.output.directory
     folder = RunFolder.named(experiment.name, home) if output is None else RunFolder.at(output, home)
     if folder.output == home:
@@ -107,9 +107,9 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
 
 
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
-    """Go on with a run as `experiment`, which differs from it in nothing that decides its numbers.
+    """Resume a run with the settings in `experiment`. The settings that decide its numbers must be unchanged.
 
-    RayflError, before anything is written, if that is impossible here, or would write to another place.
+    Raise RayflError, before anything is written, if the run cannot be resumed here, or would be written elsewhere.
     """
     audience = audience or Audience()
     folder = RunFolder.at(before.directory, experiment.output.directory)

@@ -116,8 +116,8 @@ def run_all(
 ) -> Swept:
     """Run all combinations into `directory` (None: the next free one), and compare what finished on a page.
 
-    `audience` follows each run that is not a process of its own. RayflError, before anything is written, where a
-    combination cannot run, or where another experiment lies, finished or not, unless `overwrite` is given.
+    `audience` follows each run that is not a process of its own. Raise RayflError, before anything is written, if a
+    combination cannot run, or if its directory holds another experiment and `overwrite` is false.
     """
     if parallel < 1:
         raise RayflError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")

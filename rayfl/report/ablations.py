@@ -35,7 +35,10 @@ class Difference(NamedTuple):
 
 
 def pairs(found: Sequence[Group], tuned: Sequence[str] = ()) -> list[Pair]:
-    """All pairs, by the setting; `tuned` settings may differ too, as each side has its own best."""
+    """All pairs of groups of which one has a setting on and the other off.
+
+    `tuned` settings may differ too, because each side was tuned by itself.
+    """
     on = [
         {
             setting: value

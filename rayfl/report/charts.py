@@ -192,7 +192,7 @@ def told(field: str, title: str, percent: bool = False) -> Spec:
 
 
 def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str], percent: bool = False) -> Spec:
-    """A dot per value and a box plot per label; of more than 300 values it has those at 300 evenly spaced quantiles.
+    """A box plot per label, and a dot per value or per evenly spaced quantile: at most 300, fewer with many labels.
 
     Dots are moved up and down by a fixed pattern, only so that they do not hide each other.
     """

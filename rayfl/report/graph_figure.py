@@ -35,8 +35,8 @@ def graph_section(groups: Sequence[Group]) -> Section:
 
 
 def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Rounds, and for each the megabytes that the busiest peer sends, that it receives, and that a peer receives on
-    average; peers that are away count in the mean."""
+    """Return the rounds, and for each: the most megabytes that any peer sent, the most that any received, and the mean
+    received. The two peers may differ; peers that are away count in the mean."""
     wanted = [("uplink_bits", "max"), ("downlink_bits", "max"), ("downlink_bits", "mean")]
     by_round = run.clients.group_by("round").aggregate(wanted).sort_by("round")
     rounds = by_round["round"].to_numpy()

@@ -148,7 +148,10 @@ def _ratio(group: Group, dense: Group | None) -> float:
 
 
 def all_settings(run: Run) -> dict[str, object]:
-    """The experiment and the platform as dotted keys; settings that the method does not use say so."""
+    """The experiment and the platform as dotted keys.
+
+    If the method compresses by itself, `uplink` and `downlink` are shown as 'fixed by the method'.
+    """
     unused = {name: {"name": "fixed by the method"} for name in ("uplink", "downlink") if _fixes_messages(run)}
     return dotted({**run.experiment, **unused, "platform": dict(run.platform)})
 

@@ -12,7 +12,7 @@ from rayfl.run_directory.record import Run
 _PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy")
 """Accuracies after the exchange come before those after local training."""
 _OWN = "own/accuracy"
-"""Judges personal models; the pooled test set judges the server's model only."""
+"""The accuracy that ranks personal methods. The pooled test set evaluates only the server's model."""
 
 
 @dataclass(frozen=True)
@@ -86,5 +86,5 @@ def accuracy_names(groups: Sequence[Group], metric: str | None = None) -> list[s
 
 
 def measured(group: Group) -> Group:
-    """The group without the seeds that were not yet evaluated, unless no seed was."""
+    """Drop runs without any evaluation; keep all of them if none has one."""
     return group._replace(runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)

@@ -165,7 +165,7 @@ def run_label(run: Run) -> str:
 
 
 class Group(NamedTuple):
-    """Runs that share everything but the seed."""
+    """Runs with the same `identity.determining_settings` and different seeds."""
 
     label: str
     runs: tuple[Run, ...]
@@ -177,7 +177,7 @@ class Group(NamedTuple):
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ in nothing but seed, name and directory; labels are unique."""
+    """Group runs with the same `identity.determining_settings` and different seeds; labels are unique."""
     together: dict[str, list[Run]] = {}
     for run in runs:
         # Two runs of one seed are two runs, not two draws: the second starts a group of its own.

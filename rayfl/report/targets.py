@@ -67,7 +67,10 @@ def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
 
 
 def targets(found: Sequence[Group], name: str, target: float | None, last: int) -> dict[str, object] | None:
-    """The table of costs, fewest megabytes first; None if nothing was measured."""
+    """The table of costs; None if nothing was measured.
+
+    Sorted by the share of seeds that reached the target, then by megabytes.
+    """
     wanted = default_target(found, name, last) if target is None else target
     if wanted is None:
         return None

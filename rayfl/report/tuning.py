@@ -11,7 +11,7 @@ from rayfl.report.series import Group
 
 
 class Choice(NamedTuple):
-    """The `winner` among `grid`, the groups that agree in all but the tuned settings, in the order of their values."""
+    """`grid`: the groups that differ only in the tuned settings, ordered by value. `winner`: the best of them."""
 
     winner: Group
     grid: tuple[Group, ...]
@@ -52,7 +52,10 @@ def _order(group: Group, tuned: Sequence[str]) -> list[float]:
 
 
 def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
-    """The table of the values that were tried and of the winners; `styles` are the groups in the order of the page."""
+    """Return the table of the values that were tried and of the winners.
+
+    `styles`: all groups as the page lists them; the position decides the colour.
+    """
     place = {id(group): number for number, group in enumerate(styles)}
     rows = []
     for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):

@@ -10,7 +10,10 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class Slots:
-    """The kinds of objects that a call has for each client, listed client by client in the order of the fields."""
+    """Which objects a call carries per client.
+
+    The flat list has all objects of the first client in field order, then the next client's.
+    """
 
     state: bool = False
     memory: bool = False

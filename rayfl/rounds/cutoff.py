@@ -1,4 +1,7 @@
-"""Cuts clients off: by the deadline and by over-selection, with what they have used until then."""
+"""Cuts off clients that miss the deadline or are not among the first `take_first`.
+
+A client is billed what it used until it was cut off.
+"""
 
 import math
 from collections.abc import Iterable
@@ -13,9 +16,10 @@ from rayfl.rounds.worker_jobs import ClientResult
 
 
 def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:
-    """The result, cut off if the client is awaited and not back by the deadline.
+    """Return the result; if the round waits for the client and the client misses the deadline, cut the result off.
 
-    The worker decides this before training, because a client that is late need not train.
+    The cut result has `Fate.LATE` and a smaller bill. Called before training, because a client that is late need not
+    train, and again after training, when the size of the upload is known.
     """
     deadline_s = setup.population.settings.deadline_s
     if deadline_s is None or not plan.up or not result.fate.awaited:
@@ -26,7 +30,7 @@ def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResu
 
 
 def apply_over_selection(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
-    """The results by client. If only the first to finish are taken, the others are cut off when these are back.
+    """Return the results by client. If `take_first` is set, cut off every client that is not among the first to finish.
 
     Clients that finish at the same moment are taken in the order of their ids. A client with nothing to send finishes
     too. A client that vanishes or whose update is lost does not finish, and is cut off if it is still busy then.

@@ -3,7 +3,8 @@
 `run_loop` finishes one client before the next begins, so only one carry is in memory. `run_vmap` advances a stack of
 clients at once: it pads unequal batches with weight 0, and clients without steps left keep their carry, so both engines
 compute the same up to rounding. A stack always has its full width, and a batch its full size, so that a client's bits
-do not depend on the other clients of its stack (except full batches, which are padded to the largest of the stack).
+do not depend on the other clients of its stack. Full-batch training is the exception: batches are padded to the largest
+one in the stack.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -32,7 +32,7 @@ OnRound = Callable[[RoundRow, Mapping[str, float]], None]
 
 
 class ClientRow(NamedTuple):
-    """One client in the round that it is recorded with; `status` is a `Fate`."""
+    """One client's row in the record of a round; `status` is a `Fate`."""
 
     client: int
     status: str

@@ -145,7 +145,7 @@ class Summing:
 
 
 def written(one: FromClient, round: int) -> FromClient:
-    """The same message with the buffers of all packets made."""
+    """The same message, with every packet encoded into its buffers."""
     with naming_round_and_client(round, one.client):
         return one._replace(message={name: packet.written() for name, packet in one.message.items()})
 

@@ -34,7 +34,9 @@ from rayfl.tree import Arrays, State, Tree
 class Evaluation(Settings):
     """The `[evaluation]` table: how often models are evaluated, and on what."""
 
-    every: int = Field(default=1, ge=0, description="evaluate every so many rounds and after the last; 0: only then")
+    every: int = Field(
+        default=1, ge=0, description="evaluate every N rounds and after the last one; 0: only after the last one"
+    )
     pooled: bool = Field(default=True, description="evaluate the global model on the pooled test set")
     own: bool = Field(default=True, description="evaluate each client's model on its own test split")
     personal_on_pooled: bool = Field(

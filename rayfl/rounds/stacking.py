@@ -40,9 +40,9 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
 
 
 def width(given: int | None, method: Method, device: torch.device, params: Tree) -> int:
-    """Number of clients in a stack: `given`, or a number that depends on the model and the device alone.
+    """Return the number of clients in a stack: `given`, or a number that depends only on the model and the device.
 
-    On a GPU so that a stack has `MOST_ENTRIES` parameters, from 2 to `MOST_STACKED` clients; on a CPU `ON_CPU`. The
+    On a GPU: as many clients as `MOST_ENTRIES` parameters allow, from 2 to `MOST_STACKED`. On a CPU: `ON_CPU`. The
     participants and the number of workers do not matter, so they cannot change a bit.
     """
     if given is not None:

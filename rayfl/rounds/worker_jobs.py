@@ -28,7 +28,8 @@ class TrainJob:
     """Trains consecutive participants of a round: nodes of the summation tree, and each client's fate.
 
     Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then, unless
-    `Setup.keeps_messages`, the messages of each node (`partial_sums.Sent`). `packets`: these may be packets.
+    `Setup.keeps_messages`, the messages of each node (`partial_sums.Sent`). `packets`: whether a
+    node's messages may come back as packets instead of their sum.
     """
 
     kind: ClassVar[str] = "train"
@@ -49,7 +50,7 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class ClientJob:
-    """A job on clients that needs nothing else; its class says what is done with them."""
+    """A job whose only argument is the list of clients. The subclass says what to do with them."""
 
     kind: ClassVar[str]
     clients: tuple[int, ...]

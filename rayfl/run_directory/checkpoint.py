@@ -36,7 +36,7 @@ FILE_BYTES = 64 << 20
 class Checkpoints(Settings):
     """The `[checkpoint]` table."""
 
-    every: int = Field(default=10, ge=0, description="save after every so many rounds and at the end; 0: never")
+    every: int = Field(default=10, ge=0, description="save every N rounds and at the end; 0: never")
 
     def due(self, num_done: int, last: bool) -> bool:
         """Whether to save after `num_done` rounds."""

@@ -102,7 +102,10 @@ def _entries(directory: Path) -> Iterator[tuple[Path, stat_result]]:
 
 
 def remove_entries(directory: Path) -> None:
-    """Remove everything in a run directory except its lock. The experiment goes last, so that a cut leaves a run."""
+    """Remove everything in a run directory except its lock.
+
+    experiment.json is removed last, so the directory still counts as a run if the removal is interrupted.
+    """
     for entry in sorted(directory.iterdir(), key=lambda path: path.name == description.EXPERIMENT):
         if entry.name == lock.LOCK:
             continue

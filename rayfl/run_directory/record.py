@@ -53,7 +53,7 @@ def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
 
 
 def run_directories(directory: Path) -> list[Path]:
-    """The runs inside a sweep's directory, by name; of any other directory, itself."""
+    """The run directories of a sweep, sorted by name. Any other directory is returned as the only one."""
     if is_run(directory) or not directory.is_dir():
         return [directory]
     return sorted(path for path in directory.iterdir() if is_run(path)) or [directory]

@@ -149,7 +149,7 @@ def _create(path: Path, overwrite: bool) -> list[Path]:
 
 
 def require_free(path: Path, overwrite: bool = False) -> bool:
-    """Raise RayflError unless `create_run_directory` can make `path` a run's; returns whether a run is in it."""
+    """Raise RayflError if `create_run_directory` cannot use `path`. Return True if `path` holds an earlier run."""
     if not path.exists():
         return False
     if not path.is_dir():

@@ -167,7 +167,7 @@ def read_tables(directory: Path, leave_out: Collection[str] = ()) -> dict[str, p
 
 
 def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
-    """Read the tables of a run; return a function from a number of first rounds to the rows that each table has."""
+    """Return a function: given n, it returns how many rows each table has for the first n rounds."""
     tables = read_tables(directory)
     return lambda rounds: {name: len(up_to(table, rounds - 1)) for name, table in tables.items()}
 

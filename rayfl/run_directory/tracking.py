@@ -38,15 +38,14 @@ class Stopped(Exception):
 
 
 class Tracking:
-    """The trackers of one run. Each is left aside, with one notice, when it fails for the first time.
+    """The trackers of one run. After a tracker's first error, rayfl prints one warning and stops using that tracker.
 
-    They are begun when there is something for them: their packages take a second to load, which a first round can do
-    without.
+    Trackers start when there is something to send, because loading their packages takes a second and would delay the
+    first round.
     """
 
     def __init__(self, directory: Path, names: Collection[TrackerName]) -> None:
-        """Prepare to begin or go on in every tracker of these names. RayflError where the directory's experiment is
-        gone."""
+        """Prepare to start or resume the named trackers. Raise RayflError if the directory has no experiment."""
         self._directory, self._names = directory, tuple(names)
         self._trackers: dict[str, Tracker] = {}
         self._marks: dict[str, Mark] = {}
