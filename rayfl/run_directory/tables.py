@@ -62,20 +62,13 @@ FILES = RunFiles(
 
 
 class Stream:
-    """An Arrow IPC stream to append to. Its dictionaries grow; only their new words are written."""
+    """An Arrow IPC stream to append to."""
 
     def __init__(self, path: Path, before: pa.Table) -> None:
         self._schema = before.schema
-        self._codes = {
-            field.name: {word: code for code, word in enumerate(_words(before[field.name]))}
-            for field in self._schema
-            if field.type == _WORD
-        }
         # A large buffer and a flush a batch: one system call, so that a kill seldom cuts inside a batch.
         self._file = open(path, "wb", buffering=1 << 20)  # noqa: SIM115 (open from round to round)
-        self._writer = pa.ipc.new_stream(
-            self._file, self._schema, options=pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
-        )
+        self._writer = pa.ipc.new_stream(self._file, self._schema)
         self.num_rows = len(before)
         try:
             for batch in before.to_batches():
@@ -91,17 +84,9 @@ class Stream:
         if not rows:
             return
         columns = [[round] * len(rows), *zip(*rows, strict=True)]
-        arrays = [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
-        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._file.flush()
         self.num_rows += len(rows)
-
-    def _array(self, field: pa.Field, column: Sequence) -> pa.Array:
-        if field.type != _WORD:
-            return pa.array(column, field.type)
-        codes = self._codes[field.name]
-        indices = pa.array([codes.setdefault(word, len(codes)) for word in column], pa.int32())
-        return pa.DictionaryArray.from_arrays(indices, pa.array(list(codes), pa.string()))
 
     def sync(self) -> None:
         """Make all rows so far survive a loss of power."""
@@ -251,7 +236,3 @@ def tidy(table: pa.Table) -> pa.Table:
             words = table[field.name].cast(pa.string()).combine_chunks().dictionary_encode()
             table = table.set_column(index, field, words)
     return table.combine_chunks()
-
-
-def _words(column: pa.ChunkedArray) -> list[str]:
-    return column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
