@@ -6,9 +6,10 @@ on, and its manifest after its other files. Only changed files travel. Only a ru
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 from rayfl.run_directory.atomic_files import DiskError
@@ -128,7 +129,11 @@ def _removal_order(name: str) -> int:
 
 
 class Mirror:
-    """Keeps the copy of a run up to date in a thread of its own, so that a slow storage delays no round."""
+    """Copies the run in `directory` while a `with` block runs, and at its end, even if the block fails.
+
+    A thread of its own copies, so that a slow storage delays no round. The block gets the function to call after each
+    round. DiskError if the copying at the end fails; if the block has failed, that is only logged.
+    """
 
     def __init__(self, directory: Path, storage: Storage) -> None:
         self._copies = Copies(directory, storage)
@@ -167,41 +172,24 @@ class Mirror:
                 log.warning("%s can be written to again, and has all of the run", self._url)
             self._failing = False
 
-    def stop(self) -> None:
-        """Begin no further copying."""
+    def __enter__(self) -> Callable[[], None]:
+        return self.round_done
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._over = True
         self._due.set()
-
-    def finish(self) -> None:
-        """Copy what has changed since. DiskError if that fails."""
-        self.stop()
+        if error is not None and not isinstance(error, Exception):
+            return
         self._thread.join()
         try:
             self._copies.update()
-        except OSError as error:
-            raise DiskError(
-                f"{self._url} cannot be written to ({error}), so the newest results are in {self._directory} alone: "
+        except OSError as refusal:
+            failure = DiskError(
+                f"{self._url} cannot be written to ({refusal}), so the newest results are in {self._directory} alone: "
                 f"once it can, copy them there with: rayfl resume {self._directory}"
-            ) from error
-
-
-@contextmanager
-def mirrored(directory: Path, storage: Storage) -> Iterator[Callable[[], None]]:
-    """Copy the run in `directory` while the block runs, and at its end, even if it fails.
-
-    Yields the function to call after each round. DiskError if the copying at the end fails; if the block has failed,
-    that is only logged.
-    """
-    mirror = Mirror(directory, storage)
-    try:
-        yield mirror.round_done
-    except Exception:
-        try:
-            mirror.finish()
-        except DiskError as error:
-            log.warning("%s", error)
-        raise
-    except BaseException:
-        mirror.stop()
-        raise
-    mirror.finish()
+            )
+            if error is None:
+                raise failure from refusal
+            log.warning("%s", failure)

@@ -1,7 +1,7 @@
 """The place of a run: a directory of this machine, and its copy in object storage if `output.directory` is a URL."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rayfl.run_directory.atomic_files import DiskError
 from rayfl.run_directory.description import EXPERIMENT, is_run
 from rayfl.run_directory.fetching import fetch_newer
 from rayfl.run_directory.lock import LOCK, locked
-from rayfl.run_directory.mirror import Copies, mirrored
+from rayfl.run_directory.mirror import Copies, Mirror
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
 from rayfl.run_directory.own_entries import remove_entries, require_own_entries
 from rayfl.run_directory.tables import read_records
@@ -93,20 +93,16 @@ class RunFolder:
                 _remove_empty(made)
             raise
 
-    @contextmanager
-    def mirrored(self) -> Iterator[Callable[[], None]]:
-        """Copy the run to its storage, if it has one, while the block runs, and at its end, as mirror.mirrored."""
+    def mirrored(self) -> AbstractContextManager[Callable[[], None]]:
+        """Copy the run to its storage, if it has one, while the `with` block runs, and at its end; see Mirror."""
         if self.url is None:
-            yield lambda: None
-            return
+            return nullcontext(lambda: None)
         try:
-            storage = Storage(self.url)
+            return Mirror(self.directory, Storage(self.url))
         except StorageError as error:
             raise DiskError(
                 f"{self.url} cannot be reached ({error}): look at the address and the account, then try again"
             ) from error
-        with mirrored(self.directory, storage) as round_done:
-            yield round_done
 
     def fetch_newer(self, require_same: Callable[[Path, Path], object]) -> bool:
         """Fetch the run from its storage if it has come further there; returns whether. See fetching.fetch_newer."""

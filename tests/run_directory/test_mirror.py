@@ -18,7 +18,7 @@ from rayfl.report.overview import overviews
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.atomic_files import DiskError
 from rayfl.run_directory.fetching import copies_for_listing, fetch, fetch_newer
-from rayfl.run_directory.mirror import Copies, Reached, mirrored, reached
+from rayfl.run_directory.mirror import Copies, Mirror, Reached, reached
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.play_run import play_run, recalled
@@ -247,7 +247,7 @@ def test_a_storage_that_refuses_for_a_while_gets_all_afterwards(
         raise StorageError("ACCESS_DENIED")
 
     monkeypatch.setattr(Storage, "put", refuse)
-    with mirrored(directory, Storage(URL)) as round_done:
+    with Mirror(directory, Storage(URL)) as round_done:
         round_done()
         while not logged(caplog):
             pass
@@ -266,10 +266,10 @@ def test_what_cannot_be_copied_at_the_end_is_said_and_kept(
     directory = shutil.copytree(unfinished, tmp_path / "run")
     with (
         pytest.raises(DiskError, match=rf"copy them there with: rayfl resume {directory}$"),
-        mirrored(directory, Storage(URL)),
+        Mirror(directory, Storage(URL)),
     ):
         pass
     # The run's own error is the one that is raised.
-    with pytest.raises(ZeroDivisionError), mirrored(directory, Storage(URL)):
+    with pytest.raises(ZeroDivisionError), Mirror(directory, Storage(URL)):
         raise ZeroDivisionError
     assert "ACCESS_DENIED" in logged(caplog)[-1]
