@@ -4,8 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from rayfl.errors import RayflError
@@ -13,7 +12,7 @@ from rayfl.run_directory.atomic_files import sync_directory, writing
 from rayfl.run_directory.description import EXPERIMENT, PLATFORM
 from rayfl.run_directory.lock import LOCK, locked
 from rayfl.run_directory.mirror import reached
-from rayfl.run_directory.object_storage import Storage, StorageError, opened
+from rayfl.run_directory.object_storage import Storage, opened
 from rayfl.run_directory.own_entries import is_own_file, own_files, remove_entries, require_own_entries
 
 
@@ -33,21 +32,9 @@ def fetch(storage: Storage, directory: Path, leave_out: tuple[str, ...] = ()) ->
 def _fetch_file(storage: Storage, name: str, directory: Path) -> None:
     """Fetch one file to the same path in `directory`."""
     path = directory / name
-    with _on_disk(directory):
+    with writing(directory, "try again"):
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.fetch(name, path)
-
-
-@contextmanager
-def _on_disk(directory: Path) -> Iterator[None]:
-    """Turn errors of the disk into DiskErrors; a StorageError stays one."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError:
-        with writing(directory, "try again"):
-            raise
 
 
 def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path, Path], object]) -> bool:

@@ -4,16 +4,17 @@ Options are in the URL's query, as pyarrow takes them (s3://bucket/runs?endpoint
 of accounts are in the environment only, because a URL is written into the run directory.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from rayfl.errors import RayflError, reason
+from rayfl.run_directory.atomic_files import DiskError
 from rayfl.settings import shown
 
 # A command that meets no URL loads neither.
@@ -32,7 +33,7 @@ _LONGEST = 200
 """The number of letters of a library's error that are shown."""
 
 
-class StorageError(OSError):
+class StorageError(DiskError):
     """A storage refused; the text says why, for the user."""
 
 
@@ -146,18 +147,15 @@ class Storage:
 
         A storage that shows a file while it is written gets it under another name first.
         """
+        place, is_whole = self._at(name), self._scheme in _WHOLE
+        partial = place if is_whole else f"{place}.partial"
         with open(path, "rb") as source, self._refusals():
-            if self._scheme in _WHOLE:
-                self._write(self._at(name), source)
-                return
-            partial = self._at(f"{name}.partial")
-            self._files.create_dir(partial.rpartition("/")[0], recursive=True)
-            self._write(partial, source)
-            self._files.move(partial, self._at(name))
-
-    def _write(self, place: str, source: IO[bytes]) -> None:
-        with self._files.open_output_stream(place) as target:
-            shutil.copyfileobj(source, target, _PIECE_BYTES)
+            if not is_whole:
+                self._files.create_dir(place.rpartition("/")[0], recursive=True)
+            with self._files.open_output_stream(partial) as target:
+                shutil.copyfileobj(source, target, _PIECE_BYTES)
+            if not is_whole:
+                self._files.move(partial, place)
 
     def remove(self, name: str) -> None:
         """Remove a file if it is there."""
@@ -166,20 +164,14 @@ class Storage:
 
     def require_writable(self) -> None:
         """Raise RayflError unless a run can be copied to the folder."""
+        name = ".rayfl-write-test.partial"
         try:
-            self._try_writing()
+            self.put(name, Path(os.devnull))
         except StorageError as error:
             raise RayflError(
                 f"{self.url} cannot be written to ({error}): make the bucket, give an account that may write there, "
                 "or name another place in output.directory"
             ) from None
-
-    def _try_writing(self) -> None:
-        name = ".rayfl-write-test.partial"
-        with self._refusals():
-            if self._scheme not in _WHOLE:
-                self._files.create_dir(self._path, recursive=True)
-            self._write(self._at(name), BytesIO(b"rayfl"))
         # An account may be allowed to write and not to delete.
         with suppress(StorageError):
             self.remove(name)

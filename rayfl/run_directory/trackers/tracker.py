@@ -119,15 +119,12 @@ class Tracker(Protocol):
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
         """Take in a round's values, with the round as the step."""
-        ...
 
     def model(self, path: Path) -> None:
         """Take in a final model, as an artifact where the tracker has such."""
-        ...
 
     def close(self, status: Status) -> None:
         """End the run, or this process's part of it."""
-        ...
 
 
 def adapter(name: str) -> type[Tracker]:
