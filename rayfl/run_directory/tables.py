@@ -110,11 +110,12 @@ def read_records(directory: Path, name: str) -> pa.Table:
     RayflError if the table is damaged before its last rows, or holds a value that no run records.
     """
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
-    if _is_there(parquet.parent) and not parquet.parent.is_dir():
+    # A link to nothing counts.
+    if os.path.lexists(parquet.parent) and not parquet.parent.is_dir():
         raise _unreadable(parquet.parent, "it is no folder")
     # The Parquet file is tried again, because a run that finishes meanwhile replaces its stream by it.
     for path, read in ((parquet, _read_parquet), (stream, _read_stream), (parquet, _read_parquet)):
-        if not _is_there(path):
+        if not os.path.lexists(path):
             continue
         try:
             require_regular(path)
@@ -166,11 +167,6 @@ def _unreadable(path: Path, what: str) -> RayflError:
     return RayflError(f"{path} cannot be read ({what}): restore it, or run the experiment again")
 
 
-def _is_there(path: Path) -> bool:
-    """Whether a directory has an entry of this name, even a link to nothing."""
-    return path.exists() or path.is_symlink()
-
-
 def _require_memory(path: Path, metadata: pq.FileMetaData) -> None:
     """Raise RayflError if the content of a file would be larger than this machine's memory."""
     row_groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
@@ -180,7 +176,10 @@ def _require_memory(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def _checked(path: Path, table: pa.Table) -> pa.Table:
-    """Return the table. RayflError, which names column and row, for a value that no run records."""
+    """Return the table. RayflError, which names column and row, for a value that no run records.
+
+    Metrics may be NaN and infinite.
+    """
     for column in table.schema.names:
         values = table[column]
         if column == "client" and path.stem == "metrics":
@@ -188,23 +187,18 @@ def _checked(path: Path, table: pa.Table) -> pa.Table:
         if values.null_count:
             row = values.is_null().to_numpy().argmax()
             raise _unreadable(path, f"{column} has no value in row {row}")
-        if (wrong := _wrong_row(column, values)) is not None:
-            raise _unreadable(path, f"row {wrong} has {column}={values[wrong].as_py()}, which no run records")
+        if column in ("status", "name", "value"):
+            continue
+        # The total of all rows must not overflow.
+        numbers = values.to_numpy()
+        if (strange := ~((numbers >= 0) & (numbers < MOST / max(1, len(numbers))))).any():
+            row = int(strange.argmax())
+            raise _unreadable(path, f"row {row} has {column}={values[row].as_py()}, which no run records")
     rounds = table["round"].to_numpy()
     least = 1 if path.stem == "rounds" else 0
     if (disordered := np.flatnonzero(np.diff(rounds) < least)).size:
         raise _unreadable(path, f"its rounds do not increase in row {disordered[0] + 1}")
     return table
-
-
-def _wrong_row(column: str, values: pa.ChunkedArray) -> int | None:
-    """The first row with a number that no run records; None if there is none. Metrics may be NaN and infinite."""
-    if column in ("status", "name", "value"):
-        return None
-    # The total of all rows must not overflow.
-    numbers = values.to_numpy()
-    strange = ~((numbers >= 0) & (numbers < MOST / max(1, len(numbers))))
-    return int(strange.argmax()) if strange.any() else None
 
 
 def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
