@@ -52,21 +52,15 @@ class _Item:
     words: str
 
 
-# Any: a TOML table.
-def read_tables(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The file's table without `[sweep]`, and the swept lists by dotted key; None if there is no `[sweep]` table.
-
-    An override of `sweep.KEY` changes the sweep; an override of a swept key takes that key out of it.
-    """
-    return take_lists(read_table(file, [one for one in overrides if not is_of_sweep(one)]), overrides)
-
-
 # Any: a table of settings.
 def take_lists(
     table: dict[str, Any], overrides: Sequence[str], given: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
-    """As `read_tables`, for a table that already has the other overrides. given: dotted keys that were overridden in
-    another way."""
+    """The table without `[sweep]`, and the swept lists by dotted key; None if nothing is swept.
+
+    The table already has the other overrides. An override of `sweep.KEY` changes the sweep; an override of a swept key
+    takes that key out of it. given: dotted keys that were overridden in another way.
+    """
     of_sweep = [one for one in overrides if is_of_sweep(one)]
     if "sweep" not in table and not of_sweep:
         return table, None
@@ -86,7 +80,7 @@ def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] |
 
     RayflError for a `[sweep]` table that is none, and for a combination that is no experiment, which is named.
     """
-    table, lists = read_tables(file, overrides)
+    table, lists = take_lists(read_table(file, [one for one in overrides if not is_of_sweep(one)]), overrides)
     return None if lists is None else combine(table, lists, overrides)
 
 
@@ -96,23 +90,19 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
 
     RayflError for a combination that is no experiment, which is named, and where there are too many.
     """
-    _require_few(lists)
-    inside = [one for one in overrides if _is_inside(".".join(split_override(one)[0]), lists)]
+    if (number := math.prod(len(values) for values in lists.values())) > MOST_COMBINATIONS:
+        sizes = " x ".join(str(len(values)) for values in lists.values())
+        raise RayflError(
+            f"the sweep has {number:,} combinations ({sizes}); give lists of at most {MOST_COMBINATIONS:,} in all"
+        )
+    swept = tuple(f"{key}." for key in lists)
+    inside = [one for one in overrides if ".".join(split_override(one)[0]).startswith(swept)]
     found = [_combination(table, items, inside) for items in itertools.product(*_items(lists))]
     for names in ([one.title for one in found], [one.directory for one in found]):
         (name, times), *_ = Counter(names).most_common(1)
         if times > 1:
             raise RayflError(f"two combinations of the sweep are called {name!r}; give their items a label each")
     return found
-
-
-def _require_few(lists: Mapping[str, Sequence[object]]) -> None:
-    number = math.prod(len(values) for values in lists.values())
-    if number > MOST_COMBINATIONS:
-        sizes = " x ".join(str(len(values)) for values in lists.values())
-        raise RayflError(
-            f"the sweep has {number:,} combinations ({sizes}); give lists of at most {MOST_COMBINATIONS:,} in all"
-        )
 
 
 # Any: tables and values of a file.
@@ -128,10 +118,6 @@ def swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
         wanted = "a list of at least one value" if path else 'a table of lists, such as {"seed" = [0, 1, 2]}'
         raise RayflError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
     return {".".join(path): value}
-
-
-def _is_inside(key: str, lists: Mapping[str, object]) -> bool:
-    return any(key.startswith(f"{swept}.") for swept in lists)
 
 
 def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
