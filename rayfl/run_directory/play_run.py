@@ -16,7 +16,7 @@ from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.manifest import rounds_saved
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.saved_models import save_model
-from rayfl.run_directory.tables import rows_recorded
+from rayfl.run_directory.tables import first_rounds, read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
 from rayfl.tree import Tree
@@ -48,14 +48,8 @@ def play_run(
     which trackers failed. DiskError if the records or the models cannot be written.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
-    run_state, after_round = None, None
-    if resumed:
-        run_state = recalled(setup, executor, directory)
-        after_round = run_state.round - 1 if run_state else -1
-    with (
-        Recorder(directory, after_round) as recorder,
-        Tracking(directory, trackers) as tracking,
-    ):
+    run_state, opened = recalled(setup, executor, directory) if resumed else (None, Recorder(directory))
+    with opened as recorder, Tracking(directory, trackers) as tracking:
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             recorder.round(record.row, record.clients, record.metrics)
@@ -79,15 +73,20 @@ def play_run(
     return run_state
 
 
-def recalled(setup: Setup, executor: Executor, directory: Path) -> RunState | None:
-    """The run state of the newest whole checkpoint whose rounds are on record; None: start again."""
-    first = first_run_state(setup).server
-    run_state = checkpoint.load(directory, executor, rows_recorded(directory), setup.identity, first)
+def recalled(setup: Setup, executor: Executor, directory: Path) -> tuple[RunState | None, Recorder]:
+    """The run state of the newest whole checkpoint whose rounds are on record (None: start again), and a recorder that
+    goes on after these rounds."""
+    first, tables = first_run_state(setup).server, read_tables(directory)
+
+    def rows(rounds: int) -> dict[str, int]:
+        return {name: len(table) for name, table in first_rounds(tables, rounds).items()}
+
+    run_state = checkpoint.load(directory, executor, rows, setup.identity, first)
     if run_state is None:
         log.info("there is no checkpoint: starting from round 0")
     else:
         log.info("going on from the checkpoint before round %d", run_state.round)
-    return run_state
+    return run_state, Recorder(directory, first_rounds(tables, run_state.round if run_state else 0))
 
 
 def _save(directory: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int], identity: str) -> None:

@@ -18,7 +18,7 @@ from rayfl.errors import RayflError
 from rayfl.run_directory.atomic_files import sync_directory, write_whole, writing
 from rayfl.run_directory.description import is_run, read_experiment, read_platform
 from rayfl.run_directory.lock import locked
-from rayfl.run_directory.tables import SCHEMAS, Stream, read_records, read_tables, table_path, up_to, write_table
+from rayfl.run_directory.tables import SCHEMAS, Stream, read_records, read_tables, table_path, write_table
 
 # A list of runs loads no torch.
 if TYPE_CHECKING:
@@ -66,17 +66,17 @@ class Recorder:
     Every method raises DiskError if the disk refuses; then at most the last round is cut.
     """
 
-    def __init__(self, directory: Path, after_round: int | None = None) -> None:
-        """Start new records in `directory`, or go on after `after_round` (-1: from the start).
+    def __init__(self, directory: Path, earlier: Mapping[str, pa.Table] | None = None) -> None:
+        """Start new records in `directory`, or go on after the tables `earlier`, which replace all that is on record.
 
-        The records of later rounds are removed. RayflError if new records would replace others, or if the records end
-        before `after_round`.
+        RayflError if new records would replace others.
         """
         self._directory = directory
         with self._writing(), ExitStack() as held, ExitStack() as opened:
             held.enter_context(locked(directory))
-            tables = _new_tables(directory) if after_round is None else _tables_up_to(directory, after_round)
-            self._last = _last_round(tables["rounds"])
+            tables = _new_tables(directory) if earlier is None else earlier
+            rounds = tables["rounds"]["round"]
+            self._last = rounds[-1].as_py() if len(rounds) else -1
             (directory / "records").mkdir(exist_ok=True)
             self._streams: dict[str, Stream] = {}
             for name, table in tables.items():
@@ -163,15 +163,3 @@ def _new_tables(directory: Path) -> Mapping[str, pa.Table]:
     if records.exists() and any(records.iterdir()):
         raise RayflError(f"{records} holds the records of an earlier run: resume that run or name another")
     return {name: schema.empty_table() for name, schema in SCHEMAS.items()}
-
-
-def _tables_up_to(directory: Path, last_round: int) -> Mapping[str, pa.Table]:
-    """The tables of a run up to a round. RayflError if its records end before that round."""
-    tables = read_tables(directory)
-    if (last := _last_round(tables["rounds"])) < last_round:
-        raise RayflError(f"the records of {directory} end at round {last}, so it cannot resume after {last_round}")
-    return {name: up_to(table, last_round) for name, table in tables.items()}
-
-
-def _last_round(rounds: pa.Table) -> int:
-    return rounds["round"][-1].as_py() if len(rounds) else -1

@@ -6,7 +6,7 @@ replacing the other, the Parquet file is complete and counts.
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -152,10 +152,9 @@ def read_tables(directory: Path, leave_out: Collection[str] = ()) -> dict[str, p
     }
 
 
-def rows_recorded(directory: Path) -> Callable[[int], dict[str, int]]:
-    """Return a function: given n, it returns how many rows each table has for the first n rounds."""
-    tables = read_tables(directory)
-    return lambda rounds: {name: len(up_to(table, rounds - 1)) for name, table in tables.items()}
+def first_rounds(tables: Mapping[str, pa.Table], rounds: int) -> dict[str, pa.Table]:
+    """The tidy rows of a number of first rounds."""
+    return {name: tidy(table.filter(pc.field("round") < rounds)) for name, table in tables.items()}
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -216,11 +215,6 @@ def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
             # This is the end, or the writer was cut inside a batch or is writing one: earlier batches are whole.
             pass
     return pa.Table.from_batches(batches, schema)
-
-
-def up_to(table: pa.Table, last_round: int) -> pa.Table:
-    """The tidy rows of rounds up to and including `last_round`."""
-    return tidy(table.filter(pc.field("round") <= last_round))
 
 
 def tidy(table: pa.Table) -> pa.Table:

@@ -161,8 +161,9 @@ def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
         monkeypatch.setattr(Storage, "remove", remove)
         place = tmp_path / f"cut-{cut}"
         fetch(there, place)
-        found = recalled(setup, InlineExecutor(setup), place)
         read_run(place)
+        found, recorder = recalled(setup, InlineExecutor(setup), place)
+        recorder.stop()
         # With what was saved before, or later; never from the start.
         assert found is not None
         seen.add(found.round)
