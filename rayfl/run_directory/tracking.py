@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rayfl.errors import RayflError
 from rayfl.limits import json_files
 from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.description import TOML, read_experiment
 from rayfl.run_directory.recorded import recorded_rounds
 from rayfl.run_directory.tables import read_records
 from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, Tracker, TrackerName, adapter
@@ -172,14 +172,8 @@ def _communication(row: RoundRow, total_bits: int) -> dict[str, float]:
 
 
 def tracked_run(directory: Path) -> TrackedRun:
-    """The run in a directory as trackers show it. RayflError where its experiment cannot be read."""
-    try:
-        experiment = json_files.read_json(directory / "experiment.json")
-        text = (directory / "experiment.toml").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise RayflError(
-            f"the experiment in {directory} cannot be read ({error}): restore it, or run it again"
-        ) from None
+    """The run in a directory as trackers show it. RayflError or OSError if its experiment cannot be read."""
+    experiment = read_experiment(directory)
     output = experiment.get("output")
     settings = output if isinstance(output, Mapping) else {}
     return TrackedRun(
@@ -189,7 +183,7 @@ def tracked_run(directory: Path) -> TrackedRun:
         group=settings.get("group"),
         tags=settings.get("tags") or (),
         experiment=experiment,
-        text=text,
+        text=(directory / TOML).read_text(encoding="utf-8"),
     )
 
 
