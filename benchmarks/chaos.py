@@ -28,7 +28,8 @@ from benchmarks.victims import DRIVER, processes
 from jobs.standard_output import print_table
 from rayfl.choices.kinds import find
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment, to_toml
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
@@ -126,7 +127,7 @@ def play_all(experiments: Mapping[str, Experiment], attacks: Sequence[Attack]) -
         homes = {method: scratch / str(number) for number, method in enumerate(experiments)}
         files = {method: home.with_suffix(".toml") for method, home in homes.items()}
         for method, each in experiments.items():
-            files[method].write_text(to_toml(each), encoding="utf-8")
+            files[method].write_text(toml.dumps(each.as_dict()), encoding="utf-8")
         # First, since Ray starts no nodes where the machine is too busy.
         on_nodes = [attack for attack in attacks if attack.name == ON_NODES]
         nodes = stack.enter_context(own_cluster()) if on_nodes else None

@@ -27,7 +27,8 @@ from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.determinism.platform import describe
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment, Runtime, to_toml
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Handle
 from rayfl.limits import memory
@@ -110,7 +111,7 @@ def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, A
     """Play all rounds and measure those after the first `WARMUP`; all figures are means of a round but the median."""
     setup, measuring = prepare(chosen), Measuring(executor)
     create_run_directory(directory)
-    describe_run(directory, chosen.as_dict(), describe(1), to_toml(chosen))
+    describe_run(directory, chosen.as_dict(), describe(1), toml.dumps(chosen.as_dict()))
     seconds: list[float] = []
     marks: list[dict[str, float]] = []
 

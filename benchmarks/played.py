@@ -17,7 +17,8 @@ from actors.driver import Listener, play_on_ray
 from benchmarks.memory import Resident, resident
 from benchmarks.store_use import store_use
 from rayfl.determinism.platform import describe
-from rayfl.experiment.experiment import Experiment, to_toml
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.description import describe_run
@@ -51,7 +52,7 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
     marks: list[float] = []
     setup = prepare(experiment)
     create_run_directory(directory)
-    describe_run(directory, experiment.as_dict(), describe(1), to_toml(experiment))
+    describe_run(directory, experiment.as_dict(), describe(1), toml.dumps(experiment.as_dict()))
 
     def take_down(row: RoundRow, means: Mapping[str, float]) -> None:
         marks.append(time.perf_counter())

@@ -17,7 +17,6 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.determinism.process import InstructionSet, Precision
 from rayfl.errors import RayflError, UnknownKey
-from rayfl.experiment import toml
 from rayfl.experiment.experiment_file import LONGEST_NAME, put_all, read_table
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.unknown_keys import explained
@@ -350,8 +349,3 @@ def read(path: Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] 
     table.pop("sweep", None)
     put_all(table, settings or {})
     return Experiment(**table)
-
-
-def to_toml(experiment: Experiment) -> str:
-    """The resolved experiment as a TOML file that runs it again; settings that are left out (None) are not in it."""
-    return toml.dumps(experiment.as_dict())

@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from rayfl.choices.kinds import Choice, named
-from rayfl.experiment.experiment import Experiment, read, to_toml
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
 from rayfl.methods.base import Method
 from rayfl.settings import KINDS, Settings, describe
@@ -69,8 +70,8 @@ def test_json_and_toml_bring_back_the_same_experiment(given: dict[str, Any], tmp
     experiment = experiment_of(given)
     assert Experiment(**json.loads(json.dumps(experiment.as_dict()))) == experiment
     assert Experiment(**experiment.as_dict()) == experiment
-    assert Experiment(**tomllib.loads(to_toml(experiment))) == experiment
-    (tmp_path / "again.toml").write_text(to_toml(experiment), encoding="utf-8")
+    assert Experiment(**tomllib.loads(toml.dumps(experiment.as_dict()))) == experiment
+    (tmp_path / "again.toml").write_text(toml.dumps(experiment.as_dict()), encoding="utf-8")
     assert read(tmp_path / "again.toml") == experiment
     assert experiment_of({**given, "seed": 3}) != experiment
 

@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from jobs.cli import main
-from rayfl.experiment.experiment import Experiment, read, to_toml
+from rayfl.experiment import toml
+from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from tests.hand_written import run_of
@@ -55,7 +56,7 @@ def test_the_table_is_part_of_the_experiment_and_parts_no_runs(tmp_path):
     assert (plain.report.target, said.report.best_over) == (0.8, ("method.lr",))
     assert determining_settings(plain.as_dict()) == determining_settings(said.as_dict())
     assert Experiment(**said.as_dict()) == said
-    file.write_text(to_toml(said))
+    file.write_text(toml.dumps(said.as_dict()))
     assert read(file) == said
 
 

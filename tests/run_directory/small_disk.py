@@ -19,7 +19,7 @@ from click.testing import CliRunner  # noqa: E402
 
 from jobs.cli import main  # noqa: E402
 from jobs.single import run  # noqa: E402
-from rayfl.experiment.experiment import to_toml  # noqa: E402
+from rayfl.experiment import toml  # noqa: E402
 from rayfl.run_directory.record import read_run  # noqa: E402
 from tests.actors.toys import assert_same_run, experiment  # noqa: E402
 
@@ -60,7 +60,7 @@ def every_size(disk: Path) -> None:
         chosen = experiment("fedpse", rounds=6, **settings)
         undisturbed = run(chosen, Path(scratch) / "run")
         file = Path(scratch) / "experiment.toml"
-        file.write_text(to_toml(chosen), encoding="utf-8")
+        file.write_text(toml.dumps(chosen.as_dict()), encoding="utf-8")
         pages = 0
         while True:
             about = attempt(disk, file, pages * PAGE, undisturbed)
