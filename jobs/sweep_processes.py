@@ -29,7 +29,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import absolute
 from rayfl.experiment.sweep import Combination
 from rayfl.rounds.ledger import RoundRow
-from rayfl.run_directory.recorded import recorded_rounds
+from rayfl.run_directory.record import recorded_rounds
 from rayfl.run_directory.tables import table_path
 
 Status = Literal["finished", "skipped", "stopped", "failed"]

@@ -23,7 +23,7 @@ from typing import Self
 from rayfl.limits import json_files
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.description import TOML, read_experiment
-from rayfl.run_directory.recorded import recorded_rounds
+from rayfl.run_directory.record import recorded_rounds
 from rayfl.run_directory.tables import read_records
 from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, Tracker, TrackerName, adapter
 
