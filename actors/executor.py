@@ -23,7 +23,6 @@ from actors.losses import Cause, Loss, decide
 from actors.pending import Call, PendingCalls
 from actors.placement import Placement
 from actors.pool import ActorPool
-from actors.sentences import readable
 from rayfl.compress.base import Packet
 from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
@@ -149,7 +148,7 @@ class RayExecutor:
                 where = "" if isinstance(cause, OutOfMemory) else f"{pending.about(call)}: out of memory: "
                 self._lose(pending, call, f"{where}{cause}", "memory")
                 return
-            pending.fail(call.index, readable(error, pending.shared, pending.jobs[call.index]))
+            pending.fail(call.index, pending.readable(call, error))
         except ObjectLostError as error:
             pending.fail(call.index, LostObjects(f"{pending.about(call)}: {error}"))
         except OutOfMemoryError:

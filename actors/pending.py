@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import ray
 from ray import ObjectRef
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from actors.client import Actor
+from actors.errors import ClusterError, LostObjects, unwrapped
 from actors.locality import Inputs, WaitingJobs
 from actors.losses import Cause
-from actors.sentences import describe_call
+from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import Job, JobResult, Ref, Wave
 
 
@@ -73,4 +76,19 @@ class PendingCalls:
 
     def about(self, call: Call) -> str:
         """The round, step and clients of a call, for a sentence."""
-        return describe_call(self.shared, self.jobs[call.index])
+        work = self.jobs[call.index].work
+        clients = getattr(work, "clients", None) or tuple(getattr(work, "rows", ()))
+        of = f", clients {clients[0]} to {clients[-1]}" if clients else ""
+        return f"round {ray.get(self.shared).round}, {work.kind}{of}"
+
+    def readable(self, call: Call, error: RayTaskError) -> BaseException:
+        """The error that a call raised, with its round: ClientError, or ClusterError if an input was lost."""
+        cause = unwrapped(error)
+        if isinstance(cause, ClientError):
+            return cause
+        kind_of_error = ClientError
+        if isinstance(cause, RayError):
+            kind_of_error = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
+        wrapped = kind_of_error(f"{self.about(call)}: {type(cause).__name__}: {cause}")
+        wrapped.add_note(str(error))
+        return wrapped
