@@ -4,7 +4,6 @@ A job goes to any free actor, with one call in flight per actor. The coordinator
 so the death of an actor loses only the call on which it was working.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from actors.client import Actor
 from actors.errors import LostObjects, unwrapped
 from actors.kinds import Kinds
 from actors.locality import WaitingJobs, inputs_of
-from actors.losses import Cause, Loss, decide
+from actors.losses import Cause, Loss, try_again
 from actors.pending import Call, PendingCalls
 from actors.placement import Placement
 from actors.pool import ActorPool
@@ -28,8 +27,6 @@ from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
 from rayfl.rounds.errors import ClientError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, OnWave, Ref
-
-log = logging.getLogger("rayfl")
 
 
 @dataclass(frozen=True)
@@ -164,9 +161,9 @@ class RayExecutor:
         """Replace the actor of a call, and send the call again or let it fail."""
         pid = self.pool.replace(call.actor, cause)
         pending.losses[call.index, cause] += 1
-        decision = decide(Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid))
-        if decision.again:
+        loss = Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid)
+        try:
+            try_again(loss, ClientError)
             pending.send_again(call.index)
-            log.warning(decision.sentence)
-        else:
-            pending.fail(call.index, ClientError(decision.sentence))
+        except ClientError as error:
+            pending.fail(call.index, error)

@@ -43,14 +43,6 @@ class Loss:
     pid: int | None = None
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Whether to try again; `sentence` is a notice if so, and otherwise the error that ends the run."""
-
-    again: bool
-    sentence: str
-
-
 @dataclass
 class Setbacks:
     """Counts consecutive losses without progress.
@@ -68,18 +60,11 @@ class Setbacks:
         return self.count
 
 
-def decide(loss: Loss) -> Decision:
-    """Try again, unless this was the last loss that its cause allows."""
-    again = loss.times < TRIES[loss.cause]
-    return Decision(again, _notice(loss) if again else _error(loss))
-
-
-def try_again(loss: Loss) -> None:
-    """Log that the run tries again. ClusterError if this was the last loss that its cause allows."""
-    decision = decide(loss)
-    if not decision.again:
-        raise ClusterError(decision.sentence)
-    log.warning(decision.sentence)
+def try_again(loss: Loss, error: type[Exception] = ClusterError) -> None:
+    """Log that the run tries again. Raise `error` if this was the last loss that its cause allows."""
+    if loss.times >= TRIES[loss.cause]:
+        raise error(_error(loss))
+    log.warning(_notice(loss))
 
 
 def _notice(loss: Loss) -> str:

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from actors.errors import ClusterError
-from actors.losses import TRIES, Cause, Loss, Setbacks, decide, try_again
+from actors.losses import TRIES, Cause, Loss, Setbacks, try_again
+from rayfl.rounds.errors import ClientError
 from tests.actors.toys import logged
 from tests.refusals import check_sentence, refused
 
@@ -27,28 +28,26 @@ def loss(cause: Cause, times: int, reason: str = "a reason") -> Loss:
 
 
 @pytest.mark.parametrize("cause", TRIES)
-def test_a_loss_is_tried_again_until_its_cause_allows_no_more(cause: Cause):
+def test_a_loss_is_tried_again_until_its_cause_allows_no_more(cause: Cause, caplog: pytest.LogCaptureFixture):
     allowed = 4 if cause in ("memory", "time") else 10
-    decisions = [decide(loss(cause, times)) for times in range(1, allowed + 1)]
-    assert [decision.again for decision in decisions] == [True] * (allowed - 1) + [False]
-    for times, decision in enumerate(decisions[:-1], 1):
-        of_call = [CALL, "42", "a reason"] if cause in ("memory", "time", "death") else []
-        check_sentence(decision.sentence, [f"try {times + 1} of {allowed}", *of_call])
-    check_sentence(decisions[-1].sentence, [str(allowed), *FACTS[cause]])
+    for times in range(1, allowed):
+        try_again(loss(cause, times))
+    of_call = [CALL, "42", "a reason"] if cause in ("memory", "time", "death") else []
+    for times, notice in enumerate(logged(caplog), 1):
+        check_sentence(notice, [f"try {times + 1} of {allowed}", *of_call])
+    assert len(logged(caplog)) == allowed - 1
+    with refused(names=[str(allowed), *FACTS[cause]], error=ClusterError):
+        try_again(loss(cause, allowed))
 
 
-def test_a_decision_is_logged_or_raised(caplog: pytest.LogCaptureFixture):
-    try_again(loss("start", 9))
-    assert logged(caplog) == [decide(loss("start", 9)).sentence]
-    with refused(names=["10", "--actors"], error=ClusterError):
-        try_again(loss("start", 10))
-
-
-def test_a_notice_has_the_begin_of_a_long_reason_and_the_error_has_all():
+def test_a_notice_has_the_begin_of_a_long_reason_and_the_error_has_all(caplog: pytest.LogCaptureFixture):
     reason = "word " * 30 + "end\nand a traceback"
-    notice = decide(loss("death", 1, reason)).sentence
+    try_again(loss("death", 1, reason))
+    (notice,) = logged(caplog)
     assert "word word..." in notice and "end" not in notice and "traceback" not in notice
-    assert reason in decide(loss("death", 10, reason)).sentence
+    with pytest.raises(ClientError) as raised:
+        try_again(loss("death", 10, reason), ClientError)
+    assert reason in str(raised.value)
 
 
 def test_only_new_rounds_are_progress():
