@@ -4,6 +4,7 @@ Ray lets a request that no node can satisfy wait for ever, so each request is fi
 """
 
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,6 @@ from typing import Literal
 import ray
 import torch
 
-from actors.labels import matches, unmatched
 from rayfl.determinism.process import InstructionSet
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
@@ -31,6 +31,10 @@ class Node:
     gpus: float
     labels: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
+
+    def has(self, selector: Mapping[str, str]) -> bool:
+        """Whether the labels satisfy one of Ray's label selectors. A missing label is unequal to every value."""
+        return all(_allows(condition, self.labels.get(key)) for key, condition in selector.items())
 
     def holds(self, num_cpus: float, num_gpus: float) -> int:
         """The number of actors of this size that fit on the node. A share below 1 is of one GPU."""
@@ -77,9 +81,16 @@ class Placement:
         held = {
             node.id: node.holds(self.num_cpus, self.num_gpus)
             for node in nodes
-            if matches(self.labels, node.labels) and node.id not in without
+            if node.has(self.labels) and node.id not in without
         }
         return {node: count for node, count in held.items() if count}
+
+
+def _allows(condition: str, value: str | None) -> bool:
+    """Interpret a condition of a label selector as Ray does."""
+    inside = re.fullmatch(r"!?in\((.*)\)", condition)
+    allowed = re.split(", ?", inside[1]) if inside else [condition.removeprefix("!")]
+    return (value in allowed) != condition.startswith("!")
 
 
 def packed(room: Mapping[str, int], used: Mapping[str, int]) -> str:
@@ -134,8 +145,6 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
     )
     fitting = sum(node.holds(placement.num_cpus, placement.num_gpus) for node in chosen)
     if not waits and fitting < (1 if joined else wanted):
-        if not _has_cores(chosen):
-            raise RayflError(f"no node has cores for client actors ({_listed(chosen)}); start one that has some")
         raise RayflError(
             f"runtime.actors={wanted} with num_cpus={placement.num_cpus:g} and num_gpus={runtime.num_gpus:g} each do "
             f"not fit: the cluster holds {fitting} of them ({_listed(chosen)}); ask for fewer actors or for less an "
@@ -145,18 +154,9 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
 
 
 def require_room_here(runtime: Runtime) -> None:
-    """Raise RayflError, before Ray starts, if this machine could never hold the actors."""
-    cores = os.cpu_count() or 1
-    if isinstance(runtime.actors, int) and runtime.actors > cores * _UNIT:
-        raise RayflError(
-            f"runtime.actors={runtime.actors} do not fit: this machine has {cores} cores, of which Ray gives an actor "
-            f"at least {1 / _UNIT:g}; ask for fewer actors"
-        )
-    if runtime.num_gpus > torch.cuda.device_count():
-        raise RayflError(
-            f"runtime.num_gpus={runtime.num_gpus:g} an actor, and this machine has {torch.cuda.device_count()} GPUs "
-            "that torch can use; set runtime.num_gpus=0 and device='cpu', or give the runtime.address of a cluster"
-        )
+    """Raise RayflError, before Ray starts, if this machine cannot hold the actors. Ray alone knows its labels."""
+    here = Node("this machine", os.cpu_count() or 1, torch.cuda.device_count())
+    place(runtime.model_copy(update={"labels": {}, "accelerator_type": None}), [here])
 
 
 def share(
@@ -188,31 +188,23 @@ def _has_cores(nodes: Sequence[Node]) -> bool:
 def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
     """The nodes with cores that the labels select. RayflError if there are none, or none of them can hold an actor."""
     workers = [node for node in nodes if node.cpus] or nodes
-    chosen = [node for node in workers if matches(runtime.selector, node.labels)]
+    chosen = [node for node in workers if node.has(runtime.selector)]
+    asked = ", ".join(f"{key}={value!r}" for key, value in runtime.selector.items())
     if not chosen:
-        setting = "labels" if runtime.labels else "accelerator_type"
-        asked = unmatched(runtime.selector, [node.labels for node in workers])
-        raise RayflError(f"runtime.{setting} asks for {asked}; ask for another, or start a node that has it")
-    _check_size(runtime, chosen)
+        # The values of the labels that are asked for come first.
+        known = {(key not in runtime.selector, key, value) for node in workers for key, value in node.labels.items()}
+        found = [f"{key}={value}" for _, key, value in sorted(known) if key != "ray.io/node-id"]
+        raise RayflError(
+            f"runtime.{'labels' if runtime.labels else 'accelerator_type'} asks for {asked}, which no node has; nodes "
+            f"have {', '.join(found[:8]) or 'no labels'}; ask for another, or start a node that has it"
+        )
+    if not any(node.holds(runtime.num_cpus or 1 / _UNIT, runtime.num_gpus) for node in chosen):
+        cpus = f" and runtime.num_cpus={runtime.num_cpus:g}" if runtime.num_cpus else ""
+        raise RayflError(
+            f"no node{f' with {asked}' if asked else ''} holds a client actor with runtime.num_gpus="
+            f"{runtime.num_gpus:g}{cpus} ({_listed(chosen)}); ask for less an actor, or start a node that has more"
+        )
     return chosen
-
-
-def _check_size(runtime: Runtime, nodes: Sequence[Node]) -> None:
-    """Raise RayflError if no node could ever hold a single actor."""
-    share = runtime.num_gpus
-    most = max(node.gpus for node in nodes)
-    which = "no node that runtime.labels selects" if runtime.selector else "no node"
-    if share and not most:
-        raise RayflError(
-            f"num_gpus={share:g} an actor, but {which} has a GPU; set runtime.num_gpus=0 or start a node that has one"
-        )
-    if share > most:
-        raise RayflError(f"num_gpus={share:g} an actor, but {which} has more than {most:g}; ask for less")
-    most = max(node.cpus for node in nodes)
-    if runtime.num_cpus and most and runtime.num_cpus > most:
-        raise RayflError(
-            f"num_cpus={runtime.num_cpus:g} an actor, but {which} has more than {most:g}; set runtime.num_cpus lower"
-        )
 
 
 def _wanted(runtime: Runtime, nodes: Sequence[Node], most_calls: int) -> int:

@@ -15,6 +15,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.play_run import play_run
 from tests.actors.toys import assert_same_run, experiment
+from tests.refusals import check_sentence
 
 CHANGING = """
 from rayfl.determinism.process import prepare_process
@@ -212,9 +213,9 @@ def test_nodes_are_waited_for_and_chosen() -> None:
     # A node holds four of these.
     assert found["packed"] == [1, 4] and found["spread"] == [2, 2, 2]
     assert found["quarters"], "four actors share the one GPU"
-    assert "zone='east', and no node has that; nodes have zone=west; ask for another" in found["zone"]
-    assert "rack='7', and no node has that label; labels of nodes are: " in found["rack"]
-    assert "num_gpus=2 an actor, but no node has more than 1; ask for less" in found["gpus"]
+    check_sentence(found["zone"], ["runtime.labels", "zone='east'", "nodes have zone=west"])
+    check_sentence(found["rack"], ["runtime.labels", "rack='7'", "zone=west"])
+    check_sentence(found["gpus"], ["runtime.num_gpus=2", "1 GPUs"])
 
 
 class Unstarted(pool.ActorPool):
