@@ -19,7 +19,7 @@ from actors.errors import final_error
 from actors.losses import Loss, Setbacks, try_again
 from actors.session import placement, session
 from actors.setups import put_setup
-from actors.signals import interruptible
+from actors.signals import stoppable
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.process import trim
 from rayfl.experiment.experiment import Experiment, Runtime
@@ -86,7 +86,7 @@ def play_on_ray(
         # Free the memory in which the data were read and partitioned; from here on this process follows the run.
         trim()
         following = _Following(listener)
-        with interruptible(following.stop):
+        with stoppable(following.stop):
             return following.play(experiment.runtime, reference, spec)
 
 

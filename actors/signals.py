@@ -17,34 +17,18 @@ _REPEAT_S = 0.2
 def stoppable(on_stop: Callable[[], object] = lambda: None) -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether a first SIGINT or SIGTERM has come; that signal also calls `on_stop`.
 
-    The next signal raises KeyboardInterrupt.
-    """
-    asked: list[bool] = []
-
-    def stop() -> None:
-        asked.append(True)
-        on_stop()
-
-    with interruptible(stop):
-        yield lambda: bool(asked)
-
-
-@contextmanager
-def interruptible(stop: Callable[[], object]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `stop`, the next one raises KeyboardInterrupt.
-
-    A first signal inside two nested blocks calls both `stop` functions. Outside the main thread, which alone may handle
-    signals, nothing happens.
+    The next signal raises KeyboardInterrupt. A first signal inside two nested blocks calls both functions. Outside the
+    main thread, which alone may handle signals, nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: False
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    interrupt = Interrupt(stop, {number: signal.getsignal(number) for number in numbers})
+    interrupt = Interrupt(on_stop, {number: signal.getsignal(number) for number in numbers})
     for number in numbers:
         signal.signal(number, interrupt)
     try:
-        yield
+        yield lambda: interrupt.asked
     finally:
         for number, handler in interrupt.before.items():
             signal.signal(number, handler)
@@ -54,7 +38,7 @@ def interruptible(stop: Callable[[], object]) -> Iterator[None]:
 class Interrupt:
     """A signal handler; `before` has the handlers that it replaces."""
 
-    stop: Callable[[], object]
+    on_stop: Callable[[], object]
     # Any: a handler is a function, a number that stands for one, or None.
     before: Mapping[int, Any]
     asked: bool = False
@@ -67,7 +51,7 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.stop()
+        self.on_stop()
         outer = self.before[number]
         if isinstance(outer, Interrupt) and not outer.asked:
             outer(number, frame)

@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Literal
 
-from actors.signals import interruptible
+from actors.signals import stoppable
 from actors.supervisor import ERROR_FILE
 from jobs import console
 from jobs.earlier_run import describe_again, earlier_run
@@ -66,7 +66,7 @@ class Processes:
         with (
             tempfile.TemporaryDirectory() as files,
             ThreadPoolExecutor(parallel) as pool,
-            interruptible(self.stop),
+            stoppable(self.stop),
         ):
             futures = [pool.submit(self._one, one, Path(files) / str(n)) for n, one in enumerate(waiting)]
             try:

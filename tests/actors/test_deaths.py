@@ -109,8 +109,8 @@ def test_a_run_that_ends_without_news_is_over(tmp_path: Path, handles: Any) -> N
 
 def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
     stops: list[str] = []
-    with signals.interruptible(lambda: stops.append("outer")):
-        with signals.interruptible(lambda: stops.append("inner")):
+    with signals.stoppable(lambda: stops.append("outer")):
+        with signals.stoppable(lambda: stops.append("inner")):
             os.kill(os.getpid(), signal.SIGTERM)
         assert stops == ["inner", "outer"]
         with pytest.raises(KeyboardInterrupt):

@@ -107,7 +107,7 @@ def test_a_signal_ends_the_run_after_the_current_round(number: int, tmp_path: Pa
 
 def test_the_second_signal_does_not_wait() -> None:
     stops: list[str] = []
-    with pytest.raises(KeyboardInterrupt), signals.interruptible(lambda: stops.append("stop")):
+    with pytest.raises(KeyboardInterrupt), signals.stoppable(lambda: stops.append("stop")):
         os.kill(os.getpid(), signal.SIGINT)
         assert stops == ["stop"]
         os.kill(os.getpid(), signal.SIGTERM)
