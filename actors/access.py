@@ -55,24 +55,14 @@ def joined(address: str) -> Iterator[None]:
     mode = os.environ.get("RAY_AUTH_MODE", "token" if refused else None)
     with _variables({"RAY_AUTH_MODE": mode}), ray_internals.loopback():
         if refused and found:
-            _show_token(found, address)
+            token = {} if os.environ["RAY_AUTH_MODE"].lower() == "disabled" else ray_internals.token_headers()
+            if token is not None and _refuses(found, token):
+                raise ClusterError(
+                    f"the cluster at {address!r} {'refuses this token' if token else 'asks for a token'}; give its "
+                    "token in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names or in ~/.ray/auth_token, and "
+                    "leave RAY_AUTH_MODE unset"
+                )
         yield
-
-
-def _show_token(head: str, address: str) -> None:
-    """Raise ClusterError if the cluster's head does not accept this process's token."""
-    if os.environ["RAY_AUTH_MODE"].lower() == "disabled":
-        raise ClusterError(
-            f"the cluster at {address!r} asks for a token, and RAY_AUTH_MODE=disabled sends none; set it to token"
-        )
-    where = "give the cluster's in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names or in ~/.ray/auth_token"
-    headers = ray_internals.token_headers()
-    if headers is None:
-        return
-    if not headers:
-        raise ClusterError(f"the cluster at {address!r} asks for a token, and there is none; {where}")
-    if _refuses(head, headers):
-        raise ClusterError(f"the cluster at {address!r} refuses this token; {where}")
 
 
 def _refuses(head: str, token: Mapping[str, str]) -> bool | None:
