@@ -105,21 +105,16 @@ def _join(address: str) -> None:
 
 def _check_reachable(address: str) -> None:
     """Raise ClusterError if nothing listens at host:port, which Ray would try for minutes. "auto" is left to Ray."""
-    if address.startswith("ray://"):
-        raise RayflError(
-            f"address={address!r} is a Ray client's, through which no coordinator can be placed; run on the cluster "
-            "itself with: ray job submit --working-dir . -- python -m jobs.run FILE"
-        )
-    if address.startswith(("http://", "https://")):
-        raise RayflError(
-            f"address={address!r} is that of a dashboard, which takes jobs: run on the cluster itself with: ray job "
-            f"submit --address {address} --working-dir . -- python -m jobs.run FILE; or unset RAY_ADDRESS"
-        )
-    host, colon, port = address.rpartition(":")
     if address == "auto":
         return
-    if not colon or not re.fullmatch("[0-9]{1,5}", port) or not host.isascii() or not 0 < int(port) < 1 << 16:
-        raise RayflError(f"address={address!r} is not allowed: give host:port of a Ray head, auto, or local")
+    host, _, port = address.rpartition(":")
+    allowed = host and "//" not in host and host.isascii() and re.fullmatch("[0-9]{1,5}", port)
+    if not allowed or not 0 < int(port) < 1 << 16:
+        dashboard = f"--address {address} " if address.startswith("http") else ""
+        raise RayflError(
+            f"address={address!r} is not allowed: give host:port of a Ray head, auto or local, or unset RAY_ADDRESS; "
+            f"to run on that cluster itself: ray job submit {dashboard}--working-dir . -- python -m jobs.run FILE"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:
