@@ -6,7 +6,7 @@ starts another one, which resumes the run directory (actors/driver.py).
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from logging.handlers import QueueHandler
@@ -78,18 +78,6 @@ class Progress:
     wave: "Wave | None" = None
 
 
-class _Forwarding(QueueHandler):
-    """Hands each log record to `keep`, in a form that pickles."""
-
-    def __init__(self, keep: Callable[[logging.LogRecord], None]) -> None:
-        super().__init__(SimpleQueue())
-        self._keep = keep
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Keep the record, where QueueHandler would put it into a queue."""
-        self._keep(record)
-
-
 # Ray's type stubs know no concurrency groups.
 @ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 4})  # pyright: ignore[reportCallIssue]
 class Coordinator(OwnPackages):
@@ -108,7 +96,10 @@ class Coordinator(OwnPackages):
         self._wave: Wave | None = None
         # The driver has the user's handlers and level, so it logs. Nothing goes to stderr here, because Ray may show
         # that to the driver too.
-        log.addHandler(_Forwarding(self._tell))
+        handler = QueueHandler(SimpleQueue())
+        # A QueueHandler makes records that pickle; they are news instead of entries of its queue.
+        handler.enqueue = lambda record: self._tell(record)
+        log.addHandler(handler)
         log.setLevel(logging.DEBUG)
         log.propagate = False
 
@@ -178,7 +169,7 @@ class Coordinator(OwnPackages):
                     checkpoints=spec.checkpoints,
                     resumed=resumed,
                     stopping=lambda: self._stopping,
-                    on_checkpoint=metrics.checkpoint,
+                    on_checkpoint=lambda seconds: metrics.checkpoint_seconds.set(seconds),
                 )
                 return
             except (LostObjects, ObjectLostError) as error:

@@ -53,7 +53,3 @@ class RunMetrics:
     def loss(self, cause: "Cause") -> None:
         """Count a loss."""
         self.losses.inc(1.0, {CAUSE: cause})
-
-    def checkpoint(self, seconds: float) -> None:
-        """Set the seconds that the last checkpoint took."""
-        self.checkpoint_seconds.set(seconds)

@@ -16,6 +16,7 @@ from actors.locality import Inputs, WaitingJobs
 from actors.losses import Cause
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import Job, JobResult, Ref, Wave
+from rayfl.rounds.worker_jobs import RoundInputs
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,11 @@ class PendingCalls:
 
     def about(self, call: Call) -> str:
         """The round, step and clients of a call, for a sentence."""
+        about: RoundInputs = ray.get(self.shared)
         work = self.jobs[call.index].work
         clients = getattr(work, "clients", None) or tuple(getattr(work, "rows", ()))
         of = f", clients {clients[0]} to {clients[-1]}" if clients else ""
-        return f"round {ray.get(self.shared).round}, {work.kind}{of}"
+        return f"round {about.round}, {work.kind}{of}"
 
     def readable(self, call: Call, error: RayTaskError) -> BaseException:
         """The error that a call raised, with its round: ClientError, or ClusterError if an input was lost."""
