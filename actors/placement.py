@@ -6,6 +6,7 @@ Ray lets a request that no node can satisfy wait for ever, so each request is fi
 import os
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -129,8 +130,9 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
     """
     waits = joined and not _has_cores(nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
-    wanted = _wanted(runtime, chosen, most_calls)
-    at_once = min(wanted, max(1, _room(runtime, chosen))) if joined else wanted
+    most, room = _most(runtime, most_calls), max(1, _room(runtime, chosen))
+    wanted = most if isinstance(runtime.actors, int) else min(most, room)
+    at_once = min(wanted, room) if joined else wanted
     placement = Placement(
         num_actors=wanted,
         num_cpus=runtime.num_cpus or _default_cpus(runtime, chosen, at_once),
@@ -141,7 +143,7 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
         mixed=runtime.mixed,
         strategy=runtime.strategy,
         labels=runtime.selector,
-        most=_most(runtime, most_calls) if joined else None,
+        most=most if joined else None,
     )
     fitting = sum(node.holds(placement.num_cpus, placement.num_gpus) for node in chosen)
     if not waits and fitting < (1 if joined else wanted):
@@ -173,7 +175,7 @@ def share(
         actors = runtime.actors
     else:
         room = _room(runtime, nodes if joined and not _has_cores(nodes) else _chosen(runtime, nodes))
-        actors = min(max(1, room // parallel), sys.maxsize if runtime.actors == "all" else most_calls)
+        actors = min(max(1, room // parallel), _most(runtime, most_calls))
     try:
         placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes, joined=joined)
     except RayflError as error:
@@ -207,16 +209,8 @@ def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
     return chosen
 
 
-def _wanted(runtime: Runtime, nodes: Sequence[Node], most_calls: int) -> int:
-    """The number of actors asked for; if none was, those that have room, at most as many as a round can use."""
-    if isinstance(runtime.actors, int):
-        return runtime.actors
-    room = max(1, _room(runtime, nodes))
-    return room if runtime.actors == "all" else min(room, most_calls)
-
-
 def _most(runtime: Runtime, most_calls: int) -> int:
-    """The number of actors to which a pool may grow."""
+    """The number of actors asked for; if none was, the most that a round can use."""
     if isinstance(runtime.actors, int):
         return runtime.actors
     return sys.maxsize if runtime.actors == "all" else most_calls
@@ -243,15 +237,12 @@ def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> f
 def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> float:
     """The largest number of cores per actor with which all fit, at most cores / actors; 1/10000 if they never fit."""
 
-    def fits(steps: int) -> bool:
-        return sum(node.holds(steps / _UNIT, num_gpus) for node in nodes) >= num_actors
+    def too_large(steps: int) -> bool:
+        return sum(node.holds(steps / _UNIT, num_gpus) for node in nodes) < num_actors
 
-    # The more cores an actor gets, the fewer actors fit, so the largest share is found by bisection.
-    low, high = 1, sum(_steps(node.cpus) for node in nodes) // num_actors
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low / _UNIT
+    # The more cores an actor gets, the fewer actors fit, so the shares that fit come before those that do not.
+    shares = range(1, 1 + sum(_steps(node.cpus) for node in nodes) // num_actors)
+    return max(1, bisect_left(shares, True, key=too_large)) / _UNIT
 
 
 def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: int) -> list[str]:
