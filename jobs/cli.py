@@ -1,6 +1,5 @@
 """The command `rayfl`: run, sweep, report, and what there is to choose from."""
 
-import functools
 import json
 import shlex
 import sys
@@ -65,8 +64,7 @@ def run(
         if isinstance(output, str):
             raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
         context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
-    with outliving_its_reader(), Display() as display:
-        display.stage("loading")
+    with outliving_its_reader(), Display("loading") as display:
         if not inline:
             fork_server.begin()
         from rayfl.experiment.experiment import Experiment
@@ -100,10 +98,9 @@ def resume(
     KEY=VALUE may change settings that do not change the numbers, such as runtime.address. With runtime.mixed=true the
     run can be resumed even if torch, numpy or the hardware differ.
     """
-    with outliving_its_reader(), Display() as display:
+    with outliving_its_reader(), Display("loading") as display:
         if isinstance(directory, Path):
             supervisor.report(run=str(directory))
-        display.stage("loading")
         if not inline:
             fork_server.begin()
         from jobs.console import Audience
@@ -163,8 +160,7 @@ def sweep(
     settings = [*overrides, *_settings(rounds, actors, inline)]
     settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
     table = _table(file, settings)
-    with outliving_its_reader(), Display() as display:
-        display.stage("loading")
+    with outliving_its_reader(), Display("loading") as display:
         if not inline:
             fork_server.begin()
         from rayfl.experiment.sweep import combine, take_lists
@@ -190,14 +186,7 @@ def _report_options(
 
 # Any: the options of a command.
 def _comparing(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that stand for settings of `[report]`, as one argument `given`."""
-
-    @functools.wraps(command)
-    def called(
-        target: float | None, best_over: Sequence[str], last: int | None, metric: str | None, **others: Any
-    ) -> None:
-        command(given=_report_options(target, best_over, last, metric), **others)
-
+    """Give a command the options that stand for settings of `[report]`: the arguments of `_report_options`."""
     for option in (
         click.option(
             "--metric",
@@ -211,8 +200,8 @@ def _comparing(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8."),
     ):
-        called = option(called)
-    return called
+        command = option(command)
+    return command
 
 
 @main.command()
@@ -221,41 +210,40 @@ def _comparing(command: Callable[..., None]) -> Callable[..., None]:
 @_comparing
 @click.option("--overwrite", is_flag=True, help="Replace the page's file even if it is no report of rayfl's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
+# Any: the options of `_comparing`.
 def report(
-    directories: Sequence[Path | str], output: Path | None, given: dict[str, object], overwrite: bool, as_json: bool
+    directories: Sequence[Path | str], output: Path | None, overwrite: bool, as_json: bool, **given: Any
 ) -> None:
     """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs.
 
     A URL, as s3://bucket/runs/NAME, stands for the run there; the page is written to this machine.
     """
-    with Display() as display:
-        display.stage("loading")
+    with Display("loading") as display:
         from jobs import looking
 
         if as_json:
             looking.print_json(directories, display)
         else:
-            looking.write_page(directories, output, given, overwrite, display)
+            looking.write_page(directories, output, _report_options(**given), overwrite, display)
 
 
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=RUN_PLACE)
 @_comparing
-def compare(directories: Sequence[Path | str], given: dict[str, object]) -> None:
+# Any: the options of `_comparing`.
+def compare(directories: Sequence[Path | str], **given: Any) -> None:
     """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
-    with Display() as display:
-        display.stage("loading")
+    with Display("loading") as display:
         from jobs import looking
 
-        looking.compare(directories, given, display)
+        looking.compare(directories, _report_options(**given), display)
 
 
 @main.command()
 @click.argument("folders", nargs=-1, type=FOLDER_PLACE)
 def ls(folders: Sequence[Path | str]) -> None:
     """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, accuracy, age."""
-    with Display() as display:
-        display.stage("loading")
+    with Display("loading") as display:
         from jobs import looking
 
         for place in folders or [Path("runs").absolute()]:
@@ -266,8 +254,7 @@ def ls(folders: Sequence[Path | str]) -> None:
 @click.argument("place", metavar="RUN", type=RUN_PLACE)
 def show(place: Path | str) -> None:
     """Show a run's experiment, platform and results. RUN is its directory or URL."""
-    with Display() as display:
-        display.stage("loading")
+    with Display("loading") as display:
         from jobs import looking
 
         looking.show(place, display)
@@ -280,8 +267,7 @@ def show(place: Path | str) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the picture's file even if rayfl did not draw it.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
     """Show how the data are split among the clients, as a table and a picture. For a sweep, its first experiment."""
-    with Display() as display:
-        display.stage("reading the data")
+    with Display("reading the data") as display:
         from rayfl.data.check import checked_dataset
         from rayfl.experiment.experiment import read
         from rayfl.experiment.prepare import make_partition
@@ -324,8 +310,7 @@ def _catalogue(command: str, table: str, extra: str = "") -> None:
     @main.command(command, help=f"List the {command}{extra}, or show NAME (or FILE.py:CLASS): settings and an example.")
     @click.argument("name", required=False)
     def list_or_show(name: str | None) -> None:
-        with Display() as display:
-            display.stage("loading")
+        with Display("loading") as display:
             from jobs import catalogue
 
             display.close()

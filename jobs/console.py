@@ -1,16 +1,12 @@
 """What a run shows while it runs: a live bar on a terminal or in a notebook, else a line a round, and its log."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from logging import INFO, Handler, getLogger
-from pathlib import Path
 from typing import Literal
 
 from jobs.display import STOPPING, Display, Line
-from jobs.run_tables import result_table
-from jobs.standard_output import print_table
-from rayfl.report.summary import Summary
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import OnRound, RoundRow
 
@@ -34,49 +30,26 @@ class Audience:
     stopping: Callable[[], bool] = lambda: False
     display: Display = field(default_factory=lambda: Display(hidden=True))
 
-    def stage(self, words: str) -> None:
-        """Show the step before or after the rounds."""
-        self.display.stage(words)
-
-
-class Follower:
-    """Base class of the progress displays: called at every event of a run, shows nothing."""
-
-    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        """A round is over."""
-
-    def wave(self, wave: Wave) -> None:
-        """Some clients of the current round are done."""
-
-    def stopping(self) -> None:
-        """The run was asked to end after its round."""
-
-
-class Lines(Follower):
-    """Prints a line a round."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        print(line(row, means, self.rounds), flush=True)
-
 
 _WAVES = {"train": "client", "evaluate": "evaluating client", "reply": "answering client", "mix": "mixing client"}
 """The words for each kind of wave."""
 
 
-class Bar(Follower):
-    """Shows a bar with the clients of the current round, the accuracy, and the bytes sent."""
+class Follower:
+    """Shows a run's rounds: on `line` the clients of the current round, the accuracy and the bytes sent; where `prints`
+    is true, a printed line a round."""
 
-    def __init__(self, line: Line, rounds: int) -> None:
-        self.line, self.rounds = line, rounds
+    def __init__(self, line: Line, rounds: int, prints: bool) -> None:
+        self.line, self.rounds, self.prints = line, rounds, prints
         self.done, self.stops = 0, False
         self.means: dict[str, float] = {}
         self.sent: dict[int, int] = {}
         self.show("starting")
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        """Show a round that is over."""
+        if self.prints:
+            print(line(row, means, self.rounds), flush=True)
         # By round: a run that goes back to its last checkpoint reports some rounds again.
         self.sent[row.round] = row.uplink_bits + row.downlink_bits
         self.done = row.round + 1
@@ -85,10 +58,12 @@ class Bar(Follower):
         self.show(f"round {self.done}/{self.rounds}")
 
     def wave(self, wave: Wave) -> None:
+        """Show the number of clients that are done in the current round."""
         if wave.total and wave.kind in _WAVES:
             self.show(f"round {self.done + 1}/{self.rounds}, {_WAVES[wave.kind]} {wave.done} of {wave.total}")
 
     def stopping(self) -> None:
+        """Show that the run was asked to end after its round."""
         self.stops = True
         self.show(STOPPING)
 
@@ -107,16 +82,11 @@ class Bar(Follower):
 @contextmanager
 def following(rounds: int, title: str, audience: Audience) -> Iterator[Follower]:
     """Show the progress and the log of a run to its audience. Yields the object to call with every round."""
-    if audience.show == "nothing":
-        yield Follower()
-        return
     display = audience.display
-    with logging_to(display.handler()):
-        if display.live:
-            with closing(Bar(display.line(title, rounds), rounds)) as bar:
-                yield bar
-        else:
-            yield Lines(rounds) if audience.show == "all" else Follower()
+    prints = audience.show == "all" and not display.live
+    log = nullcontext() if audience.show == "nothing" else logging_to(display.handler())
+    with log, closing(Follower(display.line(title, rounds), rounds, prints)) as follower:
+        yield follower
 
 
 @contextmanager
@@ -158,11 +128,3 @@ def headline(means: Mapping[str, float]) -> str:
 def megabytes(bits: float) -> str:
     """Bits as megabytes of 1e6 bytes."""
     return f"{bits / 8e6:.3f} MB"
-
-
-def result(summary: Summary, report: Path | None) -> None:
-    """Print the table that ends a run, and the paths of its directory and page."""
-    print_table(result_table(summary), 100)
-    print(f"run directory: {summary['directory']}")
-    if report is not None:
-        print(f"report:        {report}")

@@ -6,9 +6,11 @@ or a pipe gets nothing. This module loads neither torch nor Ray, so the area app
 
 import math
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from logging import Handler, StreamHandler
-from types import TracebackType
-from typing import Protocol, Self
 
 from rich.console import Console
 from rich.highlighter import NullHighlighter
@@ -19,23 +21,26 @@ from rich.text import Text
 STOPPING = "stopping after this round; Ctrl-C again stops now"
 
 
-class Line(Protocol):
-    """A bar with a title and words beside it."""
+@dataclass(frozen=True)
+class Line:
+    """A bar with a title and words beside it.
 
-    def update(self, completed: float, words: str) -> None:
-        """Change the bar and its words. A signal's handler may call this."""
-
-    def finish(self) -> None:
-        """Stop the clock of the bar. On a terminal the bar goes when the next one begins."""
-
-
-class Display:
-    """The live area of a command. It begins with the first stage or line and ends with `close`.
-
-    live: whether anything is shown; False for a file, a pipe, and a terminal that cannot rewrite its lines.
+    update: changes the completed part and the words; a signal's handler may call this. finish: stops the clock of the
+    bar; on a terminal the bar goes when the next one begins.
     """
 
-    def __init__(self, console: Console | None = None, hidden: bool = False) -> None:
+    update: Callable[[float, str], object]
+    finish: Callable[[], object]
+
+
+class Display(AbstractContextManager["Display"]):
+    """The live area of a command. It begins with the first stage or line and ends with `close`.
+
+    stage: the words of the first stage. live: whether anything is shown; False for a file, a pipe, and a terminal that
+    cannot rewrite its lines.
+    """
+
+    def __init__(self, stage: str | None = None, console: Console | None = None, hidden: bool = False) -> None:
         self._console = console or Console()
         self._in_notebook = in_notebook()
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal and not self._in_notebook
@@ -53,6 +58,8 @@ class Display:
             disable=not self._on_terminal,
         )
         self._stage: TaskID | None = None
+        if stage is not None:
+            self.stage(stage)
 
     def stage(self, words: str) -> None:
         """Show the step under way and its seconds until the next stage or line. A notebook shows no stages."""
@@ -64,13 +71,18 @@ class Display:
         """Add a bar. in_notebook: whether a notebook shows it; without ipywidgets it shows one at a time."""
         self._end_stage()
         if self._in_notebook and self.live and in_notebook:
-            return _NotebookLine(title, total)
+            return _notebook_line(title, total)
         # A sweep has many runs.
         for task in self._progress.tasks:
             if task.stop_time is not None:
                 self._progress.remove_task(task.id)
         self._progress.start()
-        return _TerminalLine(self._progress, title, total)
+        task = self._progress.add_task(title, total=total, words="")
+
+        def update(completed: float, words: str) -> None:
+            self._progress.update(task, completed=completed, words=words)
+
+        return Line(update, partial(self._progress.stop_task, task))
 
     def handler(self) -> Handler:
         """The handler that writes log records above the live area, or to standard output where there is none."""
@@ -88,12 +100,7 @@ class Display:
             self._progress.live.transient = not self._progress.task_ids
             self._progress.stop()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _end_stage(self) -> None:
@@ -110,34 +117,17 @@ class _TimeLeft(TimeRemainingColumn):
         return Text() if over or task.time_remaining is None else super().render(task).append(" left")
 
 
-class _TerminalLine:
-    """See `Line`."""
+def _notebook_line(title: str, total: float) -> Line:
+    from tqdm.auto import tqdm
 
-    def __init__(self, progress: Progress, title: str, total: float) -> None:
-        self._progress, self._task = progress, progress.add_task(title, total=total, words="")
+    # Each change is a message to the browser.
+    bar = tqdm(total=total, desc=title, mininterval=1, miniters=0)
 
-    def update(self, completed: float, words: str) -> None:
-        self._progress.update(self._task, completed=completed, words=words)
+    def update(completed: float, words: str) -> None:
+        bar.set_postfix_str(words, refresh=False)
+        bar.update(completed - bar.n)
 
-    def finish(self) -> None:
-        self._progress.stop_task(self._task)
-
-
-class _NotebookLine:
-    """See `Line`."""
-
-    def __init__(self, title: str, total: float) -> None:
-        from tqdm.auto import tqdm
-
-        # Each change is a message to the browser.
-        self._bar = tqdm(total=total, desc=title, mininterval=1, miniters=0)
-
-    def update(self, completed: float, words: str) -> None:
-        self._bar.set_postfix_str(words, refresh=False)
-        self._bar.update(completed - self._bar.n)
-
-    def finish(self) -> None:
-        self._bar.close()
+    return Line(update, bar.close)
 
 
 def in_notebook() -> bool:

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from actors import package_folder
-from jobs import console
 from jobs.console import Audience
 from jobs.display import Display
 from jobs.earlier_run import earlier_run, fetch_newer
 from jobs.run_page import finish_up
+from jobs.run_tables import result_table
 from jobs.single import folder_of, go_on, run, warn_of_package
+from jobs.standard_output import print_table
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.summary import summary
@@ -40,7 +41,7 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, display: Di
         raise RayflError("--resume needs the directory of the run, give it in --output")
     folder, experiment = folder_of(experiment, output)
     if folder.url is not None:
-        audience.stage(f"looking at {folder.url}")
+        audience.display.stage(f"looking at {folder.url}")
         fetch_newer(folder)
     warn_of_package(folder)
     directory = folder.directory
@@ -75,7 +76,10 @@ def print_result(directory: Path, display: Display, home: str | None = None) -> 
     before its last round. `home`: its `output.directory`; None: the one in its description."""
     page, records = directory / "report.html", read_run(directory)
     display.close()
-    console.result(summary(records), page if page.exists() else None)
+    print_table(result_table(summary(records)), 100)
+    print(f"run directory: {directory.absolute()}")
+    if page.exists():
+        print(f"report:        {page}")
     if home is None:
         # Its user may have edited the description.
         output = records.experiment.get("output")

@@ -27,11 +27,11 @@ def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
     """
     page = page and not (folder.directory / "report.html").exists()
     if page:
-        audience.stage(DRAWING)
+        audience.display.stage(DRAWING)
         draw(folder.directory)
     behind = folder.is_copy_behind()
     if behind:
-        audience.stage(f"copying to {folder.url}")
+        audience.display.stage(f"copying to {folder.url}")
         with folder.mirrored():
             pass
     return page or behind
@@ -63,7 +63,7 @@ class RunPage:
     def begin(self) -> None:
         """Begin to draw."""
         if self._wanted:
-            self._audience.stage(DRAWING)
+            self._audience.display.stage(DRAWING)
             self._drawing = Thread(target=self._draw, daemon=True)
             self._drawing.start()
 

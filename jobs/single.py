@@ -123,7 +123,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
 
 
 def _prepared(experiment: Experiment, audience: Audience) -> Prepared:
-    audience.stage(f"{experiment.name}: reading the data and building the model")
+    audience.display.stage(f"{experiment.name}: reading the data and building the model")
     files = kept_files(experiment.as_dict())
     setup = prepare(experiment, files)
     return Prepared(experiment, setup, files, platform_of(experiment.runtime))
@@ -168,7 +168,7 @@ def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator
         return
     from actors import session
 
-    audience.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
+    audience.display.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
     with session.session(experiment.runtime, setup, resume):
         session.placement(experiment.runtime, setup)
         yield

@@ -127,7 +127,7 @@ def run_all(
     warn_of_package(folder)
     directory, url = folder.directory, folder.url
     combinations = [_of_sweep(one, directory.name, url) for one in combinations]
-    audience.stage(f"checking {len(combinations)} experiments")
+    audience.display.stage(f"checking {len(combinations)} experiments")
     waiting, outcomes, most_calls = _validated(combinations, directory, parallel, overwrite)
     if waiting:
         with _session([one.experiment for one in waiting], audience) as on_ray:
@@ -148,7 +148,7 @@ def run_all(
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     swept = Swept(directory, outcomes)
     if finished := [outcome.directory for outcome in swept.with_status("finished", "skipped")]:
-        audience.stage(DRAWING)
+        audience.display.stage(DRAWING)
         _draw_page(finished, directory, combinations[0].experiment.report, overwrite, url)
     return swept
 
@@ -234,7 +234,7 @@ def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[
         return
     from actors import session
 
-    audience.stage(session.opening(runtimes[0]))
+    audience.display.stage(session.opening(runtimes[0]))
     with session.session(runtimes[0]):
         yield True
 

@@ -30,7 +30,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def display(terminal: None) -> Iterator[Display]:
-    with Display(Console(file=io.StringIO(), force_terminal=True, width=200)) as area:
+    with Display(console=Console(file=io.StringIO(), force_terminal=True, width=200)) as area:
         yield area
 
 
@@ -57,7 +57,7 @@ def test_it_names_what_is_being_started_and_counts_its_seconds(display: Display)
 
 def test_nothing_of_it_goes_to_a_file_or_a_pipe():
     paper = io.StringIO()
-    with Display(Console(file=paper)) as area:
+    with Display(console=Console(file=paper)) as area:
         area.stage("loading")
         with console.following(1, "a run", Audience("bar", display=area)) as show:
             show.wave(Wave("train", 1, 2))
@@ -70,7 +70,7 @@ def test_a_terminal_that_cannot_change_what_it_has_shown_gets_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("TERM", "dumb")
-    area = Display(Console(force_terminal=True))
+    area = Display(console=Console(force_terminal=True))
     with console.following(2, "a run", Audience(display=area)) as show:
         show(row(0), {"own/accuracy": 0.5})
     assert capsys.readouterr().out.startswith("1/2 rounds  own/accuracy 0.5000")
