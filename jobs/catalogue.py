@@ -33,7 +33,10 @@ def print_list(table: str) -> None:
             own = [key for key in settings_of(one) if key not in LocalTraining.model_fields]
             listed.add_row(name, where, Text(paper), ", ".join(own))
         else:
-            listed.add_row(name, Text(what_it_is(one)), Text("\n".join(_with_default(one))))
+            settings = [
+                key if default == "required" else f"{key} = {default}" for key, default, *_ in setting_rows(one)
+            ]
+            listed.add_row(name, Text(what_it_is(one)), Text("\n".join(settings)))
     print_table(listed, 120)
 
 
@@ -118,14 +121,6 @@ def about(found: Any) -> list[str]:
 def what_it_is(found: Any) -> str:
     """The first sentence of its docstring."""
     return first_sentence((inspect.getdoc(found) or "").split("\n\n")[0])
-
-
-# Any: see `example`.
-def _with_default(found: Any) -> list[str]:
-    return [
-        name if field.is_required() else f"{name} = {_shown(field.get_default(call_default_factory=True))}"
-        for name, field in settings_of(found).items()
-    ]
 
 
 def _allowed(field: FieldInfo) -> str:

@@ -49,14 +49,15 @@ def fetch_newer(folder: RunFolder) -> None:
 
 def _require_same(here: Path, fetched: Path) -> None:
     """Raise RayflError if two directories hold runs of different settings or seeds."""
-    one, other = (_decisive(read_run(directory).experiment) for directory in (here, fetched))
-    if {**one, "rounds": None} != {**other, "rounds": None}:
+    if _changes(read_run(here).experiment, read_run(fetched).experiment).keys() - {"rounds"}:
         raise RayflError(f"{here} holds another run than its place in the storage: move it away, or name another place")
 
 
-def _decisive(experiment: Mapping[str, object]) -> dict[str, object]:
-    """The settings that decide a run's numbers, with its seed, by dotted key."""
-    return {**determining_settings(experiment), "seed": experiment.get("seed")}
+def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """The old and new values of the settings that decide a run's numbers and have changed, by dotted key; with its
+    seed."""
+    old, new = ({**determining_settings(one), "seed": one.get("seed")} for one in (before, after))
+    return {key: (old.get(key), new.get(key)) for key in sorted(old | new) if old.get(key) != new.get(key)}
 
 
 def earlier_run(
@@ -86,11 +87,10 @@ def earlier_run(
 
 def changed_settings(found: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" if in none."""
-    old, new = _decisive(found.experiment), _decisive(kept_files(experiment.as_dict()).table)
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    words = [f"{key}={shown(old.get(key))} -> {shown(new.get(key))}" for key in changed[:_MOST_SHOWN]]
-    more = len(changed) - len(words)
-    return ", ".join(words) + (f" and {more} more" if more else "")
+    changes = _changes(found.experiment, kept_files(experiment.as_dict()).table)
+    words = [f"{key}={shown(old)} -> {shown(new)}" for key, (old, new) in changes.items()]
+    more = len(words) - _MOST_SHOWN
+    return ", ".join(words[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_again(before: Run, experiment: Experiment) -> None:
@@ -137,19 +137,17 @@ def _require_whole_toml(before: Run) -> None:
 
 def _require_same_settings(before: Run, experiment: Experiment) -> None:
     """Raise RayflError if a setting that decides the numbers has changed, the number of rounds apart."""
-    old, new = (_decisive(one) for one in (before.experiment, kept_files(experiment.as_dict()).table))
-    for key in sorted((old.keys() | new.keys()) - {"rounds"}):
-        if old.get(key) == new.get(key):
-            continue
-        if names_file(key, old.get(key)):
+    changes = _changes(before.experiment, kept_files(experiment.as_dict()).table)
+    for key, (old, new) in changes.items():
+        if names_file(key, old):
             raise RayflError(
-                f"the file of {key} is not what the run in {before.directory} began with, {old.get(key)}; give "
-                f"{key}=FILE with a copy of that"
+                f"the file of {key} is not what the run in {before.directory} began with, {old}; give {key}=FILE with "
+                "a copy of that"
             )
-        raise RayflError(
-            f"a resumed run keeps its {key}={shown(old.get(key))}; start a new run to change it to "
-            f"{shown(new.get(key))}"
-        )
+        if key != "rounds":
+            raise RayflError(
+                f"a resumed run keeps its {key}={shown(old)}; start a new run to change it to {shown(new)}"
+            )
 
 
 def _require_more_rounds(before: Run, experiment: Experiment) -> None:

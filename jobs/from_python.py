@@ -13,9 +13,11 @@ second time at once; it can be resumed.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from queue import SimpleQueue
@@ -171,10 +173,7 @@ def stream(
     current round, and can be resumed. The loop raises the run's errors; this function raises mistakes in the settings.
     """
     chosen = _experiment(experiment, overrides, settings)
-
-    def play(audience: Audience) -> Path:
-        return single.run(chosen, _place(directory), overwrite, audience)
-
+    play = partial(single.run, chosen, _place(directory), overwrite)
     return Stream(chosen, play, "bar" if progress else "nothing")
 
 
@@ -187,7 +186,6 @@ class Stream:
         self._show: Show = show
         self._begun = False
         self._directory: Path | None = None
-        self._error: BaseException | None = None
 
     @property
     def results(self) -> RunResults:
@@ -202,27 +200,26 @@ class Stream:
         self._begun = True
         rounds: SimpleQueue[Round | None] = SimpleQueue()
         left = threading.Event()
-        # Not a daemon: a program that ends meanwhile waits for the round under way, which a checkpoint follows.
-        # In this context, by which a notebook knows the cell that a bar belongs to.
-        thread = threading.Thread(target=copy_context().run, args=(self._run, rounds, left), name="rayfl.stream")
-        thread.start()
-        try:
-            while (found := rounds.get()) is not None:
-                yield found
-        finally:
-            left.set()
-            thread.join()
-        if self._error is not None:
-            raise self._error
+        # A program that ends meanwhile waits for the round under way, which a checkpoint follows.
+        with ThreadPoolExecutor(1, "rayfl.stream") as thread:
+            # In this context, by which a notebook knows the cell that a bar belongs to.
+            over = thread.submit(copy_context().run, self._run, rounds, left)
+            try:
+                while (found := rounds.get()) is not None:
+                    yield found
+            finally:
+                left.set()
+        over.result()
 
     def _run(self, rounds: "SimpleQueue[Round | None]", left: threading.Event) -> None:
+        """Play the run; its error is raised in the loop's thread."""
         try:
             with _audience(self.experiment.rounds, self._show, rounds.put, left.is_set) as audience:
                 self._directory = self._play(audience)
-        except BaseException as error:  # noqa: BLE001 (it is raised in the loop's thread)
-            self._error = error
+        except BaseException as error:
             if left.is_set():
                 getLogger("rayfl").warning("the run that the loop left has failed: %s", error)
+            raise
         finally:
             rounds.put(None)
 

@@ -130,7 +130,7 @@ def run_all(
     audience.display.stage(f"checking {len(combinations)} experiments")
     waiting, outcomes, most_calls = _validated(combinations, directory, parallel, overwrite)
     if waiting:
-        with _session([one.experiment for one in waiting], audience) as on_ray:
+        with _session([one.experiment for one in waiting], audience) as address:
             parallel = min(parallel, len(waiting))
             waiting = [_sharing(one, parallel, most_calls[one.directory]) for one in waiting]
             overall = Overall(audience.display, len(waiting))
@@ -138,11 +138,6 @@ def run_all(
                 outcomes += _one_by_one(waiting, directory, overwrite, audience, overall)
             else:
                 lines = audience.show == "all" and not audience.display.live
-                address = None
-                if on_ray:
-                    from actors import session
-
-                    address = session.address()
                 outcomes += Processes(directory, address, overwrite, overall, lines).run(waiting, parallel)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
@@ -223,20 +218,20 @@ def _require_names(experiment: Experiment, found: Run | None, parallel: int) -> 
 
 
 @contextmanager
-def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[bool]:
-    """One Ray for all runs, if any of them uses Ray; yields whether one does."""
+def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[str | None]:
+    """One Ray for all runs, if any of them uses Ray; yields its address, or None."""
     runtimes = [one.runtime for one in experiments if one.runtime.executor == "ray"]
     for key in ("address", "object_store_memory_mb"):
         if len({getattr(runtime, key) for runtime in runtimes}) > 1:
             raise RayflError(f"runtime.{key} cannot be swept, because all runs share one Ray; give it one value")
     if not runtimes:
-        yield False
+        yield None
         return
     from actors import session
 
     audience.display.stage(session.opening(runtimes[0]))
     with session.session(runtimes[0]):
-        yield True
+        yield session.address()
 
 
 def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
