@@ -39,7 +39,7 @@ def write_page(
     page = report([run.directory for run in found], output or here / name, options, overwrite)
     display.close()
     if len(found) > 1:
-        _print_comparison(found, options)
+        print_comparison(found, options)
     else:
         print_table(result_table(summary(found[0])), 100)
     print(f"report: {page}")
@@ -50,7 +50,7 @@ def compare(places: Sequence[Path | str], given: Mapping[str, object], display: 
     found = _runs(places, display)
     options = _agreed(found, given)
     display.close()
-    _print_comparison(found, options)
+    print_comparison(found, options)
 
 
 def list_runs(place: Path | str, display: Display) -> None:
@@ -104,6 +104,7 @@ def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:
     return agreed_options([run.experiment for run in runs], given)
 
 
-def _print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
+def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
+    """Print runs side by side, the best first."""
     for table in comparison_tables(runs, options):
         print_table(table, 140)

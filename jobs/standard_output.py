@@ -4,8 +4,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, redirect_stdout
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -41,15 +40,9 @@ def discard_output() -> None:
     os.close(nowhere)
 
 
-@contextmanager
-def outliving_its_reader() -> Iterator[None]:
+def outliving_its_reader() -> AbstractContextManager[object]:
     """Code inside may print although nobody reads its output any more."""
-    before = sys.stdout
-    sys.stdout = _Outliving(before)
-    try:
-        yield
-    finally:
-        sys.stdout = before
+    return redirect_stdout(_Outliving(sys.stdout))
 
 
 class _Outliving:

@@ -11,18 +11,15 @@ from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from actors import package_folder, signals, supervisor
 from jobs.console import Audience
 from jobs.earlier_run import earlier_run
 from jobs.errors import described, one_line
 from jobs.exit_codes import FAILED, INTERRUPTED
+from jobs.looking import print_comparison
 from jobs.overall import Overall
 from jobs.run_page import DRAWING
 from jobs.single import go_on, run, warn_of_package
-from jobs.standard_output import print_table
 from jobs.sweep_processes import Outcome, Processes, Status
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
@@ -30,10 +27,6 @@ from rayfl.experiment.identity import require_settings
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
-from rayfl.report.scores import accuracy_names
-from rayfl.report.series import groups
-from rayfl.report.summary import Summary, summary
-from rayfl.report.wording import counted
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.object_storage import Storage
@@ -73,13 +66,13 @@ def sweep(
     swept = run_all(combinations, directory, parallel, overwrite, audience)
     audience.display.close()
     finished = swept.with_status("finished", "skipped")
-    runs = [read_run(outcome.directory) for outcome in finished]
-    numbers = {run.directory: summary(run) for run in runs}
-    names = accuracy_names(groups(runs), combinations[0].experiment.report.metric) if runs else []
-    print_table(_table(combinations[0].experiment.name, swept.outcomes, numbers, next(iter(names), None)), 140)
-    print(f"sweep directory: {swept.directory}")
+    for outcome in swept.outcomes:
+        print(f"{outcome.combination.title}: {outcome.status}")
     if finished:
+        runs = [read_run(outcome.directory) for outcome in finished]
+        print_comparison(runs, combinations[0].experiment.report)
         print(f"comparison:      {swept.directory / PAGE}")
+    print(f"sweep directory: {swept.directory}")
     if sentence := package_folder.warning(swept.directory):
         print(sentence)
     failed = swept.with_status("failed")
@@ -89,22 +82,6 @@ def sweep(
         print(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
         return INTERRUPTED
     return FAILED if failed else 0
-
-
-def _table(name: str, outcomes: Sequence[Outcome], numbers: Mapping[Path, Summary], accuracy: str | None) -> Table:
-    """Title and status of each run; for the finished ones also the final value of `accuracy` and the bytes."""
-    table = Table(title=f"{name}: {counted(len(outcomes), 'run')}", title_justify="left")
-    table.add_column("run", overflow="fold")
-    for head in ("", *([f"final {accuracy}"] if accuracy else []), "uplink", "downlink"):
-        table.add_column(head, justify="left" if not head else "right")
-    for outcome in outcomes:
-        cells = []
-        if found := numbers.get(outcome.directory):
-            value = found["final"].get(accuracy or "")
-            cells = [f"{100 * value:.2f} %" if value is not None else ""] if accuracy else []
-            cells += [f"{found[key]:.3f} MB" for key in ("uplink_megabytes", "downlink_megabytes")]
-        table.add_row(Text(outcome.combination.title), outcome.status, *cells)
-    return table
 
 
 def run_all(
