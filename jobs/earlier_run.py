@@ -1,20 +1,17 @@
 """Checks an earlier run: does it belong to this experiment, can this machine resume it, and with which settings?"""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from rayfl.determinism import platform
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, Runtime, read
-from rayfl.experiment.experiment_file import split_override
+from rayfl.experiment.experiment_file import read_table, split_override
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import kept_files, names_file
-from rayfl.limits.json_files import MOST_BYTES, require_shallow
-from rayfl.limits.regular_files import read_text
 from rayfl.run_directory.description import EXPERIMENT, is_run
 from rayfl.run_directory.own_entries import require_no_links
 from rayfl.run_directory.record import Run, read_run
@@ -118,20 +115,16 @@ def _require_whole_toml(before: Run) -> None:
     """Raise RayflError unless the run's TOML file has every setting of its JSON file: its user may have edited it."""
     path = before.directory / "experiment.toml"
     try:
-        text = read_text(path, MOST_BYTES)
-        table = tomllib.loads(text)
-        require_shallow(table)
-    except (OSError, ValueError, RecursionError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is no TOML, or is nested too deep"
-        raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
-    known = dotted(table)
+        known = dotted(read_table(path))
+    except RayflError as error:
+        raise RayflError(f"the run in {before.directory} cannot go on: {error}") from None
     for key, value in dotted(before.experiment).items():
         if value is not None and key not in known:
             raise RayflError(
                 f"{path} lacks {key}, which {EXPERIMENT} beside it has, so it was cut: write {key} there again, or "
                 "restore it"
             )
-    if not text.endswith("\n"):
+    if not path.read_bytes().endswith(b"\n"):
         raise RayflError(f"{path} was cut in its last line: complete it, or restore it")
 
 

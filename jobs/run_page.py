@@ -1,5 +1,6 @@
 """The page of one run: its modules are loaded while rounds are played, and it is drawn while Ray ends."""
 
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -44,8 +45,7 @@ class RunPage:
         self.directory, self._wanted, self._audience = directory, experiment.output.report, audience
         # Loading would delay the rounds of an executor in this process.
         self._loads = self._wanted and experiment.runtime.executor != "inline"
-        self._drawing: Thread | None = None
-        self._error: BaseException | None = None
+        self._drawn: Future[None] = Future()
 
     def load(self) -> None:
         """Begin to load the modules that draw; the first round calls it, later calls do nothing."""
@@ -64,19 +64,16 @@ class RunPage:
         """Begin to draw."""
         if self._wanted:
             self._audience.display.stage(DRAWING)
-            self._drawing = Thread(target=self._draw, daemon=True)
-            self._drawing.start()
+            Thread(target=self._draw, daemon=True).start()
 
     def _draw(self) -> None:
         try:
-            draw(self.directory)
+            self._drawn.set_result(draw(self.directory))
         # `finish` raises it.
         except BaseException as error:  # noqa: BLE001
-            self._error = error
+            self._drawn.set_exception(error)
 
     def finish(self) -> None:
         """Wait until the page is drawn. Errors are those of `draw`."""
-        if self._drawing is not None:
-            self._drawing.join()
-        if self._error is not None:
-            raise self._error
+        if self._wanted:
+            self._drawn.result()

@@ -149,7 +149,11 @@ def _play(
                 _describe(prepared, folder.directory, before)
             round_done = copying.enter_context(folder.mirrored())
             page = RunPage(prepared.experiment, folder.directory, audience)
-            _play_rounds(prepared, folder.directory, audience, (round_done, page.load), resumed=before is not None)
+            try:
+                _play_rounds(prepared, folder.directory, audience, (round_done, page.load), resumed=before is not None)
+            except MethodError as error:
+                way_back = f"rayfl resume {folder.directory}"
+                raise MethodError(f"{error}; the rounds before it are kept, go on with: {way_back}") from error
             page.begin()
         page.finish()
     return folder.directory
@@ -194,7 +198,7 @@ def _play_rounds(
     """Play all rounds that are left. `listeners` are called after each round."""
     experiment, setup = prepared.experiment, prepared.setup
     following = console.following(experiment.rounds, experiment.label or experiment.name, audience)
-    with _naming_the_way_back(directory), following as show:
+    with following as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
 
@@ -222,15 +226,6 @@ def _play_rounds(
 
             listener = Listener(on_round, show.wave, show.stopping, audience.stopping)
             play_on_ray(experiment, setup, directory, listener, resumed, prepared.files, prepared.platform)
-
-
-@contextmanager
-def _naming_the_way_back(directory: Path) -> Iterator[None]:
-    """Add to an error of a third party's method that the run stays, and how to go on."""
-    try:
-        yield
-    except MethodError as error:
-        raise MethodError(f"{error}; the rounds before it are kept, go on with: rayfl resume {directory}") from error
 
 
 def warn_of_package(folder: RunFolder) -> None:

@@ -105,12 +105,12 @@ def test_a_toml_file_that_was_cut_anywhere_is_never_gone_on_with(finished: Path,
     whole = path.read_text()
     for size in range(0, len(whole), 7):
         path.write_text(whole[:size])
-        with pytest.raises(RayflError, match=r"experiment.toml (cannot be read|lacks|was cut|is not valid)"):
+        with pytest.raises(RayflError, match=r"experiment.toml (lacks|was cut|is not valid)"):
             resumable(run, ["rounds=6"])
     # Lines that end whole, as of a file that lost its last tables.
     for size in (at for at, letter in enumerate(whole[:-1], start=1) if letter == "\n"):
         path.write_text(whole[:size])
-        with pytest.raises(RayflError, match=r"experiment.toml (lacks \S+, which experiment.json|cannot be read)"):
+        with pytest.raises(RayflError, match=r"experiment.toml (lacks \S+, which experiment.json|is not valid)"):
             resumable(run, ["rounds=6"])
     # What decides nothing may be edited, as ever.
     path.write_text(whole.replace("every = 10", "every = 3"))
