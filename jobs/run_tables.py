@@ -81,19 +81,15 @@ def standing(run: Run, url: str | None = None) -> str:
 
     `url`: its place in object storage; its directory is then a temporary copy.
     """
-    state, planned, page = state_of(run), run.experiment.get("rounds"), run.directory / "report.html"
-    if url is not None:
-        state, command = ("finished", "report") if run.finished else ("unfinished", "resume")
-        aim = "draw its page" if run.finished else "go on with"
-        place = shlex.quote(url)
-        return f"{state}: {len(run.rounds)} of {planned} rounds\nrun: {url}\n{aim}: rayfl {command} {place}"
-    lines = [f"{state}: {len(run.rounds)} of {planned} rounds", f"run directory: {run.directory.absolute()}"]
-    if state == "stopped":
-        lines.append(f"go on with:    rayfl resume {run.directory.absolute()}")
-    elif page.exists():
-        lines.append(f"report:        {page.absolute()}")
+    place = str(run.directory.absolute()) if url is None else shlex.quote(url)
+    state = state_of(run) if url is None or run.finished else "unfinished"
+    lines = [f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds", f"run: {url or place}"]
+    if state in ("stopped", "unfinished"):
+        lines.append(f"go on with: rayfl resume {place}")
+    elif url is None and (run.directory / "report.html").exists():
+        lines.append(f"report: {place}/report.html")
     elif state == "finished":
-        lines.append(f"draw its page: rayfl report {run.directory.absolute()}")
+        lines.append(f"draw its page: rayfl report {place}")
     return "\n".join(lines)
 
 

@@ -85,8 +85,7 @@ def test_show_says_settings_results_and_how_to_go_on(here):
     assert "variables" not in shown.output and f"draw its page: rayfl report {here}/run\n" in shown.output
     recorded("cut", 0.5, cut=True)
     assert (
-        f"stopped: 2 of 3 rounds\nrun directory: {here}/cut\ngo on with:    rayfl resume {here}/cut\n"
-        in rayfl("show", "cut").output
+        f"stopped: 2 of 3 rounds\nrun: {here}/cut\ngo on with: rayfl resume {here}/cut\n" in rayfl("show", "cut").output
     )
     refused(rayfl("show", "nowhere"), "is no run directory")
 
