@@ -83,7 +83,7 @@ def _refuses(head: str, token: Mapping[str, str]) -> bool | None:
 
 @contextmanager
 def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Environment variables, None for not set, that Ray reads inside; the earlier ones are restored."""
+    """Context manager: set environment variables (None: unset) in the block, and restore the earlier ones after it."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:

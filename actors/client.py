@@ -43,10 +43,10 @@ class ClientActor(OwnPackages):
             hide_gpus()
 
     def join(self, setup: Sequence[ray.ObjectRef]) -> "Joined":
-        """Read the setup and prepare torch. RayflError if a GPU is needed and there is none; FilesMissing if the data
-        are mapped from files that this node lacks.
+        """Read the setup and prepare torch.
 
-        `setup` is a reference in a list, which Ray does not resolve, so that torch is not loaded too early.
+        Raise RayflError if a GPU is needed and there is none; FilesMissing if the data are mapped from files that this
+        node lacks. `setup` is a reference in a list, which Ray does not resolve, so that torch is not loaded too early.
         """
         import torch
 

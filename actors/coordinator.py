@@ -209,7 +209,7 @@ class Coordinator(OwnPackages):
 def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
     """Write the actors' platform into the run directory, the first time with the rest of the description.
 
-    DiskError if the disk refuses.
+    Raise DiskError if the disk refuses.
     """
     from rayfl.determinism.platform import ON_CPU, differences, of_driver, with_driver, with_kind
     from rayfl.run_directory.atomic_files import writing

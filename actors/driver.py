@@ -63,7 +63,8 @@ def play_on_ray(
     `resumed`: continue the unfinished run in `directory`. `files` (the experiment's table and the files that it names)
     and `driver` (the platform of this process) are written there with the actors' platform. Losses are logged. The
     first SIGINT or SIGTERM ends the run after the current round, the second one at once; it can be resumed either way.
-    RayflError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray does.
+    Raise RayflError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray
+    does.
     """
     with session(experiment.runtime, setup):
         if experiment.runtime.cluster and heap.overflows(setup):
@@ -131,7 +132,7 @@ class _Following:
     def follow(self, over: ray.ObjectRef) -> None:
         """Report every round as it ends, and log the coordinator's log records, until `over`, the run's end, is there.
 
-        RayError if the coordinator dies.
+        Raise RayError if the coordinator dies.
         """
         assert self.coordinator is not None
         known = 0

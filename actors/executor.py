@@ -85,10 +85,11 @@ class RayExecutor:
         self.pool.close()
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        """Do all jobs. ClientError if a client's own code fails, or if a call loses its actor again and again.
+        """Do all jobs.
 
-        After an error no later job is sent, and of several errors the one of the first job is raised, as a single
-        worker would have met that one. LostObjects if a job's inputs or outputs were lost with a node.
+        Raise ClientError if a client's own code fails, or if a call loses its actor again and again. After an error no
+        later job is sent, and of several errors the one of the first job is raised, as a single worker would have met
+        that one. LostObjects if a job's inputs or outputs were lost with a node.
         """
         self.pool.grow()
         pending = self._pending(shared, jobs)

@@ -73,7 +73,7 @@ _OUT_OF_MEMORY_SCORE = "1000"
 class ForkServer:
     """A fork server that is starting. `end` ends it, and so does the end of this process; its workers live on.
 
-    OSError if this machine cannot have one.
+    Raise OSError if this machine cannot have one.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def start() -> ForkServer | None:
 
 @contextmanager
 def serving() -> Iterator[ForkServer | None]:
-    """`start` a server that ends with the block."""
+    """Context manager: `start` a server, and stop it at the end of the block."""
     server = start()
     try:
         yield server

@@ -126,7 +126,7 @@ def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize
     """The pool that an experiment asks for, if a round can use `most_calls` actors.
 
     `joined`: rayfl did not start the cluster, so nodes may join and leave. Actors without room then wait for nodes, and
-    a run on a cluster without workers waits for the first one. RayflError if these nodes cannot hold the pool.
+    a run on a cluster without workers waits for the first one. Raise RayflError if these nodes cannot hold the pool.
     """
     waits = joined and not _has_cores(nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
@@ -164,9 +164,10 @@ def require_room_here(runtime: Runtime) -> None:
 def share(
     runtime: Runtime, nodes: Sequence[Node], parallel: int, most_calls: int = sys.maxsize, joined: bool = False
 ) -> Runtime:
-    """The runtime of each of `parallel` runs at once, with which the actors of all fit. RayflError if they do not.
+    """The runtime of each of `parallel` runs at once, with which the actors of all fit.
 
-    If the experiment does not set the number of actors, the runs share all the room. A single run is left to `place`.
+    Raise RayflError if they do not. If the experiment does not set the number of actors, the runs share all the room. A
+    single run is left to `place`.
     """
     if parallel == 1:
         place(runtime, nodes, most_calls, joined)
@@ -188,7 +189,10 @@ def _has_cores(nodes: Sequence[Node]) -> bool:
 
 
 def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
-    """The nodes with cores that the labels select. RayflError if there are none, or none of them can hold an actor."""
+    """The nodes with cores that the labels select.
+
+    Raise RayflError if there are none, or none of them can hold an actor.
+    """
     workers = [node for node in nodes if node.cpus] or nodes
     chosen = [node for node in workers if node.has(runtime.selector)]
     asked = ", ".join(f"{key}={value!r}" for key, value in runtime.selector.items())

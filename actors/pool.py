@@ -57,10 +57,10 @@ class ActorPool:
         on_platform: Callable[[Platform], None] = lambda platform: None,
         on_loss: Callable[[Cause], None] = lambda cause: None,
     ) -> None:
-        """Start the actors. ClusterError if none is ready in time; RayflError if they cannot work.
+        """Start the actors.
 
-        `kinds` decides which machines work; `on_platform` is called with their description whenever it changes;
-        `on_loss` with the cause of a loss.
+        Raise ClusterError if none is ready in time; RayflError if they cannot work. `kinds` decides which machines
+        work; `on_platform` is called with their description whenever it changes; `on_loss` with the cause of a loss.
         """
         self.placement, self.on_loss = placement, on_loss
         self.ready: dict[Actor, Joined] = {}
@@ -227,7 +227,7 @@ class ActorPool:
     def _judge(self, actor: Actor) -> None:
         """Let a new actor work; if its node computes other bits, exclude the node and start another actor elsewhere.
 
-        ClusterError if no node is left.
+        Raise ClusterError if no node is left.
         """
         joined = self.ready[actor]
         verdict = self._kinds.judge(joined.platform, joined.address)

@@ -1,6 +1,6 @@
 """Every private part of Ray that rayfl uses. The other files use Ray's public API alone.
 
-Each part is looked up when it is needed. Where this version of Ray lacks it, or where RAYFL_PLAIN_RAY=1 is set, rayfl
+Each part is looked up when it is needed. If this version of Ray lacks it, or if RAYFL_PLAIN_RAY=1 is set, rayfl
 does without it; the docstrings here say what that costs. No part changes a number of a run.
 """
 
@@ -82,7 +82,7 @@ def _value(part: str) -> Any:
 
 @contextmanager
 def _replaced(part: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Put `make(part)` in the part's place inside; without the part nothing is done."""
+    """Context manager: replace the part by `make(part)` in the block. Do nothing if this Ray lacks the part."""
     found = find(part)
     if found is None:
         yield
@@ -193,10 +193,11 @@ def system_config(**settings: Any) -> dict[str, Any]:
 
 @contextmanager
 def lean_nodes(worker: Path | None, environment: Mapping[str, str]) -> Iterator[None]:
-    """Start nodes faster inside: without idle processes, without waiting for their agents, and with the program
-    `worker` as their workers; None: Ray's own program.
+    """Context manager: nodes that are started in the block start faster.
 
-    The program has the variables `environment`, and in USUAL_WORKER the path of Ray's own program.
+    They start without idle processes, do not wait for their agents, and run the program `worker` as their workers
+    (None: Ray's own program). The program has the variables `environment`, and in USUAL_WORKER the path of Ray's own
+    program.
 
     Without these parts the first round comes seconds later. Ray then also starts, for a second of a core and 70 MB
     each: with include_dashboard=False a dashboard, to report its use, which is off; a log monitor, which

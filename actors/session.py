@@ -27,7 +27,7 @@ _REACH_S = 5.0
 
 @contextmanager
 def executor(setup: Setup, runtime: Runtime, kind: type[RayExecutor] = RayExecutor) -> Iterator[RayExecutor]:
-    """Client actors that this process uses itself, without a coordinator (benchmarks, tests)."""
+    """Context manager: client actors that this process uses without a coordinator (benchmarks, tests)."""
     with session(runtime, setup):
         pool = kind(put_setup(setup), placement(runtime, setup))
         try:
@@ -38,13 +38,13 @@ def executor(setup: Setup, runtime: Runtime, kind: type[RayExecutor] = RayExecut
 
 @contextmanager
 def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = None) -> Iterator[None]:
-    """Ray for a run: the one that this process uses already, the cluster that runtime.address or RAY_ADDRESS names, or
-    a local one.
+    """Context manager: Ray for a run.
 
-    A local one is configured for the client states of `setup`, if given, and lets nobody else in: actors/access.py. A
-    Ray that was started or joined here is shut down in the end. `resume` is the command that continues the run, if
-    there is a run to continue.
-    ClusterError if no cluster answers or Ray does not start, RayflError for a wrong address.
+    It is the Ray that this process already uses, the cluster that runtime.address or RAY_ADDRESS names, or a new local
+    Ray. A local Ray is configured for the client states of `setup`, if given, and lets nobody else in
+    (actors/access.py). A Ray that was started or joined here is shut down at the end. `resume` is the command that
+    continues the run, if there is a run to continue. Raise ClusterError if no cluster answers or Ray does not start,
+    RayflError for a wrong address.
     """
     if ray.is_initialized():
         yield
@@ -127,7 +127,7 @@ def _check_reachable(address: str) -> None:
 def _start(runtime: Runtime, crowded: bool, resume: str | None) -> None:
     """Start a local Ray; `crowded`: the coordinator's memory cannot hold the small states that Ray would keep there.
 
-    ClusterError if it does not start at a second try either.
+    Raise ClusterError if it does not start at a second try either.
     """
     memory = runtime.object_store_memory_mb
     try:

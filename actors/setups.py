@@ -34,7 +34,10 @@ def put_setup(setup: Setup) -> ObjectRef:
 
 
 def put_whole(reference: ObjectRef) -> ObjectRef:
-    """Put the setup again, with all data, for nodes without the files. ClusterError if this node lacks them, too."""
+    """Put the setup again, with all data, for nodes without the files.
+
+    Raise ClusterError if this node lacks them, too.
+    """
     try:
         return ray.put(read_setup(reference))
     except FilesMissing as error:
@@ -42,7 +45,7 @@ def put_whole(reference: ObjectRef) -> ObjectRef:
 
 
 def read_setup(reference: ObjectRef) -> Setup:
-    """Read the setup and map its dataset. FilesMissing if this node lacks the files."""
+    """Read the setup and map its dataset. Raise FilesMissing if this node lacks the files."""
     found = ray.get(reference)
     if not isinstance(found, MappedSetup):
         return found

@@ -19,7 +19,7 @@ from rayfl.errors import RayflError
 
 
 class _Place(click.ParamType):
-    """An argument that `convert_place` makes of a word. RayflError for a word that it refuses."""
+    """An argument that `convert_place` makes of a word. Raise RayflError for a word that it refuses."""
 
     name = "path"
 

@@ -85,7 +85,7 @@ class Display(AbstractContextManager["Display"]):
         return Line(update, partial(self._progress.stop_task, task))
 
     def handler(self) -> Handler:
-        """The handler that writes log records above the live area, or to standard output where there is none."""
+        """The handler that writes log records above the live area, or to standard output if there is no live area."""
         if not self._on_terminal:
             return StreamHandler(sys.stdout)
         return RichHandler(

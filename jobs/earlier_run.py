@@ -39,7 +39,10 @@ def found_again(place: Path | str, overrides: Sequence[str] = ()) -> tuple[Path,
 
 
 def fetch_newer(folder: RunFolder) -> None:
-    """Fetch a run from its storage if it has come further there. RayflError if another run lies in the directory."""
+    """Fetch a run from its storage if it has come further there.
+
+    Raise RayflError if another run lies in the directory.
+    """
     if folder.fetch_newer(_require_same):
         _LOG.info("%s has come further, and was fetched into %s", folder.url, folder.directory)
 
@@ -100,7 +103,7 @@ def describe_again(before: Run, experiment: Experiment) -> None:
 def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run, changed by overrides, and by settings by their dotted keys.
 
-    RayflError if these would change what was done so far.
+    Raise RayflError if these would change what was done so far.
     """
     if of_sweep := [one for one in overrides if split_override(one)[0][0] == "sweep"]:
         raise RayflError(f"{shown(of_sweep[0])} is no setting of a run; give it to: rayfl sweep")

@@ -108,10 +108,10 @@ def resume(
     progress: bool = True,
     **settings: Any,
 ) -> RunResults:
-    """Go on with the run in `directory` where it was cut, or with more `rounds`: the same bits as without the cut.
+    """Resume the run in `directory`, or extend it to more `rounds`: the same bits as an uninterrupted run.
 
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
-    RayflError for anything else, and where this machine computes other bits, unless `runtime.mixed` is set.
+    Raise RayflError for anything else, and if this machine computes other bits, unless `runtime.mixed` is set.
     """
     found, changes = earlier_run.found_again(_place(directory) or Path(), overrides)
     before = read_run(found)
@@ -189,7 +189,7 @@ class Stream:
 
     @property
     def results(self) -> RunResults:
-        """The run's results. RayflError before the loop is over, and where the run failed."""
+        """The run's results. Raise RayflError before the loop is over, and if the run failed."""
         if self._directory is None:
             raise RayflError("this stream has no results: loop over its rounds first")
         return RunResults(read_run(self._directory), self.experiment)
@@ -240,7 +240,7 @@ def _audience(
 
 
 def _path(directory: str | Path | None) -> Path | None:
-    """A directory of this machine. RayflError for a URL."""
+    """A directory of this machine. Raise RayflError for a URL."""
     if directory is not None:
         require_path(str(directory))
     return None if directory is None else Path(directory)
@@ -252,7 +252,7 @@ def _place(directory: str | Path | None) -> Path | str | None:
 
 
 def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
-    """The one experiment that the arguments describe. RayflError where they describe a sweep, or none."""
+    """The one experiment that the arguments describe. Raise RayflError if they describe a sweep, or none."""
     if isinstance(given, Experiment) and not overrides and not settings:
         return given
     table, lists = take_lists(_table(given, overrides, settings), overrides)
@@ -262,7 +262,7 @@ def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, A
 
 
 def _combinations(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> list[Combination]:
-    """The combinations of a sweep. RayflError where the arguments describe none."""
+    """The combinations of a sweep. Raise RayflError if the arguments describe none."""
     # A swept list that the call itself gives stays, whatever else it says of the same setting.
     given_alone = [] if "sweep" in settings else list(settings)
     table, lists = take_lists(_table(given, overrides, settings), overrides, given_alone)

@@ -99,7 +99,7 @@ def _to_read(place: Path | str) -> Path:
 
 
 def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:
-    """The options for comparing runs. RayflError for a given option that fits none of them."""
+    """The options for comparing runs. Raise RayflError for a given option that fits none of them."""
     require(runs, agreed_options([], given))
     return agreed_options([run.experiment for run in runs], given)
 

@@ -32,8 +32,8 @@ def run_and_print(experiment: Experiment, output: Path | str | None, overwrite: 
 def run_or_resume(experiment: Experiment, output: Path | str | None, display: Display) -> bool:
     """Begin an experiment's run in `output`, go on with it, or say that it is finished, and print its result.
 
-    `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`.
-    False if a signal ended the run before its last round. The same call may be repeated after any end, even a kill.
+    `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`. False if a
+    signal ended the run before its last round. The same call may be repeated after any end, even a kill. Raise
     RayflError if the place holds a run of other settings, or something else.
     """
     audience = Audience(display=display)
@@ -60,7 +60,7 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, display: Di
 def _clear_what_began_nothing(directory: Path) -> None:
     """Remove what a run left in `directory` if it was killed before it had written its experiment.
 
-    RayflError if there is anything else.
+    Raise RayflError if there is anything else.
     """
     if not directory.is_dir() or not any(directory.iterdir()):
         return

@@ -14,7 +14,10 @@ DRAWING = "drawing the page"
 
 
 def draw(directory: Path) -> None:
-    """Draw the page of a run into its directory. RayflError if another page is there; DiskError if the disk refuses."""
+    """Draw the page of a run into its directory.
+
+    Raise RayflError if another page is there; DiskError if the disk refuses.
+    """
     from rayfl.report.page import report
 
     with writing(directory, f"draw the page with: rayfl report {directory}"):

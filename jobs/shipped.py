@@ -23,7 +23,10 @@ def names() -> list[str]:
 
 
 def experiment_file(given: Path) -> Path:
-    """The file that a command was given, or the shipped experiment of that name. RayflError for any other bare word."""
+    """The file that a command was given, or the shipped experiment of that name.
+
+    Raise RayflError for any other bare word.
+    """
     if given.is_file() or given.suffix or given.name != str(given):
         return given
     if given.name in names():
@@ -51,7 +54,7 @@ def first_comment_sentence(text: str) -> str:
 
 
 def write_template(path: Path) -> None:
-    """Write a commented experiment file. RayflError if `path` exists."""
+    """Write a commented experiment file. Raise RayflError if `path` exists."""
     if path.suffix != ".toml":
         raise RayflError(f"{path} ends in {path.suffix!r}; give a name that ends in .toml")
     try:

@@ -148,7 +148,7 @@ class Runtime(Settings):
     precision: Precision = Field(
         default="fp32", description="of a model's products: fp32; tf32 (GPUs only); bf16: autocast, weights stay fp32"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where num_gpus > 0")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda if num_gpus > 0")
     address: str | None = Field(
         default=None,
         description="Ray cluster to join: head:6379, or auto for the one here; local: none; default: RAY_ADDRESS",

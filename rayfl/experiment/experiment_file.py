@@ -20,9 +20,10 @@ MOST_BYTES = 1_000_000
 
 
 def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A TOML file as a table with the overrides. RayflError if it cannot be read.
+    """A TOML file as a table with the overrides.
 
-    Paths of files in it are relative to the TOML file, paths in overrides to the current directory.
+    Raise RayflError if it cannot be read. Paths of files in it are relative to the TOML file, paths in overrides to the
+    current directory.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -86,7 +87,10 @@ def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
 
 # Any: a TOML table.
 def override(table: dict[str, Any], text: str) -> None:
-    """Put one `key=value` into a table. RayflError if it is no override, or its key leads through a plain value."""
+    """Put one `key=value` into a table.
+
+    Raise RayflError if it is no override, or its key leads through a plain value.
+    """
     path, said = split_override(text)
     value = _value(said)
     check_plain(value, tuple(path))
@@ -94,7 +98,7 @@ def override(table: dict[str, Any], text: str) -> None:
 
 
 def split_override(text: str) -> tuple[list[str], str]:
-    """["method", "lr"] and "0.1" of "method.lr=0.1". RayflError if it is no override."""
+    """["method", "lr"] and "0.1" of "method.lr=0.1". Raise RayflError if it is no override."""
     key, sign, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not sign or not all(path):
@@ -111,7 +115,7 @@ def is_of_sweep(text: str) -> bool:
 
 # Any: a TOML table, and settings from Python.
 def put_all(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Put settings into a table, by their dotted keys. RayflError if a key leads through a plain value."""
+    """Put settings into a table, by their dotted keys. Raise RayflError if a key leads through a plain value."""
     for key, value in settings.items():
         put(table, key.split("."), copied(value), key)
 
@@ -128,7 +132,7 @@ def copied(value: Any) -> Any:
 def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> None:
     """Set a value inside nested tables. Missing tables are made, and a bare name or class on the way becomes a table.
 
-    RayflError, which quotes `said`, if the path leads through anything else.
+    Raise RayflError, which quotes `said`, if the path leads through anything else.
     """
     for part in path[:-1]:
         inner = table.setdefault(part, {})

@@ -51,7 +51,7 @@ class KeptFiles:
 
 # Any: an experiment's table.
 def kept_files(table: Mapping[str, Any]) -> KeptFiles:
-    """Read the files that an experiment names. RayflError if one cannot be read."""
+    """Read the files that an experiment names. Raise RayflError if one cannot be read."""
     contents: dict[str, bytes] = {}
 
     def kept(key: tuple[str, ...], path: str) -> str:

@@ -36,7 +36,7 @@ from rayfl.tree import Tree
 def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
     """The setup, which is the same in all rounds. files: the files that the experiment names; None: read them.
 
-    RayflError if parts of the experiment do not fit each other.
+    Raise RayflError if parts of the experiment do not fit each other.
     """
     require_installed(experiment.output.track)
     torch_flags.choose(experiment.runtime.instruction_set)
@@ -91,7 +91,7 @@ def _naming(chosen: object, hook: str) -> Iterator[None]:
 
 
 def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
-    """The parameters of round 0, from `model.start` if it is given. RayflError if they do not fit."""
+    """The parameters of round 0, from `model.start` if it is given. Raise RayflError if they do not fit."""
     model = experiment.model
     params = task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))
     if model.start is not None:
@@ -110,7 +110,7 @@ def identity(experiment: Experiment, files: KeptFiles) -> str:
 
 
 def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
-    """The model on the data's samples. RayflError if this machine has no memory for it and its gradient."""
+    """The model on the data's samples. Raise RayflError if this machine has no memory for it and its gradient."""
     model = experiment.model
     options = ", ".join(f"model.{key}={shown(value)}" for key, value in model if isinstance(value, int | tuple))
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
@@ -128,7 +128,9 @@ def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
 
 
 def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
-    """RayflError if the data are tokens and the model does not embed all of them, or if only the model has tokens."""
+    """Raise RayflError if the data are tokens and the model does not embed all of them, or if only the model has
+    tokens.
+    """
     embedded = [
         layer.num_embeddings for layer in task.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
@@ -175,7 +177,7 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
 
 
 def check(setup: Setup, experiment: Experiment) -> None:
-    """RayflError if method, model, engine and machine do not fit each other."""
+    """Raise RayflError if method, model, engine and machine do not fit each other."""
     if setup.topology is not None:
         peers = setup.num_clients
         # Who receives from whom, and the weights.

@@ -19,15 +19,17 @@ class ReportOptions(Settings):
     last: int = Field(default=3, ge=1, description="evaluations at the end whose mean is the smoothed final accuracy")
     metric: str | None = Field(
         default=None,
-        description="the accuracy that decides; default: own/accuracy where a method is personal, else what most have",
+        description="the accuracy that decides; default: own/accuracy if a method is personal, else the commonest one",
     )
 
 
 def agreed_options(
     experiments: Sequence[Mapping[str, object]], given: Mapping[str, object] | None = None
 ) -> ReportOptions:
-    """`given`, else the values on which the `[report]` tables of all experiments agree, else defaults. RayflError for a
-    wrong value."""
+    """`given`, else the values on which the `[report]` tables of all experiments agree, else defaults.
+
+    Raise RayflError for a wrong value.
+    """
     tables = [table if isinstance(table := one.get("report"), Mapping) else {} for one in experiments]
     known = [key for key in ReportOptions.model_fields if tables and all(key in table for table in tables)]
     agreed = {key: tables[0][key] for key in known if all(table[key] == tables[0][key] for table in tables)}

@@ -78,7 +78,7 @@ def take_lists(
 def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:
     """All combinations of a file's sweep, validated; None for a file that describes a single experiment.
 
-    RayflError for a `[sweep]` table that is none, and for a combination that is no experiment, which is named.
+    Raise RayflError if the `[sweep]` table is invalid; if a combination is not a valid experiment, the error names it.
     """
     table, lists = take_lists(read_table(file, [one for one in overrides if not is_of_sweep(one)]), overrides)
     return None if lists is None else combine(table, lists, overrides)
@@ -88,7 +88,7 @@ def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] |
 def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Sequence[str] = ()) -> list[Combination]:
     """All combinations of swept lists by dotted key, validated; overrides inside what is swept are put in again.
 
-    RayflError for a combination that is no experiment, which is named, and where there are too many.
+    Raise RayflError if there are too many combinations, or if one is not a valid experiment; the error names it.
     """
     if (number := math.prod(len(values) for values in lists.values())) > MOST_COMBINATIONS:
         sizes = " x ".join(str(len(values)) for values in lists.values())
@@ -107,9 +107,9 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
 
 # Any: tables and values of a file.
 def swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
-    """The lists of a `[sweep]` table by their dotted keys, however these were nested.
+    """Return the lists of a `[sweep]` table by their dotted keys, whether nested or not.
 
-    RayflError for anything but filled lists.
+    Raise RayflError if a value is not a list, or is empty.
     """
     key = ".".join(("sweep", *path))
     if isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from rayfl.errors import RayflError
 
 # Any: whatever TOML can hold.
 def dumps(table: Mapping[str, Any]) -> str:
-    """The text of a table. None is left out, since TOML has none; RayflError for values that TOML cannot hold."""
+    """Return the text of a table. None is left out. Raise RayflError for values that TOML cannot hold."""
     try:
         return tomli_w.dumps(_without_none(table))
     except TypeError as error:

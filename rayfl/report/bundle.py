@@ -19,7 +19,7 @@ _END = "\n/* whole */"
 def javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, which sets `window.vegaEmbed`; nothing in it ends a <script>.
 
-    vl-convert takes two seconds to make the script, so it is kept in the cache of downloads, if there is one.
+    vl-convert takes two seconds to make the script, so it is kept in the cache of downloads, if there is one. Raise
     RayflError if vl-convert fails.
     """
     # A user without a home has no cache: RayflError, which is a ValueError.

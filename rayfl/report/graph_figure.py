@@ -46,7 +46,7 @@ def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _topology(run: Run) -> Topology:
-    """The run's topology; RayflError if that would run code of the run directory."""
+    """The run's topology. Raise RayflError if building it would run code of the run directory."""
     given = located(run.experiment, run.directory)["topology"]
     if plugins.would_run_code(given["name"]):  # type: ignore[index]
         raise RayflError("a page runs no code of a run directory")

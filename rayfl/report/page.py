@@ -51,9 +51,9 @@ def report(
     """Write the page about one run or several to `output`, by default with the options on which all `[report]` tables
     agree.
 
-    RayflError if a directory is no run, if none is given, or if `output` is a file other than a report and `overwrite`
-    is false. The page says so if no run has a setting or an accuracy in `options`, because the runs that have it may
-    have failed; `comparison.require` refuses such options.
+    Raise RayflError if a directory is no run, if none is given, or if `output` is a file other than a report and
+    `overwrite` is false. The page says so if no run has a setting or an accuracy in `options`, because the runs that
+    have it may have failed; `comparison.require` refuses such options.
     """
     if not directories:
         raise RayflError("a report needs at least one run directory: name one")

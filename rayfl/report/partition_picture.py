@@ -17,7 +17,7 @@ SPLITS = ("train", "validation", "heldout", "test")
 def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
     """Train samples of each class that each client holds, int64 [num_clients, num_classes].
 
-    RayflError if the labels are no classes (regression).
+    Raise RayflError if the labels are no classes (regression).
     """
     if not np.issubdtype(dataset.train.labels.dtype, np.integer):
         raise RayflError(

@@ -49,7 +49,7 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     """Read the results of a run from its directory or its URL, or those of a sweep from its folder of run directories.
 
     A run at a URL is copied for as long as this process lives. For a run that is not finished the results are those
-    recorded until now. RayflError if the directory is neither, or if records are damaged.
+    recorded until now. Raise RayflError if the directory is neither, or if records are damaged.
     """
     if isinstance(directory, str) and is_url(directory):
         return RunResults(read_run(copy_for_reading(directory)))
@@ -113,7 +113,7 @@ class RunResults:
     def frame(self) -> pd.DataFrame:
         """A row per round: the columns of `rounds`, all rounds' costs by its end (total_megabytes,
         total_uplink_megabytes, total_simulated_s), and a column per metric: the round's value, else the mean over its
-        clients; NaN where it was not evaluated."""
+        clients; NaN if it was not evaluated."""
         spent = cost(self.arrow)
         costs = {
             "total_megabytes": spent.megabytes,
@@ -137,15 +137,15 @@ class RunResults:
         """The final global model with its weights, in evaluation mode, on the CPU.
 
         A class from your own file or module is imported, so its code runs. The data are read, because the network needs
-        their shapes. RayflError if the run has saved no global model, if data or class are gone, or if the method's
-        weights are not those of the network.
+        their shapes. Raise RayflError if the run has saved no global model, if data or class are gone, or if the
+        method's weights are not those of the network.
         """
         if "global" not in self.model_names and "personal" in self.model_names:
             raise RayflError(f"{self.directory} has no global model, only personal ones: use personal_model(client)")
         return self._built(load_model(self.directory, "global"), "global")
 
     def personal_model(self, client: int) -> "nn.Module":
-        """The final model of one client, as `model` returns the global one. RayflError if it has none."""
+        """The final model of one client, as `model` returns the global one. Raise RayflError if it has none."""
         prefix = f"{client}/"
         found = load_model(self.directory, "personal", prefix)
         weights = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
@@ -188,7 +188,7 @@ class RunResults:
     def plot(self, name: str, against: Cost = "round", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric, such as "own/accuracy", by default on a new figure of pyplot, and return matplotlib's axes.
 
-        RayflError, with the nearest names, if the metric was not recorded.
+        Raise RayflError, with the nearest names, if the metric was not recorded.
         """
         return _plot([self.arrow], name, against, ax)
 
@@ -211,7 +211,7 @@ class SweepResults:
     @cached_property
     def settings(self) -> pd.DataFrame:
         """A row per run: its directory's name (run), its seed, and each setting in which the runs differ, by its dotted
-        key (method.lr); missing where a run has no such setting."""
+        key (method.lr); missing if a run has no such setting."""
         tables = [{"seed": one.settings.get("seed"), **determining_settings(one.settings)} for one in self.runs]
         keys = list(dict.fromkeys(key for table in tables for key in table))
         varied = [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1 or key == "seed"]

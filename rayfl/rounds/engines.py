@@ -183,7 +183,7 @@ def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry
 
 @contextmanager
 def _forked(method: Method, task: LocalTask) -> Iterator[None]:
-    """Give a model that draws random numbers a torch state of its own, keyed by client and round."""
+    """Context manager: a model that draws random numbers gets its own torch state, keyed by client and round."""
     if not method.task.stochastic:
         yield
         return

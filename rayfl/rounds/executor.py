@@ -76,7 +76,7 @@ class Executor(Protocol):
         ...
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
-        """Do all jobs, which are of one class. Raises ClientError if a client's own code fails."""
+        """Do all jobs, which are of one class. Raise ClientError if a client's own code fails."""
         ...
 
 

@@ -27,7 +27,7 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
 
     "auto" is vmap on a GPU, because small models alone leave it idle, and the loop on a CPU, because vmap makes
     convolutions slower there. It is the loop also for models that cannot run under vmap (LSTM, dropout), and for models
-    that would be slower in stacks (large convolutions, and models of which fewer than two fit into a stack).
+    that would be slower in stacks (large convolutions, and models of which fewer than two fit into a stack). Raise
     RayflError if "vmap" is impossible.
     """
     vmappable = method.task.vmappable

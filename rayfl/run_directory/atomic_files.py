@@ -56,7 +56,7 @@ def safetensors_errors() -> Iterator[None]:
 def write_whole(path: Path, write: Callable[[Path], object], partial: Path | None = None) -> None:
     """Let `write` fill the temporary file `partial`, sync it and rename it to `path`. `partial`: NAME.partial if None.
 
-    OSError, which names `path`, if the disk refuses; then nothing has changed.
+    Raise OSError, which names `path`, if the disk refuses; then nothing has changed.
     """
     partial = partial or path.with_name(path.name + ".partial")
     # What a kill left; a link there must not lead the writing elsewhere.

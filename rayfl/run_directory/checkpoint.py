@@ -53,7 +53,7 @@ def save(
     """Write a checkpoint of `run_state` into a run directory.
 
     `num_rows`: the rows that each table of the records has so far; `load` compares them. `identity`: that of the setup.
-    OSError if the disk refuses; then the earlier checkpoints are as they were.
+    Raise OSError if the disk refuses; then the earlier checkpoints are as they were.
     """
     with new_checkpoint(directory, run_state.round) as place:
         write_manifest(
@@ -104,7 +104,8 @@ def load(
 
     `rows` gives the rows that each table of the records has after a number of rounds; None: do not compare them.
     `identity`: that of the setup; None: take any. `first`: the server's state before round 0; a later state has tensors
-    of the same types. A checkpoint that is passed over is logged. RayflError for another format or another experiment.
+    of the same types. A checkpoint that is passed over is logged. Raise RayflError for another format or another
+    experiment.
     """
     for place in checkpoints(directory):
         try:
@@ -124,7 +125,7 @@ def load(
 
 
 def _read(place: Path, about: Manifest, executor: Executor, first: State | None) -> RunState:
-    """The run state in a checkpoint whose files are as they were written. DamagedFile if they hold none."""
+    """The run state in a checkpoint whose files are as they were written. Raise DamagedFile if they hold none."""
 
     # Any: a packet.
     def handle(packet: object) -> Handle:

@@ -49,12 +49,11 @@ def describe_run(
     toml: str,
     inputs: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write what a run directory says about its run. OSError if the disk refuses; RayflError if another process writes
-    to the directory.
+    """Write what a run directory says about its run.
 
-    table: the settings of the experiment, in which files are called as their copies are; toml: the same as text;
-    inputs: the content of every copy by its path in the directory; platform: the machines that compute, or None on Ray
-    before they are known.
+    Raise OSError if the disk refuses; RayflError if another process writes to the directory. table: the settings of the
+    experiment, in which files are called as their copies are; toml: the same as text; inputs: the content of every copy
+    by its path in the directory; platform: the machines that compute, or None on Ray before they are known.
     """
     with locked(directory):
         for name, content in (inputs or {}).items():
@@ -69,7 +68,7 @@ def describe_run(
 
 
 def write_platform(directory: Path, platform: Mapping[str, object]) -> None:
-    """Write which machines compute a run. OSError if the disk refuses."""
+    """Write which machines compute a run. Raise OSError if the disk refuses."""
     write_json(directory / PLATFORM, platform)
 
 
@@ -79,7 +78,7 @@ def is_run(directory: Path) -> bool:
 
 
 def read_experiment(directory: Path) -> Mapping[str, object]:
-    """The settings of a run. RayflError if the directory has none, or if they cannot be read."""
+    """The settings of a run. Raise RayflError if the directory has none, or if they cannot be read."""
     if not is_run(directory):
         raise RayflError(
             f"{directory} is no run directory (it has no {EXPERIMENT}): name the directory that a run made"
@@ -88,7 +87,7 @@ def read_experiment(directory: Path) -> Mapping[str, object]:
 
 
 def read_platform(directory: Path) -> Mapping[str, object]:
-    """What `write_platform` wrote; empty if nothing was computed yet. RayflError if it cannot be read."""
+    """What `write_platform` wrote; empty if nothing was computed yet. Raise RayflError if it cannot be read."""
     path = directory / PLATFORM
     return _read(path) if path.exists() or (directory / "records").exists() else {}
 

@@ -19,8 +19,8 @@ from rayfl.run_directory.own_entries import is_own_file, own_files, remove_entri
 def fetch(storage: Storage, directory: Path, leave_out: tuple[str, ...] = ()) -> None:
     """Fetch a run into an empty or missing directory, its experiment last.
 
-    `leave_out`: files whose paths begin so are not fetched. RayflError if there is no run, StorageError if the storage
-    refuses, DiskError if the disk does.
+    `leave_out`: files whose paths begin so are not fetched. Raise RayflError if there is no run, StorageError if the
+    storage refuses, DiskError if the disk does.
     """
     names = [name for name in storage.files() if is_own_file(name) and not name.startswith(leave_out)]
     if EXPERIMENT not in names:
@@ -73,8 +73,10 @@ def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path,
 
 
 def copy_for_reading(url: str, leave_out: tuple[str, ...] = ("checkpoints/",)) -> Path:
-    """A copy of the run at a URL that lasts as long as this process. RayflError if it cannot be read, DiskError if the
-    disk refuses."""
+    """A copy of the run at a URL that lasts as long as this process.
+
+    Raise RayflError if it cannot be read, DiskError if the disk refuses.
+    """
     directory = _temporary(url)
     with opened(url) as storage:
         fetch(storage, directory, leave_out)
@@ -84,7 +86,7 @@ def copy_for_reading(url: str, leave_out: tuple[str, ...] = ("checkpoints/",)) -
 def copies_for_listing(url: str) -> Path:
     """A folder with the descriptions and records of all runs below a URL, with the times that the files have there.
 
-    It lasts as long as this process. RayflError if the storage cannot be read, DiskError if the disk refuses.
+    It lasts as long as this process. Raise RayflError if the storage cannot be read, DiskError if the disk refuses.
     """
     folder = _temporary(url)
     with opened(url) as storage:

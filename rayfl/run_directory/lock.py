@@ -19,10 +19,10 @@ _RETRY_S = 1.0
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Make a run directory if it is missing, and keep other processes from writing to it.
+    """Context manager: make a run directory if it is missing, and keep other processes from writing to it.
 
-    RayflError if another process writes to it, and still does after `_RETRY_S`. OSError if the disk refuses, or if the
-    lock is a link. A file system without locks locks nothing.
+    Raise RayflError if another process writes to it, and still does after `_RETRY_S`. Raise OSError if the disk
+    refuses, or if the lock is a link. A file system without locks locks nothing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

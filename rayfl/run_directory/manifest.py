@@ -123,7 +123,7 @@ def write_manifest(
     states: int,
     memories: int,
 ) -> None:
-    """Sync the files of a checkpoint, then write its manifest. OSError if the disk refuses."""
+    """Sync the files of a checkpoint, then write its manifest. Raise OSError if the disk refuses."""
     found = {}
     for path in files:
         with open(path, "rb") as file:
@@ -152,7 +152,7 @@ def _checksum(about: Mapping[str, Any]) -> str:
 def read_manifest(place: Path) -> Manifest:
     """The manifest of a checkpoint whose files are as they were written.
 
-    DamagedFile if they are not; another RayflError if the manifest has another format.
+    Raise DamagedFile if they are not; another RayflError if the manifest has another format.
     """
     try:
         about = dict(read_json(place / MANIFEST))

@@ -91,7 +91,10 @@ def below(url: str, name: str) -> str:
 
 
 def parted(url: str) -> tuple[str, str]:
-    """The URL of the folder in which a run lies, and the run's name there. RayflError if it names only a bucket."""
+    """The URL of the folder in which a run lies, and the run's name there.
+
+    Raise RayflError if it names only a bucket.
+    """
     require_url(url)
     parts = urlsplit(url)
     folder, _, name = parts.path.rstrip("/").rpartition("/")
@@ -131,7 +134,7 @@ class Storage:
             return file.read()
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file of the storage to `path`. OSError if the disk refuses."""
+        """Copy a file of the storage to `path`. Raise OSError if the disk refuses."""
         with self._refusals():
             source = self._files.open_input_stream(self._at(name))
         with source, open(path, "wb") as target:
@@ -143,9 +146,10 @@ class Storage:
                 target.write(piece)
 
     def put(self, name: str, path: Path) -> None:
-        """Copy a file to the storage, where it appears whole or not at all. OSError if the disk refuses.
+        """Copy a file to the storage, where it appears whole or not at all.
 
-        A storage that shows a file while it is written gets it under another name first.
+        Raise OSError if the disk refuses. A storage that shows a file while it is written gets it under another name
+        first.
         """
         place, is_whole = self._at(name), self._scheme in _WHOLE
         partial = place if is_whole else f"{place}.partial"

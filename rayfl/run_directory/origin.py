@@ -24,7 +24,7 @@ _GIT_TIMEOUT_S = 5
 
 
 def write_origin(directory: Path) -> None:
-    """Write the origin of the run that this process begins in `directory`. OSError if the disk refuses."""
+    """Write the origin of the run that this process begins in `directory`. Raise OSError if the disk refuses."""
     write_json(directory / "origin.json", origin(Path.cwd()))
 
 

@@ -45,7 +45,7 @@ def play_run(
     on_checkpoint: called with the seconds that each checkpoint took, even one that the disk refused.
 
     The log says from which checkpoint a resumed run goes on, which checkpoints are damaged or could not be written, and
-    which trackers failed. DiskError if the records or the models cannot be written.
+    which trackers failed. Raise DiskError if the records or the models cannot be written.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
     run_state, opened = recalled(setup, executor, directory) if resumed else (None, Recorder(directory))

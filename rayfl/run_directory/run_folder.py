@@ -112,7 +112,7 @@ class RunFolder:
             return fetch_newer(storage, self.directory, require_same)
 
     def is_copy_behind(self) -> bool:
-        """Whether the copy lacks something of the run. RayflError if the storage cannot be read."""
+        """Whether the copy lacks something of the run. Raise RayflError if the storage cannot be read."""
         if self.url is None:
             return False
         with opened(self.url) as storage:
@@ -127,8 +127,9 @@ def _has_files(url: str) -> bool:
 def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     """Make an empty directory for a run; returns it.
 
-    RayflError if `path` holds anything, unless `overwrite` is given and all that it holds, at any depth, is an earlier
-    run that is over; its lock stays. OSError if the disk refuses, or if another run takes `path` at the same moment.
+    Raise RayflError if `path` holds anything, unless `overwrite` is given and all that it holds, at any depth, is an
+    earlier run that is over; its lock stays. Raise OSError if the disk refuses, or if another run takes `path` at the
+    same moment.
     """
     _create(path, overwrite)
     return path
@@ -166,7 +167,7 @@ def require_free(path: Path, overwrite: bool = False) -> bool:
 def _make(path: Path) -> list[Path]:
     """Make a directory and those above it that are missing; returns what was made, innermost first.
 
-    OSError if the disk refuses, or if `path` is there or another process makes it meanwhile.
+    Raise OSError if the disk refuses, or if `path` is there or another process makes it meanwhile.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:

@@ -30,10 +30,10 @@ MODEL_BYTES = 128 << 20
 
 
 def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
-    """Write a tree of tensors under `name`; returns the paths of its files. DiskError if the disk refuses.
+    """Write a tree of tensors under `name`; returns the paths of its files.
 
-    The tree comes in parts that have different keys. If it is larger than `MODEL_BYTES` it goes to several files of
-    whole parts, so that no more than one file's content is in memory.
+    Raise DiskError if the disk refuses. The tree comes in parts that have different keys. If it is larger than
+    `MODEL_BYTES` it goes to several files of whole parts, so that no more than one file's content is in memory.
     """
     with writing(directory, f"go on with: rayfl resume {directory}"), safetensors_errors():
         folder = directory / "models"
@@ -81,14 +81,14 @@ def model_files(directory: Path, name: str) -> list[Path]:
 
 
 def model_keys(directory: Path, name: str) -> list[str]:
-    """The keys of the tree that `save_model` wrote under `name`. RayflError if there is none."""
+    """The keys of the tree that `save_model` wrote under `name`. Raise RayflError if there is none."""
     return [key for keys in _read_models(directory, name, lambda file: list(file.keys())) for key in keys]
 
 
 def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
     """The tree that `save_model` wrote under `name`, or of it the keys that begin with `prefix`.
 
-    RayflError if there is none.
+    Raise RayflError if there is none.
     """
 
     # Any: safetensors' reader has no public type.
@@ -100,7 +100,7 @@ def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tenso
 
 # Any: safetensors' reader, and what is read.
 def _read_models(directory: Path, name: str, read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Apply `read` to each file under `name`. RayflError if there is no file, or one is damaged."""
+    """Apply `read` to each file under `name`. Raise RayflError if there is no file, or one is damaged."""
     paths = model_files(directory, name)
     if not paths:
         path = directory / "models" / f"{name}.safetensors"

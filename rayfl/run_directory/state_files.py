@@ -60,7 +60,7 @@ class _Writer:
 
 
 def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
-    """Write states by name, with the packets behind their handles. OSError if the disk refuses."""
+    """Write states by name, with the packets behind their handles. Raise OSError if the disk refuses."""
     writer = _Writer()
     layout = {name: writer.describe(state, name) for name, state in states.items()}
     with safetensors_errors():
@@ -72,7 +72,7 @@ def load_states(path: Path, handle: Callable[[Packet], Any] = lambda packet: pac
     """Read the states in a file one after another; yields the name and the state, with `handle(packet)` in place of
     every packet.
 
-    DamagedFile if `save_states` did not write the file.
+    Raise DamagedFile if `save_states` did not write the file.
     """
     with _damaged(path):
         require_regular(path)

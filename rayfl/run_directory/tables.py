@@ -175,7 +175,7 @@ def _require_memory(path: Path, metadata: pq.FileMetaData) -> None:
 
 
 def _checked(path: Path, table: pa.Table) -> pa.Table:
-    """Return the table. RayflError, which names column and row, for a value that no run records.
+    """Return the table. Raise RayflError, which names column and row, for a value that no run records.
 
     Metrics may be NaN and infinite.
     """

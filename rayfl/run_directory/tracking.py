@@ -172,7 +172,7 @@ def _communication(row: RoundRow, total_bits: int) -> dict[str, float]:
 
 
 def tracked_run(directory: Path) -> TrackedRun:
-    """The run in a directory as trackers show it. RayflError or OSError if its experiment cannot be read."""
+    """The run in a directory as trackers show it. Raise RayflError or OSError if its experiment cannot be read."""
     experiment = read_experiment(directory)
     output = experiment.get("output")
     settings = output if isinstance(output, Mapping) else {}

@@ -25,7 +25,7 @@ class MlflowRun:
     """One run of MLflow's, in the experiment of the run's project (or MLFLOW_EXPERIMENT_NAME)."""
 
     def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
-        """Go on with the earlier run where it is still there, or begin one. MlflowException where MLflow refuses."""
+        """Resume the earlier run if it still exists, or start a new one. Raise MlflowException if MLflow refuses."""
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._local = None if uri else run.directory / FOLDER
         if uri:

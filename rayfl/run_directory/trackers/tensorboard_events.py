@@ -17,7 +17,7 @@ class TensorBoard:
     """Writes the experiment as text, its settings as hyper-parameters and the rounds' values as scalars.
 
     A process that resumes a run writes a file of its own, and TensorBoard then forgets the earlier values of the rounds
-    that are played again. TensorBoard has no models. OSError where the disk refuses.
+    that are played again. TensorBoard has no models. Raise OSError if the disk refuses.
     """
 
     mark: Mark | None = None

@@ -121,7 +121,7 @@ class Tracker(Protocol):
         """Take in a round's values, with the round as the step."""
 
     def model(self, path: Path) -> None:
-        """Take in a final model, as an artifact where the tracker has such."""
+        """Take in a final model, as an artifact if the tracker has artifacts."""
 
     def close(self, status: Status) -> None:
         """End the run, or this process's part of it."""

@@ -24,7 +24,7 @@ class WandbRun:
     """
 
     def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
-        """Go on with the earlier run where the mode is the same, or begin one. Raises what wandb raises."""
+        """Resume the earlier run if its mode is the same, or start a new one. Raise what wandb raises."""
         mode = os.environ.get("WANDB_MODE") or "offline"
         goes_on = earlier is not None and earlier.place == mode
         name = earlier.run if earlier is not None and goes_on else secrets.token_hex(4)
@@ -35,7 +35,7 @@ class WandbRun:
             dir=str(run.directory),
             id=name,
             resume="allow",
-            # A run of its own, also where the program has one.
+            # A separate run, even if the program already has one.
             reinit="create_new",
             project=(os.environ.get("WANDB_PROJECT") or run.project)[:_LONGEST_NAME],
             name=run.name[:_LONGEST_NAME],
