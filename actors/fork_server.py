@@ -41,7 +41,7 @@ WORKER = Path(__file__).with_name("forked_worker.py")
 
 _LOADED = (
     "rayfl.rounds.worker",
-    "rayfl.experiment.description",
+    "rayfl.run_directory.description",
     "rayfl.experiment.experiment",
     "rayfl.run_directory.play_run",
     "rayfl.determinism.platform",

@@ -141,7 +141,7 @@ def start(results: Results, repeats: int) -> None:
 
 
 @_benchmark
-@click.argument("versions", nargs=-1, required=True, metavar="VERSION...")
+@click.argument("versions", nargs=-1, metavar="VERSION...")
 def ray_versions(results: Results, versions: Sequence[str]) -> int:
     """Try rayfl with other VERSIONs of Ray, each in a virtual environment, and print a Markdown table."""
     from benchmarks.ray_versions import bench_ray_versions

@@ -49,9 +49,9 @@ class Failed(Exception):
 
 def bench_ray_versions(versions: Sequence[str], results: Results) -> int:
     """Try all versions, print a Markdown table, and write `results`. Returns 1 if a check failed."""
+    results.require()
     if not versions:
         raise RayflError("name the versions of Ray to try, as 2.54.1 2.60.0")
-    results.require()
     columns = ["ray", "private parts", "one process", "on Ray", f"{PLAIN}=1", "an actor killed", "without the token"]
     figures = Figures("versions", [Column(name) for name in columns])
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put the tests on Ray first: they take longest, and leave cores idle while processes start."""
     on_ray = {item.nodeid: scope for item in items if (scope := ray_scope(item))}
     items.sort(key=lambda item: item.nodeid not in on_ray)
-    if hasattr(config, "workerinput") and config.cache is not None:
+    if hasattr(config, "workerinput") and getattr(config, "cache", None) is not None:
         config.cache.set(ON_RAY, on_ray)
 
 

@@ -45,7 +45,9 @@ def test_constraints_are_exact_sorted_and_hold_on_any_machine() -> None:
 
 @pytest.mark.parametrize("requirement", THIRD_PARTY, ids=str)
 def test_requirements_have_an_open_lower_bound_that_the_constraint_meets(requirement: Requirement) -> None:
-    assert [specifier.operator for specifier in requirement.specifier] == [">="]
+    # Ray has an upper bound too: rayfl uses private parts of it, which the versions in between were tried with.
+    bounds = {">=", "<"} if requirement.name == "ray" else {">="}
+    assert {specifier.operator for specifier in requirement.specifier} == bounds
     assert constraints()[canonicalize_name(requirement.name)] in requirement.specifier
 
 

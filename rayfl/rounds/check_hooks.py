@@ -219,11 +219,15 @@ def _updated(found: Any, method: object, args: tuple[Any, ...]) -> None:
 
 
 def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> str | None:
-    """The first name in the state `before` that the state `now` lacks; None if it has all."""
+    """The first name in the state `before` that the state `now` lacks; None if it has all.
+
+    A table inside a table may go, such as a broadcast that no client needs any more; a tensor may not.
+    """
     for name, value in before.items():
-        if name not in now:
+        if name not in now and not (path and isinstance(value, dict)):
             return f"{path}{name}"
-        if isinstance(value, dict) and isinstance(now[name], dict) and (lost := _lost(value, now[name], f"{name}.")):
+        inner = now.get(name)
+        if isinstance(value, dict) and isinstance(inner, dict) and (lost := _lost(value, inner, f"{name}.")):
             return f"{path}{lost}"
     return None
 

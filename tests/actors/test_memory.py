@@ -147,7 +147,7 @@ def test_what_rays_memory_monitor_kills_is_tried_again(
     ("cause", "words"),
     [
         (ObjectStoreFullError("full"), "raise runtime.object_store_memory_mb, then go on with: rayfl resume DIR"),
-        (OutOfDiskError("full"), "free some space where Ray spills to"),
+        (OutOfDiskError("full"), "to which Ray spills"),
         (
             MemoryError("boom"),
             "the coordinator ran out of memory (MemoryError: boom); use a machine with more",

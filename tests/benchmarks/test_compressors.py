@@ -132,7 +132,6 @@ def test_the_input_has_heavy_tails():
         (["--entries", 99], "100"),
         (["--plot", "plot.png"], ".svg"),
         (["--plot", "nowhere/plot.svg"], "nowhere"),
-        (["W1"], "W1"),
     ],
 )
 def test_mistakes_end_in_a_sentence(arguments, words, tmp_path, monkeypatch):

@@ -51,5 +51,5 @@ def test_a_client_whose_update_is_lost_keeps_its_model():
 
 
 def test_there_is_no_average_to_weigh():
-    with refused(names=["method.weighting", "weight_decay"]):
+    with refused(names=["weighting", "weight_decay"]):
         setup_of("local", {"weighting": "uniform"})
