@@ -143,10 +143,10 @@ def commands(text: str) -> Iterator[list[str]]:
     inline += re.findall(r"`(rayfl [a-z-][^`]*?\n[^`]*?)`", prose)
     for line in [*lines, *inline]:
         given = re.sub(r"[\[\]](?=[A-Zk-])|(?<=[A-Z.])\]| ?\.\.\.", "", line) if line in inline else line
-        found = re.search(r"(?:^(?:\$ |\.venv/bin/)?|python -m )(rayfl|benchmarks)(?: (.*))?$", given)
+        found = re.search(r"(?:^(?:\$ |\.venv/bin/)?|python -m )(rayfl|jobs\.run|benchmarks)(?: (.*))?$", given)
         if found and not line.startswith("rayfl: "):
             words = shlex.split(found[2] or "", comments=True)
-            yield [*{"rayfl": (), "benchmarks": ["benchmarks"]}[found[1]], *words]
+            yield [*{"rayfl": (), "jobs.run": ["run"], "benchmarks": ["benchmarks"]}[found[1]], *words]
 
 
 def test_commands_are_found_in_blocks_and_in_sentences():

@@ -52,7 +52,7 @@ def _names(node: ast.AST) -> Iterator[str]:
         ("import ray.data as data, os", {"ray", "os"}),
         ("def late():\n    from ray.util import placement_group", {"ray"}),
         ("if TYPE_CHECKING:\n    from actors.executor import RayExecutor", {"actors"}),
-        ("importlib.import_module('jobs.cli')", {"jobs"}),
+        ("importlib.import_module('jobs.run')", {"jobs"}),
         ("__import__('ray')", {"ray"}),
         ("from . import ray\nfrom rayfl import tree", {"rayfl"}),
         ("text = 'import ray'", set()),

@@ -1,0 +1,16 @@
+"""The command `rayfl run` as a module, for `ray job submit`: `python -m jobs.run FILE [KEY=VALUE ...]`."""
+
+from actors.supervisor import supervised
+from jobs.cli import run
+from jobs.command_line import sentences
+from jobs.exit_codes import FAILED
+
+
+def main() -> None:
+    """Run the command."""
+    with sentences():
+        run()
+
+
+if __name__ == "__main__":
+    supervised(main, FAILED)
