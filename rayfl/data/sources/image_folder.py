@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.conversion import Rows, dataset
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.image_file import read_image
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError
@@ -41,7 +41,7 @@ class OwnImageFolder(Source):
         test = self._rows(folder / "test", classes) if split else None
         return dataset(self.name, self.path, train, test, self.test_share, kind="image")
 
-    def _rows(self, folder: Path, classes: Sequence[str]) -> Rows:
+    def _rows(self, folder: Path, classes: Sequence[str]) -> Samples:
         if strange := [name for name in _classes(folder) if name not in classes]:
             raise RayflError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
         reader = torchvision().datasets.folder
@@ -68,7 +68,7 @@ class OwnImageFolder(Source):
                     f"{path} is {width}x{height} pixels and others are {first}; set data.side to scale all"
                 )
             images.append(pixels)
-        return Rows(np.stack(images), np.array([label for _, label in files], np.int64), place=str(folder))
+        return Samples(np.stack(images), np.array([label for _, label in files], np.int64), place=str(folder))
 
     def _pixels(self, path: Path) -> np.ndarray:
         """One image, uint8 [channels, height, width]."""

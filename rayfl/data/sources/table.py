@@ -7,8 +7,8 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.conversion import Rows, dataset
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.conversion import dataset
 from rayfl.errors import RayflError, nearest, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import absent, expanded, require_regular
@@ -61,10 +61,10 @@ class Table(Source):
             raise RayflError(f"{self.path} has no column of numbers beside {self.labels!r}; give data.features")
         return found
 
-    def _rows(self, table: pa.Table, path: str, features: list[str]) -> Rows:
+    def _rows(self, table: pa.Table, path: str, features: list[str]) -> Samples:
         inputs = np.stack([_numbers(table, path, name) for name in features], axis=1)
         owners = None if self.owners is None else _column(table, path, self.owners)
-        return Rows(inputs, _column(table, path, self.labels), owners, path)
+        return Samples(inputs, _column(table, path, self.labels), owners, path)
 
 
 def read(path: str, key: str) -> pa.Table:
