@@ -5,7 +5,6 @@ McMahan et al., AISTATS 2017, section 3; Caldas et al., LEAF (2018); Reddi et al
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from string import ascii_letters, digits
 from typing import ClassVar
@@ -13,11 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched
-from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
-from rayfl.data.sources.per_owner import OwnerSamples, joined
-from rayfl.data.sources.tff import read_tff, tff_files
+from rayfl.data.sources.leaf import read_leaf
+from rayfl.data.sources.per_owner import OwnerSamples, read_splits
+from rayfl.data.sources.tff import read_tff
 from rayfl.errors import RayflError
 
 LENGTH = 80
@@ -52,16 +50,7 @@ class Shakespeare(Fetched):
 
     def load(self) -> Dataset:
         """The dataset; RayflError with what to fetch and where to put it if it is not there."""
-        folder = self.folder()
-        if has_leaf(folder):
-            files = leaf_files(folder)
-            parts = [_leaf(folder / split) for split in ("train", "test")]
-        elif files := tff_files(folder, "shakespeare"):
-            parts = [_tff(path) for path in files]
-        else:
-            raise self.missing(f"{folder} has neither train/*.json and test/*.json nor shakespeare_*.h5")
-        train, test = cached_arrays(self.cache, self.name, files, lambda: joined(self.name, *parts))
-        train, test = (replace(samples, place=str(folder)) for samples in (train, test))
+        train, test = read_splits(self, "shakespeare", _leaf, _tff)
         return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
 
 
