@@ -67,11 +67,6 @@ def unstack(stacked: Nested, count: int) -> list[Nested]:
     return [tree_unflatten([leaf[row].clone() for leaf in leaves], spec) for row in range(count)]
 
 
-def unstack_in_memory(stacked: Nested, count: int, device: torch.device) -> list[Nested]:
-    """`unstack` in main memory, from the device that local work runs on; waits for the device once."""
-    return unstack(to_memory(stacked, device), count)
-
-
 def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int], int]:
     """The first byte of each tensor in a buffer, and the size of the buffer in bytes."""
     starts, end = [], 0

@@ -174,8 +174,7 @@ class Population:
 
     @cached_property
     def _drawn(self) -> dict[str, np.ndarray]:
-        return {name: self._values(name) for name in TRAITS}
-
-    def _values(self, name: str) -> np.ndarray:
-        trait = getattr(self.settings, name)
-        return values(1.0 if trait is None else trait, self.settings.count, self.seed, name)
+        """Each trait's values by name, float64 [num_clients]; 1 where the experiment gives none."""
+        given = {name: getattr(self.settings, name) for name in TRAITS}
+        count, seed = self.settings.count, self.seed
+        return {name: values(1.0 if one is None else one, count, seed, name) for name, one in given.items()}

@@ -43,11 +43,8 @@ class Ring(Topology):
     name: ClassVar[str] = "ring"
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
-        _at_least_two(num_peers)
-        graph = np.zeros((num_peers, num_peers), dtype=bool)
-        peers = np.arange(num_peers)
-        graph[peers, (peers + 1) % num_peers] = graph[peers, (peers - 1) % num_peers] = True
-        return graph
+        graph = _hops(num_peers, [1])
+        return graph | graph.T
 
 
 class Grid(Topology):
