@@ -1,6 +1,6 @@
 """The clients' traits, and for every round who is selected and who drops out.
 
-All of it is drawn from the experiment's seed. A simulated dropout is science: it changes the result and is recorded.
+All draws come from the experiment's seed. A simulated dropout changes the results and is recorded.
 """
 
 import math
@@ -129,7 +129,7 @@ class Population:
         return self.settings.count
 
     def traits(self, client: int) -> Traits:
-        """What is fixed about a client."""
+        """The fixed traits of a client."""
         drawn = self._drawn
         return Traits(
             id=client,

@@ -1,4 +1,4 @@
-"""Arrays of one's own: numpy files, or arrays in memory from Python."""
+"""A user's own arrays: numpy files, or arrays in memory from Python."""
 
 import hashlib
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from rayfl.settings import listed
 
 Found = TypeVar("Found")
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
-"""The arrays that files may hold; the first two they must hold."""
+"""The names of arrays that are read; the first two are required."""
 _GIVE = "give data.path an .npz file, or a folder of .npy files"
 
 
@@ -37,7 +37,7 @@ class ArrayFiles(Source):
     )
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where the files do not hold what they should."""
+        """Load the dataset. RayflError if arrays are missing or have wrong values."""
         path = expanded(self.path)
         arrays = _read(path)
         found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
@@ -60,7 +60,7 @@ class Arrays(Source):
     def __init__(
         self, inputs: Any, labels: Any, test_inputs: Any = None, test_labels: Any = None, **options: Any
     ) -> None:
-        """`options`: owners, test_owners, kind, test_share. What is no array becomes one."""
+        """`options`: owners, test_owners, kind, test_share. Lists are turned into arrays."""
         given = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels, **options}
         try:
             arrays = {key: np.asarray(given[key]) for key in NAMES if given.get(key) is not None}
@@ -80,7 +80,7 @@ class Arrays(Source):
         return {"name": name, "digest": digest.hexdigest()[:12], "kind": self.kind, "test_share": self.test_share}
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where the arrays are not what they should be."""
+        """Make the dataset. RayflError if the arrays have wrong values."""
         arrays = self._arrays()
         return _dataset("arrays", "the array data", arrays, self.test_share, self.kind, list(arrays))
 
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _loaded(path: Path, read: Callable[[Path], Found]) -> Found:
-    """What `read` finds in a file. RayflError where it cannot be read."""
+    """Read a file with `read`. RayflError if that fails."""
     try:
         return read(path)
     except FileNotFoundError:

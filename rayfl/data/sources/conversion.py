@@ -1,4 +1,4 @@
-"""Users' own inputs, labels and owners, as arrays of any kind, checked and made into a dataset."""
+"""Checks a user's own inputs, labels and owners, and makes a dataset of them."""
 
 from functools import cache
 from logging import getLogger
@@ -57,7 +57,7 @@ def _check(place: str, split: str, rows: Samples) -> None:
 
 
 def _held_out(place: str, rows: Samples, share: float) -> tuple[Samples, Samples]:
-    """Train and test rows, in their order. The draw is the same for every experiment."""
+    """Train and test samples in their order. The draw is the same for every experiment."""
     count = round(share * len(rows.inputs))
     if not 0 < count < len(rows.inputs):
         raise RayflError(
@@ -79,7 +79,7 @@ def _are_names(labels: np.ndarray) -> bool:
 
 @cache
 def _notice(place: str, least: int, num_classes: int) -> None:
-    """Once a file: the combinations of a sweep all read it."""
+    """Warn once per file, since every run of a sweep reads it."""
     _LOG.warning(
         "%s has no sample of class 0, and labels count from 0: its least is %d, and models get %d outputs; subtract "
         "the least where that is not meant",
@@ -102,7 +102,7 @@ def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[n
 
 
 def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Values of both splits as their places among all values, sorted."""
+    """Number the sorted values of both splits, and return the numbers for each split."""
     if train is None or test is None:
         return None, None
     _, places = np.unique(np.concatenate([train, test]), return_inverse=True)
@@ -111,7 +111,7 @@ def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.nda
 
 
 def _kind(inputs: np.ndarray) -> Literal["image", "vector", "text"]:
-    """Images are uint8 with three or four axes, tokens other whole numbers with two, all else is plain numbers."""
+    """uint8 with three or four axes are images, other whole numbers with two axes are tokens; all else is vectors."""
     if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
         return "image"
     return "text" if inputs.dtype.kind in "iu" and inputs.ndim == 2 else "vector"
@@ -126,7 +126,7 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
             )
         return inputs.astype(np.int64)
     if kind == "vector":
-        # What is too large for float32 becomes infinite there, and is refused with its row.
+        # Numbers too large for float32 become infinite, and are refused later with their row.
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(inputs, dtype=np.float32)
     if inputs.dtype != np.uint8 or inputs.ndim not in (3, 4):

@@ -36,7 +36,7 @@ class FederatedEMNIST(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         train, test = read_splits(self, "fed_emnist", _leaf, _tff)
         mean, std = moments(train.inputs)
         return Dataset(self.name, train, test, NUM_CLASSES, "image", mean, std)

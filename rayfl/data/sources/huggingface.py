@@ -15,7 +15,7 @@ from rayfl.limits.regular_files import expanded
 class HuggingFace(Source):
     """A dataset on disk with a column of inputs (images, or lists of numbers) and one of labels. Needs `datasets`.
 
-    Of a dataset with splits, `train` and `test` are their names; of one without, a share is held out.
+    `train` and `test` name the splits to use. If the dataset has no splits, a share is held out.
     """
 
     name: ClassVar[str] = "huggingface"
@@ -31,7 +31,7 @@ class HuggingFace(Source):
     )
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where the folder, a split or a column is missing."""
+        """Load the dataset. RayflError if the folder, a split or a column is missing."""
         try:
             # Any: an optional package.
             datasets: Any = import_module("datasets")

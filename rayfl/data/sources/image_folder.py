@@ -1,4 +1,4 @@
-"""Images of one's own: a folder a class, a file an image."""
+"""A user's own images, in one folder per class."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from rayfl.limits.regular_files import expanded
 
 
 class OwnImageFolder(Source):
-    """Folders of images, one a class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
+    """Images in one folder per class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
 
-    Classes are numbered in the order of their names. All images are read into memory at every load.
+    Classes are numbered in the order of their names. Each load reads all images into memory.
     """
 
     name: ClassVar[str] = "image-folder"
@@ -31,7 +31,7 @@ class OwnImageFolder(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test")
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where there are no images, or images of several sizes."""
+        """Load the dataset. RayflError if there are no images, or images of several sizes."""
         folder = expanded(self.path)
         if not folder.is_dir():
             raise RayflError(f"there is no folder {self.path}; give data.path a folder of class folders")

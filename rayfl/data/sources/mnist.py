@@ -22,7 +22,7 @@ STEMS = {
 
 
 class _FourFiles(Source):
-    """Four IDX files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
+    """Four IDX files in `root`; if no root is given, downloaded to `cache` by torchvision's class."""
 
     root: Root = None
     cache: Cache = CACHE
@@ -35,7 +35,7 @@ class _FourFiles(Source):
     advice: ClassVar[str] = "put its four idx files into a folder and set data.root"
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to do where files are missing and cannot be fetched."""
+        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
         folder = expanded(self.root) if self.root is not None else self._fetched()
         return Dataset(
             name=self.name,
@@ -69,7 +69,7 @@ class MNIST(_FourFiles):
 
 
 class FashionMNIST(_FourFiles):
-    """Pictures of clothes (Xiao, Rasul, Vollgraf 2017); read from Debian's dataset-fashion-mnist where it is there."""
+    """Pictures of clothes (Xiao, Rasul, Vollgraf 2017); read from Debian's dataset-fashion-mnist if installed."""
 
     name: ClassVar[str] = "fashion-mnist"
     mean: ClassVar[float] = 0.2860
@@ -82,7 +82,7 @@ class FashionMNIST(_FourFiles):
 
 
 def read_samples(folder: Path, images_stem: str, labels_stem: str) -> Samples:
-    """Images uint8 [n, 1, height, width] and their labels from two IDX files. RayflError if one is not there."""
+    """Images uint8 [n, 1, height, width] and their labels from two IDX files. RayflError if one is missing or wrong."""
     (images_path, images), (labels_path, labels) = _array(folder, images_stem), _array(folder, labels_stem)
     if images.dtype != np.uint8:
         raise RayflError(f"{images_path} has values of type {images.dtype}, and images are bytes; fetch it again")

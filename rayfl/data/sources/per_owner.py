@@ -1,4 +1,4 @@
-"""Samples that know their owner, put together from what each owner (a writer, a speaking role) has in the files."""
+"""Joins the samples of each owner (a writer, a speaking role) into splits that name the owner of each sample."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

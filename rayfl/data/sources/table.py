@@ -1,4 +1,4 @@
-"""A table of one's own: a CSV or Parquet file with a column of labels."""
+"""A user's own table: a CSV or Parquet file with a column of labels."""
 
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from rayfl.limits.regular_files import absent, expanded, require_regular
 
 
 class Table(Source):
-    """A CSV file with a header, or a Parquet file: a sample a row, a column of labels, columns of numbers.
+    """A CSV file with a header, or a Parquet file: one sample per row, with a column of labels and columns of numbers.
 
     Labels are whole numbers from 0 or names of classes; each owner is a natural client.
     """
@@ -30,7 +30,7 @@ class Table(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test_path")
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where a file or a column is missing, or holds what is no number."""
+        """Load the dataset. RayflError if a file or a column is missing, or if an input is not a number."""
         table = read(self.path, "data.path")
         features = self._features(table)
         train = self._rows(table, self.path, features)
@@ -68,7 +68,7 @@ class Table(Source):
 
 
 def read(path: str, key: str) -> pa.Table:
-    """A CSV or Parquet file. RayflError where it is none."""
+    """Read a CSV or Parquet file. RayflError if it cannot be read."""
     file = expanded(path)
     if file.suffix not in (".csv", ".parquet"):
         raise RayflError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
@@ -91,7 +91,7 @@ def read(path: str, key: str) -> pa.Table:
 
 
 def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
-    """Numbers or texts. RayflError for a column that is not there, and for one with gaps."""
+    """The numbers or texts of a column. RayflError if the column is missing or lacks values."""
     if name not in table.column_names:
         raise RayflError(f"{path} has no column {name!r}: {nearest(name, table.column_names)}")
     column = table[name]
