@@ -1,6 +1,6 @@
 """Moves nested tensors (trees, states, carries) between main memory and a device.
 
-However many tensors there are, those that have to move are copied together, as one buffer.
+All tensors that have to move are copied together, as one buffer.
 """
 
 import math
