@@ -55,15 +55,15 @@ def test_a_class_that_was_made_as_the_program_ran_is_no_method_of_ours(forgetful
 
 
 def test_one_method_a_file():
-    pending, found = [Method], Counter()
+    pending, found = [Method], set[type]()
     named(Method)
     while pending:
-        for kind in pending.pop().__subclasses__():
-            pending.append(kind)
-            ours = kind.__module__.rpartition(".")[0] == "rayfl.methods"
-            made_by_file = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
-            found.update([kind.__module__] if ours and made_by_file else [])
-    assert [module for module, count in found.items() if count > 1] == []
+        below = pending.pop().__subclasses__()
+        pending += below
+        # A class with two parents is met twice; one that was made as the program ran is in no file.
+        found |= {kind for kind in below if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind}
+    modules = Counter(kind.__module__ for kind in found if kind.__module__.rpartition(".")[0] == "rayfl.methods")
+    assert [module for module, count in modules.items() if count > 1] == []
 
 
 def test_every_method_says_where_it_comes_from():
