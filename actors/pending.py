@@ -78,10 +78,10 @@ class PendingCalls:
     def about(self, call: Call) -> str:
         """The round, step and clients of a call, for a sentence."""
         about: RoundInputs = ray.get(self.shared)
-        work = self.jobs[call.index].work
-        clients = getattr(work, "clients", None) or tuple(getattr(work, "rows", ()))
+        job = self.jobs[call.index]
+        clients = getattr(job.work, "clients", ())
         of = f", clients {clients[0]} to {clients[-1]}" if clients else ""
-        return f"round {about.round}, {work.kind}{of}"
+        return f"round {about.round}, {job.kind}{of}"
 
     def readable(self, call: Call, error: RayTaskError) -> BaseException:
         """The error that a call raised, with its round: ClientError, or ClusterError if an input was lost."""

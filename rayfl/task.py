@@ -42,7 +42,7 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
-        """Per metric its value for every example [batch], in evaluation mode; "loss" is always among them."""
+        """Each metric's value for every example [batch], in evaluation mode; "loss" is always one of them."""
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
         """The network's output [batch, ...] (logits), for objectives that need no labels."""
@@ -58,9 +58,9 @@ class Task(ABC):
 
     @property
     def weight_uses(self) -> Mapping[str, int]:
-        """By name of a weight, how often an entry multiplies in an example's forward pass (`rayfl.models.flops`).
+        """For each weight by name: the multiplications of an entry in a forward pass of one example (`models.flops`).
 
-        {} where that is not known.
+        {} if unknown.
         """
         return {}
 
@@ -83,7 +83,7 @@ class Task(ABC):
         """Hessian of the loss at `params` times `vector`."""
         if self.uses_functorch:
             gradient = torch.func.grad(self.loss)
-            # Backward twice: forward mode knows fewer operators and warns of torch.jit at its first use.
+            # Backward twice: forward mode supports fewer operators and warns of torch.jit at its first use.
             return torch.func.grad(lambda p: _inner(gradient(p, batch), vector))(params)
         leaves = _leaves(params)
         values = list(leaves.values())
@@ -209,7 +209,7 @@ class Classification(Task):
     def _skeleton(self) -> None:
         """The module, and where its parameters go: (submodule, name in it, name in the tree); tied ones share a name.
 
-        They are put in directly for each call, which takes a hundredth of the time of torch.func.functional_call.
+        Each call sets them directly, which takes a hundredth of the time of torch.func.functional_call.
         """
         with torch.device("meta"):
             self.module = self.build()
@@ -223,7 +223,7 @@ class Classification(Task):
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
-    """ValueError for models with BatchNorm: its running statistics are neither parameters nor averaged honestly."""
+    """ValueError for models with BatchNorm: its running statistics are no parameters, so they are not averaged."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             kind = type(layer).__name__

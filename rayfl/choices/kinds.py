@@ -1,4 +1,4 @@
-"""A name or a table of an experiment file, or an object from Python -> the object that it describes.
+"""Finds the object that a name or a table of an experiment file, or an object from Python, describes.
 
 There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Source`, `PartitionScheme` or `Topology` in
 its package is a new compressor, model, dataset, partition or topology, found by its class attribute `name`; a new file

@@ -55,14 +55,19 @@ class Divisible(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class WholeTensorCodec(ABC):
-    """A codec whose packets send every entry; a subclass decodes them."""
+    """A codec whose packets send every entry; a subclass reads the tensors one by one."""
 
     shapes: Shapes
 
     @abstractmethod
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        """The decoded tensor `name`, with its entries row by row in any shape."""
+
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """See `Codec`."""
+        return {name: self.read(parts, name, shape).view(shape) for name, shape in self.shapes}
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """True everywhere."""
@@ -73,6 +78,7 @@ class WholeTensorCodec(ABC):
         _add(self.decode(parts), total, weight)
 
 
+@dataclass(frozen=True, eq=False)
 class PositionedCodec(ABC):
     """A codec whose packets send values at positions; a subclass reads them."""
 

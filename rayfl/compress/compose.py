@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl.choices.kinds import TO_TABLE, from_table
-from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, Shapes, shapes_of
+from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, shapes_of
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of
@@ -29,7 +29,6 @@ class ComposeCodec(PositionedCodec):
     The number of kept entries follows from the positions; beyond them the receiver knows only `shapes`.
     """
 
-    shapes: Shapes
     draw: Draw | None
     # Any: the codec of a Quantizer, a dataclass with the field `shapes`; without any here.
     inner: Any

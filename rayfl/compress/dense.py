@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import BLOCK, Packet, Quantizer, Shapes, WholeTensorCodec, cuts, device_of, shapes_of
+from rayfl.compress.base import BLOCK, Packet, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
 from rayfl.compress.values import (
     BUFFER_TYPES,
     UNIT_ROUNDOFF,
@@ -31,15 +31,10 @@ from rayfl.tree import Difference, Tree, num_entries
 class DenseCodec(WholeTensorCodec):
     """Reads one buffer a tensor, under the tensor's name."""
 
-    shapes: Shapes
     dtype: ValueType
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        kind = BUFFER_TYPES[self.dtype]
-        return {
-            name: decode_values(buffer_of(parts, name, kind, math.prod(shape)), self.dtype).view(shape)
-            for name, shape in self.shapes
-        }
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        return decode_values(buffer_of(parts, name, BUFFER_TYPES[self.dtype], math.prod(shape)), self.dtype)
 
     def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
         """See `Divisible`."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.base import Packet, PositionedCodec, Shapes, shapes_of
+from rayfl.compress.base import Packet, PositionedCodec, shapes_of
 from rayfl.compress.values import decode_values, encode_values, entries
 from rayfl.tree import Tree, pack_bits, unpack_bits
 
@@ -16,7 +16,6 @@ from rayfl.tree import Tree, pack_bits, unpack_bits
 class KnownSupportCodec(PositionedCodec):
     """Reads "<name>.values" of each tensor; `bits` is the support, as `pack_bits` has it, which both ends remember."""
 
-    shapes: Shapes
     bits: Mapping[str, np.ndarray]
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:

@@ -2,25 +2,22 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rayfl.compress.base import Packet, Shapes, WholeTensorCodec, cuts, shapes_of
+from rayfl.compress.base import Packet, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import BYTES, buffer_of
 from rayfl.errors import RayflError
 from rayfl.tree import Tree, pack_bits, unpack_bits
 
 
-@dataclass(frozen=True)
 class MaskCodec(WholeTensorCodec):
     """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors, which add up as 0 and 1."""
 
-    shapes: Shapes
-
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return {name: unpack_bits(_bits(parts, name, shape), shape) for name, shape in self.shapes}
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        return unpack_bits(_bits(parts, name, shape), shape)
 
     def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
         """See `Divisible`."""

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.values import BYTES, buffer_of, entries
 from rayfl.tree import Tree
 
@@ -22,25 +22,19 @@ LARGEST = np.uint32(0x7F7FFFFF)
 """The bits of the largest float32."""
 
 
-@dataclass(frozen=True)
 class NaturalCodec(WholeTensorCodec):
     """Reads "<name>.exponents" (the biased exponent, a byte; 0 is zero) and "<name>.signs" (a bit, 1 is negative)."""
 
-    shapes: Shapes
-
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        decoded = {}
-        for name, shape in self.shapes:
-            size = math.prod(shape)
-            numbers = buffer_of(parts, f"{name}.exponents", BYTES, size).astype(np.uint32)
-            numbers <<= np.uint32(MANTISSA_BITS)
-            np.minimum(numbers, LARGEST, out=numbers)
-            packed = buffer_of(parts, f"{name}.signs", BYTES, -(-size // 8))
-            signs = np.unpackbits(packed, count=size).astype(np.uint32)
-            signs <<= np.uint32(31)
-            numbers |= signs
-            decoded[name] = torch.from_numpy(numbers.view(np.float32)).view(shape)
-        return decoded
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape)
+        numbers = buffer_of(parts, f"{name}.exponents", BYTES, size).astype(np.uint32)
+        numbers <<= np.uint32(MANTISSA_BITS)
+        np.minimum(numbers, LARGEST, out=numbers)
+        packed = buffer_of(parts, f"{name}.signs", BYTES, -(-size // 8))
+        signs = np.unpackbits(packed, count=size).astype(np.uint32)
+        signs <<= np.uint32(31)
+        numbers |= signs
+        return torch.from_numpy(numbers.view(np.float32))
 
 
 class Natural(Quantizer):

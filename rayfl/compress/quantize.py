@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
 from rayfl.tree import Tree
 
@@ -41,13 +41,9 @@ class QuantizeCodec(WholeTensorCodec):
     distances between nonzero levels and then of these levels without sign, and "<name>.signs", one bit each.
     """
 
-    shapes: Shapes
     levels: int
     bucket: int
     coding: Literal["fixed", "elias", "trits"]
-
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return {name: self._read(parts, name, math.prod(shape)).view(shape) for name, shape in self.shapes}
 
     def write(self, name: str, norms: np.ndarray, levels: np.ndarray) -> dict[str, np.ndarray]:
         """The buffers of one tensor: norms [num_buckets] and signed levels [n], int8 or int16."""
@@ -66,8 +62,8 @@ class QuantizeCodec(WholeTensorCodec):
             parts[f"{name}.levels"] = bits.pack(codes, 1 + self.levels.bit_length())
         return parts
 
-    def _read(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> Tensor:
-        """The decoded entries [size] of one tensor, float32."""
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape)
         num_buckets = -(-size // self.bucket) if self.bucket else min(1, size)
         norms = buffer_of(parts, f"{name}.norms", BUFFER_TYPES["fp32"], num_buckets)
         levels = self._read_levels(parts, name, size)

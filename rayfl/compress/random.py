@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from rayfl.compress.base import Compressor, Packet, Shapes, WholeTensorCodec, masks_of, shapes_of, zeros_of
+from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, masks_of, shapes_of
 from rayfl.compress.positions import positions_of
 from rayfl.compress.sparse import KeepRatio, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import (
@@ -121,20 +123,13 @@ class RandK(Sparsifier):
         return dict.fromkeys(sizes, num_entries / kept_entries(num_entries, self.keep_ratio))
 
 
-@dataclass(frozen=True)
 class BernoulliCodec(WholeTensorCodec):
     """Reads "sent", one uint8 (1 or 0), and if it is 1 "<name>.values", fp32, of each tensor."""
 
-    shapes: Shapes
-
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         if not self._sent(parts):
-            return zeros_of(self.shapes)
-        kind = BUFFER_TYPES["fp32"]
-        return {
-            name: decode_values(buffer_of(parts, f"{name}.values", kind, math.prod(shape)), "fp32").view(shape)
-            for name, shape in self.shapes
-        }
+            return torch.zeros(shape)
+        return decode_values(buffer_of(parts, f"{name}.values", BUFFER_TYPES["fp32"], math.prod(shape)), "fp32")
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return masks_of(self.shapes, self._sent(parts))

@@ -1,30 +1,25 @@
 """Single numbers beside the tensors of a message: a sample count in 8 bytes, a real number in 4."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rayfl.compress.base import Packet, Shapes, WholeTensorCodec
+from rayfl.compress.base import Packet, WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
 from rayfl.compress.values import buffer_of, encode_values, entries
 from rayfl.errors import RayflError
-from rayfl.tree import Tree
 
 LARGEST_COUNT = 2**53
 """Beyond it float64 skips integers, and sums of counts would not be exact."""
 
 
-@dataclass(frozen=True)
 class CountCodec(WholeTensorCodec):
     """Reads one int64; decodes to a float64 tensor of shape [], which holds counts and their sums exactly."""
 
-    shapes: Shapes
-
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        counts = {name: buffer_of(parts, name, np.dtype(np.int64), 1) for name, _ in self.shapes}
-        return {name: torch.tensor(float(count[0]), dtype=torch.float64) for name, count in counts.items()}
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.tensor(float(buffer_of(parts, name, np.dtype(np.int64), 1)[0]), dtype=torch.float64)
 
 
 def count_packet(name: str, count: int) -> Packet:

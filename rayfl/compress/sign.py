@@ -5,14 +5,13 @@ Both are biased and remember nothing: wrap them in feedback.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.base import Packet, Quantizer, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, entries, entries_on_device, is_on_device
 from rayfl.data.device import upload
 from rayfl.tree import Tree, pack_bits
@@ -21,17 +20,11 @@ ROUNDING = 2.0**-40
 """A generous bound on what rounding scales and means to float32 takes from a constant."""
 
 
-@dataclass(frozen=True)
 class SignCodec(WholeTensorCodec):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.scale", one fp32."""
 
-    shapes: Shapes
-
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        return {name: self._read(parts, name, math.prod(shape)).view(shape) for name, shape in self.shapes}
-
-    def _read(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> Tensor:
-        """The decoded entries [size] of one tensor, float32."""
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape)
         scale = buffer_of(parts, f"{name}.scale", BUFFER_TYPES["fp32"], min(1, size))
         signs = buffer_of(parts, f"{name}.signs", BYTES, -(-size // 8))
         if not scale.any():
@@ -67,26 +60,19 @@ class ScaledSign(Quantizer):
         return (1 - ROUNDING) / max(1, num_entries)
 
 
-@dataclass(frozen=True)
 class OneBitCodec(WholeTensorCodec):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.means", fp32 [2 * num_groups].
 
     The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.
     """
 
-    shapes: Shapes
-
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        decoded = {}
-        for name, shape in self.shapes:
-            num_groups, size = _groups(shape)
-            means = buffer_of(parts, f"{name}.means", BUFFER_TYPES["fp32"], 2 * num_groups)
-            signs = buffer_of(parts, f"{name}.signs", BYTES, -(-num_groups * size // 8))
-            upper, lower = means.reshape(2, num_groups, 1)
-            negative = np.unpackbits(signs, count=num_groups * size).view(np.bool_)
-            numbers = np.where(negative.reshape(num_groups, size), lower, upper)
-            decoded[name] = torch.from_numpy(numbers).view(shape)
-        return decoded
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        num_groups, size = _groups(shape)
+        means = buffer_of(parts, f"{name}.means", BUFFER_TYPES["fp32"], 2 * num_groups)
+        signs = buffer_of(parts, f"{name}.signs", BYTES, -(-num_groups * size // 8))
+        upper, lower = means.reshape(2, num_groups, 1)
+        negative = np.unpackbits(signs, count=num_groups * size).view(np.bool_)
+        return torch.from_numpy(np.where(negative.reshape(num_groups, size), lower, upper))
 
 
 class OneBit(Quantizer):

@@ -95,7 +95,6 @@ def sizes_of(shapes: Shapes) -> dict[str, int]:
 class SparseCodec(PositionedCodec):
     """Reads "<name>.values" and "<name>.positions" (see positions.py) of each tensor; with `draw` a seed, "seed"."""
 
-    shapes: Shapes
     dtype: ValueType
     draw: Draw | None = None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
 from rayfl.errors import RayflError
-from rayfl.tree import Tree, tensor_over
+from rayfl.tree import Tree, tensor_over, unpack_bits
 
 Scores = Literal["normalized", "raw"]
 
@@ -61,13 +61,9 @@ class StructuredCodec:
         num_filters, num_channels, _ = _cube(shape)
         if len(shape) < 2:
             return torch.ones(num_filters, dtype=torch.bool), torch.ones(num_channels, dtype=torch.bool)
-
-        def packed(key: str, count: int) -> np.ndarray:
-            return buffer_of(parts, key, BYTES, -(-count // 8))
-
-        filters = np.unpackbits(packed(f"{name}.filters", num_filters), count=num_filters).view(np.bool_)
-        channels = np.unpackbits(packed(f"{name}.channels", num_channels), count=num_channels).view(np.bool_)
-        return torch.from_numpy(filters), torch.from_numpy(channels)
+        filters = buffer_of(parts, f"{name}.filters", BYTES, -(-num_filters // 8))
+        channels = buffer_of(parts, f"{name}.channels", BYTES, -(-num_channels // 8))
+        return unpack_bits(filters, (num_filters,)), unpack_bits(channels, (num_channels,))
 
 
 class Structured(Compressor):

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from rayfl.compress.base import Compressor, Packet, PositionedCodec, Shapes, shapes_of
+from rayfl.compress.base import Compressor, Packet, PositionedCodec, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
@@ -28,7 +28,6 @@ class TernaryCodec(PositionedCodec):
     if there are fewer, "<run>.count" (int32) is their number.
     """
 
-    shapes: Shapes
     keep_ratio: float
     scope: Scope
 

@@ -43,18 +43,13 @@ def entries_on_device(name: str, tensor: Tensor) -> Tensor:
     flat = tensor.detach().to(torch.float32).reshape(-1)
     # No sum with NaN or infinity in it is finite, and a sum takes less time; one of finite numbers may overflow.
     if not math.isfinite(flat.sum()) and not math.isfinite(_magnitude(flat)):
-        raise not_finite(name)
+        raise ValueError(f"tensor {name!r} holds NaN or infinity in float32: lower the learning rate or clip gradients")
     return flat
 
 
 def is_on_device(tensor: Tensor) -> bool:
     """Whether a tensor lies on a GPU."""
     return tensor.device.type == "cuda"
-
-
-def not_finite(name: str) -> ValueError:
-    """The error for a tensor that holds NaN or infinity."""
-    return ValueError(f"tensor {name!r} holds NaN or infinity in float32: lower the learning rate or clip gradients")
 
 
 def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:

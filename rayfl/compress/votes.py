@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, WholeTensorCodec, shapes_of
 from rayfl.compress.values import BYTES, buffer_of, entries
 from rayfl.tree import Tree
 
@@ -20,16 +21,12 @@ NUMBERS = np.array([1, -1, 0, 0], np.float32)
 class VotesCodec(WholeTensorCodec):
     """Reads one buffer a tensor, under the tensor's name; decodes to +1, -1 and, in two bits, 0."""
 
-    shapes: Shapes
     width: int
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        decoded = {}
-        for name, shape in self.shapes:
-            size = math.prod(shape)
-            codes = bits.unpack(buffer_of(parts, name, BYTES, bits.num_bytes(size, self.width)), self.width, size)
-            decoded[name] = torch.from_numpy(NUMBERS[codes]).view(shape)
-        return decoded
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape)
+        codes = bits.unpack(buffer_of(parts, name, BYTES, bits.num_bytes(size, self.width)), self.width, size)
+        return torch.from_numpy(NUMBERS[codes])
 
 
 def votes_packet(x: Tree, ties: bool = False) -> Packet:

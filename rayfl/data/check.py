@@ -31,7 +31,7 @@ def checked_dataset(dataset: Dataset) -> Dataset:
 
 
 def check_lengths(place: str, split: str, samples: Samples) -> None:
-    """RayflError unless there are inputs that are not empty, each with a label and an owner."""
+    """RayflError unless there are nonempty inputs, each with a label and, if owners are given, an owner."""
     shape = samples.inputs.shape
     if len(shape) < 2 or 0 in shape:
         raise RayflError(
@@ -89,7 +89,7 @@ def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = 
 
 
 def first_row(values: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> int | None:
-    """The first row with an entry for which `is_wrong`, which gets the array in pieces; None if there is none."""
+    """The first row with an entry for which `is_wrong`, which gets the array in pieces; None if no row has one."""
     rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
     for start in range(0, len(values), rows):
         wrong = is_wrong(values[start : start + rows])

@@ -42,7 +42,7 @@ class Dataset:
     """Train and test samples, and how batches are made of them.
 
     mean, std: one value per channel of images, on the [0, 1] scale; empty for other kinds.
-    augment: crop with padding 4 and flip at random, anew for each batch (as for CIFAR).
+    augment: crop with padding 4 and flip at random, drawn again for each batch (as for CIFAR).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
     vocabulary: the number of different tokens, which are all below it; None if the source does not give it.
     """

@@ -32,7 +32,7 @@ class StackBatches:
         size: int | None = None,
         batches_per_step: int = 1,
     ) -> None:
-        """`size`: samples of a full batch; None: as many as the largest has, without weights if all are equal."""
+        """`size`: samples of a full batch; None: those of the largest batch, without weights if all sizes are equal."""
         self.store, self.samples, self.group = store, store.split(split), batches_per_step
         orders = [*orders, *[orders[0]] * (width - len(orders))]
         steps = np.array([len(order.positions) // batches_per_step for order in orders])

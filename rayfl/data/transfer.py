@@ -1,6 +1,6 @@
 """Moves nested tensors (trees, states, carries) between main memory and a device.
 
-However many tensors there are, those that have to move are copied together, as one buffer.
+All tensors that have to move are copied together, as one buffer.
 """
 
 import math
@@ -65,11 +65,6 @@ def unstack(stacked: Nested, count: int) -> list[Nested]:
     """The first `count` rows of a stack, on its device. Each row owns its memory."""
     leaves, spec = tree_flatten(stacked)
     return [tree_unflatten([leaf[row].clone() for leaf in leaves], spec) for row in range(count)]
-
-
-def unstack_in_memory(stacked: Nested, count: int, device: torch.device) -> list[Nested]:
-    """`unstack` in main memory, from the device that local work runs on; waits for the device once."""
-    return unstack(to_memory(stacked, device), count)
 
 
 def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int], int]:

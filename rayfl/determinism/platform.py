@@ -1,9 +1,9 @@
 """The builds and the hardware on which a run's numbers depend; platform.json records them.
 
-The rule: an entry that is known to decide bits, or of which nobody has shown that it does not, is decisive, and runs,
-actors and resumes that differ in it are kept apart. The processor's model is one of them even where the instruction
-sets are pinned: oneDNN may fit its blocks, and so the order of its additions, to the caches. Python, Ray, rayfl and the
-number of cores are recorded and decide nothing.
+An entry is decisive if it changes bits, or if nobody has shown that it does not. Runs, actors and resumes with
+different decisive entries are not mixed. The processor's model is decisive even if the instruction sets are pinned:
+oneDNN may choose its blocks, and so the order of its additions, by the caches. Python, Ray, rayfl and the number of
+cores are recorded, but are not decisive.
 """
 
 import json
@@ -30,19 +30,19 @@ ON_CPU = (
     "numpy_instructions",
     "variables",
 )
-"""The entries that decide what a process computes on its processor, such as a run's first parameters."""
+"""The entries that decide a process's results on its processor, such as a run's first parameters."""
 _ON_GPU = ("gpu", "cuda", "cudnn", "gpu_driver")
 DECISIVE = (*ON_CPU, *_ON_GPU, "threads_per_actor")
-"""The entries that must be equal for equal bits. Those of a GPU are None where a process does not compute on one."""
+"""The entries that must be equal for equal bits. Those of a GPU are None if a process does not use one."""
 
 Platform = Mapping[str, object]
-"""What `describe` returns."""
+"""Entries by name, as `describe` returns them."""
 
 
 def describe(threads: int, device: str = "cpu") -> dict[str, object]:
     """Builds and hardware of this process, which computes on `device` ("cpu" or "cuda"), as plain values for JSON.
 
-    Nothing is asked of a GPU unless the process computes on one.
+    A GPU is queried only if the process computes on one.
     """
     name, instructions = processor()
     on_gpu = device == "cuda"
@@ -58,7 +58,7 @@ def describe(threads: int, device: str = "cpu") -> dict[str, object]:
         "cpu": name,
         "cpu_instructions": " ".join(sorted(one for one in instructions if one.startswith(_relevant()))),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        # Of its levels above the one that it was built for, those that it uses here.
+        # The levels that numpy uses here, above the level that it was built for.
         "numpy_instructions": " ".join(np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])),
         "variables": variables(),
         "gpu": torch.cuda.get_device_name(0) if on_gpu else None,
@@ -78,7 +78,7 @@ def _ray_version() -> str:
 
 
 def differences(before: Platform, here: Platform, keys: Sequence[str] = DECISIVE) -> list[str]:
-    """The decisive entries in which `here` differs from `before`, each as "key=there, and here key=here"."""
+    """The decisive entries in which `here` differs from `before`, each as "key=old, and here key=new"."""
     found = []
     for key in keys:
         old, new = before.get(key), here.get(key)
@@ -92,19 +92,19 @@ def differences(before: Platform, here: Platform, keys: Sequence[str] = DECISIVE
 
 
 def listed(unlike: Sequence[str]) -> str:
-    """The first two of the differences, and how many there are besides."""
+    """The first two differences, and the number of the others."""
     return "; ".join(unlike[:2]) + (f" (and {len(unlike) - 2} more differences)" if len(unlike) > 2 else "")
 
 
 def with_kind(recorded: Platform, other: Platform) -> dict[str, object]:
-    """What platform.json says once machines like `other` have worked too: "mixed" lists what is different there."""
+    """The content of platform.json after machines like `other` have worked too; "mixed" lists their differences."""
     entries = {key: other.get(key) for key in DECISIVE if recorded.get(key) != other.get(key)}
     kinds = kinds_besides(recorded)
     return {**recorded} if not entries or entries in kinds else {**recorded, "mixed": [*kinds, entries]}
 
 
 def with_driver(recorded: Platform, driver: Platform) -> dict[str, object]:
-    """What platform.json says of a run whose data and first parameters `driver` prepared, which may be another kind."""
+    """The content of platform.json if `driver`, maybe of another kind, prepared the data and first parameters."""
     entries = {key: driver.get(key) for key in ON_CPU if recorded.get(key) != driver.get(key)}
     without = {key: value for key, value in recorded.items() if key != "driver"}
     return {**without, "driver": entries} if entries else without
@@ -123,14 +123,14 @@ def kinds_besides(recorded: Platform) -> list[Platform]:
 
 
 def commonest(found: Sequence[Platform]) -> Platform:
-    """The kind of machine that most of these are, whatever their order; `found` has at least one."""
+    """The most frequent kind of machine, independent of the order; `found` has at least one."""
     written = [json.dumps([one.get(key) for key in DECISIVE], sort_keys=True) for one in found]
     most = min(set(written), key=lambda kind: (-written.count(kind), kind))
     return found[written.index(most)]
 
 
 def _relevant() -> tuple[str, ...]:
-    """How the names of the instructions begin that libraries of arithmetic may choose by in this process."""
+    """The first letters of instruction sets by which arithmetic libraries may choose code in this process."""
     up_to_avx2 = ("fma", "f16c", "avx2", "asimd", "sve")
     return (
         up_to_avx2 if variables().get("ONEDNN_MAX_CPU_ISA") == "AVX2" else (*up_to_avx2, "avx", "amx", "bf16", "i8mm")

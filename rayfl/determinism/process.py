@@ -1,8 +1,8 @@
-"""Set a process up before torch computes: its memory allocator, and arithmetic that repeats itself bit for bit.
+"""Sets up a process before torch computes: its memory allocator, and arithmetic that repeats bit for bit.
 
-Every process that does numbers (driver, coordinator, client actors, tests) calls `prepare_process` first. No torch and
-no numpy is imported here: numpy and its OpenBLAS read the environment as they are loaded; MKL, oneDNN and ATen, when
-they are used for the first time.
+Every process that computes (driver, coordinator, client actors, tests) calls `prepare_process` first. This file imports
+neither torch nor numpy: numpy and its OpenBLAS read the environment when they are loaded; MKL, oneDNN and ATen read it
+when they are first used.
 """
 
 import ctypes
@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import Literal
 
 InstructionSet = Literal["native", "avx2"]
-"""How far ATen and oneDNN may go: to what the processor has, or to AVX2, which costs a CNN about half as much again."""
+"""The instructions that ATen and oneDNN may use: all of the processor's, or AVX2, which slows a CNN by about half."""
 
 Precision = Literal["fp32", "tf32", "bf16"]
-"""Of products and convolutions in a model: float32; on a GPU its factors rounded to TF32; or autocast to bfloat16."""
+"""How a model multiplies and convolves: in float32; on a GPU in TF32; or under autocast to bfloat16."""
 
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 30),
     "MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30),
     "MALLOC_TOP_PAD_": (-2, 64 << 20),
 }
-"""Numbers and values of glibc's `mallopt`, by the variables that say the same to a process as it starts."""
+"""Numbers and values of glibc's `mallopt`, by the variables that have the same effect on a process at its start."""
 
 _ALWAYS: dict[str, str | None] = {
     "MKL_CBWR": "AVX2,STRICT",
-    # MKL obeys this one even where MKL_CBWR is set.
+    # MKL obeys this variable even if MKL_CBWR is set.
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
     "ONEDNN_CPU_ISA_HINTS": "NO_HINTS",
     "OPENBLAS_NUM_THREADS": "1",
-    # Older names of oneDNN's, and what numpy refuses beside NPY_DISABLE_CPU_FEATURES.
+    # Older names of oneDNN's variables, and those that numpy refuses beside NPY_DISABLE_CPU_FEATURES.
     "DNNL_MAX_CPU_ISA": None,
     "DNNL_DEFAULT_FPMATH_MODE": None,
     "DNNL_CPU_ISA_HINTS": None,
@@ -43,14 +43,14 @@ _ALWAYS: dict[str, str | None] = {
     "NPY_DISABLE_CPU_FEATURES": None,
     "OPENBLAS_CORETYPE": None,
 }
-"""The variables on which every process agrees; None: not set. The user's own values do not count."""
+"""The variables that every process sets alike, whatever the user set; None: unset."""
 
 _NUMPY_AT_AVX2 = {
     "OPENBLAS_CORETYPE": "Haswell",
-    # The levels above AVX2, as numpy calls them from 2.4 on, and as it called them before.
+    # The levels above AVX2: numpy's names since 2.4, and the names before.
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
 }
-"""Where the processor has AVX2. What numpy does for rayfl takes no longer for it."""
+"""Set if the processor has AVX2. numpy's part of rayfl's work is not slower with it."""
 
 _LEVELS: dict[InstructionSet, dict[str, str | None]] = {
     "native": {"ONEDNN_MAX_CPU_ISA": "DEFAULT", "ATEN_CPU_CAPABILITY": None},
@@ -76,9 +76,9 @@ _HEEDED = (
 def prepare_process(instruction_set: InstructionSet = "native") -> None:
     """Set up the allocator and the libraries of arithmetic. Calling it twice changes nothing.
 
-    The variables that decide bits take fixed values, whatever the user's shell says: promise 1 of the design rests on
-    them. The allocator keeps freed memory, which activations need again at the next step: without it the kernel takes
-    the pages and clears new ones, a third of the time of a small CNN.
+    The variables that decide bits get fixed values, whatever the user's shell has set: equal bits depend on them. The
+    allocator keeps freed memory, which activations need again in the next step. Otherwise the kernel would
+    take the pages and clear new ones, which takes a third of the time of a small CNN.
     """
     for name, value in _pinned(instruction_set).items():
         if value is None:
@@ -94,7 +94,7 @@ def prepare_process(instruction_set: InstructionSet = "native") -> None:
 def environment(prepared: bool) -> dict[str, str]:
     """This process's environment for a program that does not know rayfl.
 
-    `prepared`: with all that `prepare_process` sets, the allocator included; else with nothing of it.
+    `prepared`: with all that `prepare_process` sets, the allocator included; otherwise without any of it.
     """
     pinned = _pinned("native")
     others = {name: value for name, value in os.environ.items() if name not in pinned}
@@ -105,7 +105,7 @@ def environment(prepared: bool) -> dict[str, str]:
 
 
 def warn_if_late() -> None:
-    """Warn where numpy is loaded already and may use instructions above AVX2, which no other process of rayfl uses."""
+    """Warn if numpy is loaded already and may use instructions above AVX2, which no other process of rayfl uses."""
     prepared = all(os.environ.get(name) == value for name, value in _NUMPY_AT_AVX2.items())
     above = any(one.startswith("avx512") for one in processor()[1])
     if "numpy" in sys.modules and above and not prepared:
@@ -117,7 +117,7 @@ def warn_if_late() -> None:
 
 
 def hide_gpus() -> None:
-    """Let this process see no GPU: Ray leaves all of a node's visible to an actor that asked for none."""
+    """Hide all GPUs from this process: Ray shows a node's GPUs even to an actor that asked for none."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -129,7 +129,7 @@ def variables() -> dict[str, str]:
 
 @cache
 def processor() -> tuple[str, frozenset[str]]:
-    """The processor's maker, name, family and model, and the instructions it has; both are empty where Linux names
+    """The processor's maker, name, family and model, and its instructions; both are empty if Linux names
     none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

@@ -38,7 +38,7 @@ class FirstDraws:
 
     @cached_property
     def own(self) -> np.random.Generator:
-        """The one generator of this (seed, client), for what differs from client to client."""
+        """The generator of this (seed, client), for draws that differ between clients."""
         return generator(self.seed, client=self.client, purpose="first state")
 
     def common(self, purpose: str) -> np.random.Generator:

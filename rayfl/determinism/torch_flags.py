@@ -9,7 +9,7 @@ from rayfl.determinism.process import InstructionSet, Precision, prepare_process
 from rayfl.errors import RayflError
 
 _chosen: list[InstructionSet] = []
-"""The instruction set of this process, once there is one: torch keeps to the first one that it computes with."""
+"""The instruction set of this process, once chosen: torch keeps the first one that it computes with."""
 
 
 def choose(instruction_set: InstructionSet) -> None:

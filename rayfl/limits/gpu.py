@@ -6,7 +6,7 @@ from rayfl.errors import RayflError
 from rayfl.limits.memory import in_words
 
 CONTEXT_BYTES = 800_000_000
-"""What each process takes of a GPU beside its tensors: CUDA's context, and the kernels of cuBLAS and cuDNN.
+"""GPU memory of a process beside its tensors: CUDA's context, and the kernels of cuBLAS and cuDNN.
 
 A generous guess for an H100 or H200, to be replaced by a measured number.
 """
@@ -15,7 +15,7 @@ A generous guess for an H100 or H200, to be replaced by a measured number.
 def tensor_fraction(share: float, total_bytes: int) -> float:
     """The fraction of a GPU's `total_bytes` that the tensors of a process may take, which has a `share` of the GPU.
 
-    As many processes as have that share fit on a GPU together with their contexts. RayflError where the share leaves
+    As many processes as have that share fit on a GPU together with their contexts. RayflError if the share leaves
     less for tensors than a context takes.
     """
     # A third of a GPU is written as 0.33, and three such actors share it.

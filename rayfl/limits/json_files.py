@@ -1,4 +1,4 @@
-"""JSON from a file that may be a stranger's: bounded in size, in nesting and in the length of its numbers."""
+"""Reads JSON from untrusted files, with limits on size, nesting and the length of numbers."""
 
 import json
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from rayfl.errors import RayflError
 from rayfl.limits.regular_files import read_bytes
 
 MOST_BYTES = 256 * 10**6
-"""Of a file. What describes a run of a million clients with settings of their own is below it."""
+"""The most bytes of a file. The description of a run with a million clients' own settings is smaller."""
 MOST_NESTED = 64
-"""Tables and lists inside each other. What rayfl writes has about ten."""
+"""The deepest nesting of tables and lists. Files that rayfl writes have about ten levels."""
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """The table in a JSON file. ValueError, whose text is the reason, or OSError where there is none."""
+    """The table in a JSON file. If there is none, ValueError, whose text is the reason, or OSError."""
     found = parse(read_bytes(path, MOST_BYTES))
     if not isinstance(found, Mapping):
         raise RayflError("it holds no table")
@@ -24,7 +24,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 # Any: JSON.
 def parse(text: bytes | str) -> Any:
-    """The value of a JSON text. ValueError, whose text is the reason, where it is none or nested too deep."""
+    """The value of a JSON text. ValueError, whose text is the reason, if it is invalid or nested too deep."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

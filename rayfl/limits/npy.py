@@ -22,12 +22,12 @@ _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 _MOST_DENSE = 1100
 """No deflated byte unpacks to more bytes (zlib's own figure is 1032)."""
 _DAMAGES = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, UnicodeError)
-"""What a damaged archive is refused with; NotImplementedError is a RuntimeError."""
+"""The errors that a damaged archive raises; NotImplementedError is a RuntimeError."""
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array in a .npy file. OSError where it cannot be opened, ValueError with the reason where it is none;
-    RayflError where it is larger than this machine's memory."""
+    """The array in a .npy file. OSError if it cannot be opened, ValueError with the reason if it is not valid;
+    RayflError if it is larger than this machine's memory."""
     require_regular(path)
     with path.open("rb") as file:
         return _array(file, os.fstat(file.fileno()).st_size, str(path))

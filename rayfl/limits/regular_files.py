@@ -1,6 +1,6 @@
-"""Files of a user's: only regular ones are opened, and none that is larger than it may be.
+"""Opens users' files only if they are regular files within a size limit.
 
-To open a pipe waits for ever, to read a device may never end, and to open one may do something.
+Opening a pipe waits for ever, reading a device may never end, and opening one may have effects.
 """
 
 import difflib
@@ -60,7 +60,7 @@ def read_text(path: Path, most: int | None = None) -> str:
 
 
 def absent(path: Path, otherwise: str) -> str:
-    """The sentence on a file that is not there: where it was looked for, and the nearest name there, or `otherwise`."""
+    """The sentence for a missing file: the folder that was searched, and the nearest name in it, or `otherwise`."""
     folder = path.absolute().parent
     if not folder.is_dir():
         return f"{path} is not there, nor is the folder {folder}; {otherwise}"
@@ -71,7 +71,7 @@ def absent(path: Path, otherwise: str) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ and ~user put in. RayflError where nobody knows that user's home."""
+    """Replace ~ and ~user in the path. RayflError if the user's home is unknown."""
     found = Path(os.path.expanduser(path))
     if found.parts and found.parts[0].startswith("~"):
         raise RayflError(f"{path}: nobody knows the home folder {found.parts[0]}; give a path without ~")

@@ -1,4 +1,4 @@
-"""Models by name, a file a family. A model is a frozen `Architecture`, whose `build` makes the module for a dataset."""
+"""Models by name, one file per family. The `build` of a frozen `Architecture` makes the module for a dataset."""
 
 from rayfl.models.base import Architecture
 from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2

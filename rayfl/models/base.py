@@ -26,8 +26,8 @@ class Architecture(Choice):
     label: ClassVar[str] = "model"
     package: ClassVar[str] = "rayfl.models"
     memory_format: ClassVar[MemoryFormat] = "contiguous"
-    """How the images lie that the network gets. Each architecture states what was faster for it on a CPU, since a
-    choice by timing would let two runs have other bits."""
+    """The memory layout of the network's images. Each architecture fixes the layout that was faster for it on a CPU,
+    since a choice by timing could give two runs different bits."""
 
     start: str | None = Field(
         default=None, min_length=1, description="safetensors file of the weights to start from, instead of random ones"
@@ -49,7 +49,7 @@ class Architecture(Choice):
     # Any: see `Choice.from_options`.
     @classmethod
     def from_options(cls, found: Any, options: Mapping[str, Any]) -> Any:
-        """The model of a subclass, or of what makes torch modules."""
+        """The model of a subclass, or of a class or function that makes torch modules."""
         if isinstance(found, type) and issubclass(found, Architecture):
             return found(**options)
         start = {name: value for name, value in options.items() if name == "start"}
@@ -100,7 +100,7 @@ class FromFactory(Architecture):
 
     @property
     def memory_format(self) -> MemoryFormat:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What the factory says in an attribute of that name; contiguous without one. ValueError for another word."""
+        """The factory's attribute of this name; contiguous if it has none. RayflError for an unknown value."""
         found = getattr(self.factory, "memory_format", "contiguous")
         if found not in get_args(MemoryFormat):
             words = " or ".join(get_args(MemoryFormat))

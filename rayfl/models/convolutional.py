@@ -63,7 +63,7 @@ class EMNISTCNN(Architecture):
 class VGG11(Architecture):
     """VGG-11 with GroupNorm after its 3x3 convolutions: 9,231,114 parameters at 3 channels and 10 classes.
 
-    Dis-PFL's (Dai et al., ICML 2022): one linear layer behind the last pooling, on the mean over what it leaves.
+    Dis-PFL's (Dai et al., ICML 2022): one linear layer after the last pooling, on the mean over the remaining pixels.
     """
 
     name: ClassVar[str] = "vgg11"

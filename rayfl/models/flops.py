@@ -14,13 +14,13 @@ from rayfl.tree import Tree
 
 COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 Uses = Mapping[str, int]
-"""By name of a weight, how often each of its entries multiplies in one example's forward pass."""
+"""For each weight by name: the number of multiplications of each entry in one example's forward pass."""
 
 
 def weight_uses(module: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
     """The uses of all weights of convolutions and linear layers of `module`, by a forward pass of one example of zeros.
 
-    Not on the meta device: what torch imports for that takes longer than such a pass.
+    Not on the meta device: torch's imports for it take longer than this pass.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     uses: dict[str, int] = {}
@@ -42,7 +42,7 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...]) -> dict[str, in
 
 
 def forward_flops(uses: Uses, mask: Tree | None = None, params: Tree | None = None) -> int:
-    """Operations of one example's forward pass through what `mask` keeps, or through all of `params`."""
+    """Operations of one example's forward pass through the entries that `mask` keeps, or through all of `params`."""
     if mask is not None:
         return sum(2 * times * int(torch.count_nonzero(mask[name])) for name, times in uses.items())
     assert params is not None

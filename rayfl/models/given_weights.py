@@ -32,7 +32,7 @@ def read(path: Path, expected: Tree, model: str) -> Tree:
 
 
 def _misfit(found: Mapping[str, torch.Tensor], expected: Tree) -> str | None:
-    """The first difference between what a file has and what a model needs, as the end of a sentence."""
+    """The first difference between a file's weights and the model's, as the end of a sentence; None if they fit."""
     for name, tensor in expected.items():
         if name not in found:
             return f"it has no {name!r} ({nearest(name, sorted(found))})" if found else "it holds nothing"

@@ -73,7 +73,7 @@ class ResNet20(Architecture):
 
 
 class Subsampled(nn.Module):
-    """Option A: every second pixel in both directions, and `more` channels of zeros behind those there are."""
+    """Option A: every second pixel in both directions, and `more` channels of zeros after the existing ones."""
 
     def __init__(self, more: int) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ class PerClient(Settings):
         check_trait("availability.probability", self.probability, share=True)
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
-        """The probability that each client is there in this round, float64 [count]."""
+        """The probability that each client is available in this round, float64 [count]."""
         return values(self.probability, count, seed, "availability probability")
 
 
@@ -55,16 +55,16 @@ class Diurnal(Settings):
             raise RayflError(f"={self.low} is above high={self.high}; swap them", key=("availability", "low"))
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
-        """The probability that each client is there in this round, float64 [count]."""
+        """The probability that each client is available in this round, float64 [count]."""
         phases = self.spread * seeding.generator(seed, purpose="availability phase").random(count)
         daylight = (1 + np.cos(2 * np.pi * (round / self.period - phases))) / 2
         return self.low + (self.high - self.low) * daylight
 
 
 class Trace(Settings):
-    """A CSV file with the header `client,first_round,last_round`: a client is there in the rounds of its lines.
+    """A CSV file with the header `client,first_round,last_round`: a client is available in the rounds of its lines.
 
-    Both ends are included; a client without a line is never there. With `repeat` the trace begins again
+    Both ends are included; a client without a line is never available. With `repeat` the trace begins again
     after that number of rounds; without it nobody is there after the last line's end.
     """
 
@@ -84,7 +84,7 @@ class TraceLines:
     repeat: int | None = None
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
-        """1 for the clients that are there in this round and 0 for the others, float64 [count]."""
+        """1 for the clients that are available in this round and 0 for the others, float64 [count]."""
         client, first, last = self.lines.T
         now = round if self.repeat is None else round % self.repeat
         there = np.zeros(count)
@@ -104,7 +104,7 @@ def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: 
 
 
 def read_trace(path: Path, count: int) -> np.ndarray:
-    """A trace's lines as int64 [num_lines, 3]: client, first and last round. RayflError for what is no trace."""
+    """A trace's lines as int64 [num_lines, 3]: client, first and last round. RayflError if the file is not a trace."""
     try:
         rows = list(csv.reader(read_text(path).splitlines()))
     except (UnicodeDecodeError, csv.Error):

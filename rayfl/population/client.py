@@ -1,4 +1,4 @@
-"""A client as methods know it: its id and what is fixed about it."""
+"""Traits: a client's id and fixed properties, which methods see."""
 
 from dataclasses import dataclass
 

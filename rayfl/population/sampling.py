@@ -1,6 +1,6 @@
 """The clients' traits, and for every round who is selected and who drops out.
 
-All of it is drawn from the experiment's seed. A simulated dropout is science: it changes the result and is recorded.
+All draws come from the experiment's seed. A simulated dropout changes the results and is recorded.
 """
 
 import math
@@ -129,7 +129,7 @@ class Population:
         return self.settings.count
 
     def traits(self, client: int) -> Traits:
-        """What is fixed about a client."""
+        """The fixed traits of a client."""
         drawn = self._drawn
         return Traits(
             id=client,
@@ -174,8 +174,7 @@ class Population:
 
     @cached_property
     def _drawn(self) -> dict[str, np.ndarray]:
-        return {name: self._values(name) for name in TRAITS}
-
-    def _values(self, name: str) -> np.ndarray:
-        trait = getattr(self.settings, name)
-        return values(1.0 if trait is None else trait, self.settings.count, self.seed, name)
+        """Each trait's values by name, float64 [num_clients]; 1 where the experiment gives none."""
+        given = {name: getattr(self.settings, name) for name in TRAITS}
+        count, seed = self.settings.count, self.seed
+        return {name: values(1.0 if one is None else one, count, seed, name) for name, one in given.items()}

@@ -37,7 +37,7 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
     name = next((name for name in _CHECKS if getattr(type(method), name, None) is hook.__func__), None)
     if name is None:
         return hook
-    check = _CHECKS[name]
+    kind, wanted, check = _CHECKS[name]
 
     @functools.wraps(hook)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,6 +50,8 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
                 raise
             raise HookError(f"{_called(method, name, _line(method, error))}: {_explained(method, error)}") from error
         try:
+            if not isinstance(answer, kind):
+                _refuse(answer, wanted)
             check(answer, method, args)
         except _WrongAnswerError as wrong:
             code = getattr(hook.__func__, "__code__", None)
@@ -101,20 +103,17 @@ def _refuse(found: Any, wanted: str) -> NoReturn:
     raise _WrongAnswerError(f"returns {what}; it must return {wanted}")
 
 
-def _carry(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    """Checks only the type of the carry, since this runs at every step."""
-    if not isinstance(found, dict):
-        _refuse(found, "the carry, tensors by name")
+def _any(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    """Checks nothing: the type is enough, and a carry is checked at every step."""
 
 
 def _evaluated(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    _carry(found, method, args)
     if "params" not in found:
         raise _WrongAnswerError('returns a carry without "params", which is the model to evaluate; put it there')
 
 
-def _state(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    _require_state(found, "a state, tensors by name")
+def _tree(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    _require_state(found, "tensors by name")
 
 
 def _require_state(found: Any, wanted: str, path: str = "") -> None:
@@ -130,18 +129,9 @@ def _require_state(found: Any, wanted: str, path: str = "") -> None:
             )
 
 
-def _tree(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    _require_state(found, "a model, tensors by name")
-
-
-def _plan(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    if not isinstance(found, Plan):
-        _refuse(found, "a Plan")
-
-
 def _message(found: Any, method: object, args: tuple[Any, ...]) -> None:
     if not isinstance(found, Mapping):
-        _refuse(found, "a message, packets by name")
+        _refuse(found, _MESSAGE)
     for name, packet in found.items():
         if not isinstance(packet, Packet):
             raise _WrongAnswerError(
@@ -168,16 +158,12 @@ def _metrics(found: Any) -> None:
 
 
 def _reply(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    if not isinstance(found, Reply):
-        _refuse(found, "a Reply")
     _message(found.message, method, args)
     _require_state(found.server_memory, "a Reply whose server_memory is tensors by name")
     _metrics(found.metrics)
 
 
 def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
-    if not isinstance(found, Finished):
-        _refuse(found, "a Finished")
     _require_state(found.state, "a Finished whose state is tensors by name")
     _metrics(found.metrics)
     if not _is_number(found.weight):
@@ -204,13 +190,10 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
 
 
 def _updated(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    wanted = "the new server state and metrics: return {...}, {}"
-    if not isinstance(found, tuple):
-        _refuse(found, wanted)
     if len(found) != 2:
-        raise _WrongAnswerError(f"returns {len(found)} values; it must return {wanted}")
+        raise _WrongAnswerError(f"returns {len(found)} values; it must return {_UPDATE}")
     state, metrics = found
-    _require_state(state, wanted)
+    _require_state(state, _UPDATE)
     _metrics(metrics)
     if lost := _lost(args[0], state):
         raise _WrongAnswerError(
@@ -232,24 +215,27 @@ def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> 
     return None
 
 
-_CHECKS: Mapping[str, Callable[[Any, Any, tuple[Any, ...]], None]] = {
-    "plan": _plan,
-    "init_params": _tree,
-    "init_client": _state,
-    "begin": _carry,
-    "step": _carry,
-    "end_stage": _carry,
-    "finish": _finished,
-    "receive_reply": _state,
-    "eval_begin": _evaluated,
-    "init_server": _state,
-    "init_server_memory": _state,
-    "model": _tree,
-    "broadcast": _message,
-    "personal_message": _reply,
-    "store_uplink": _state,
-    "server_update": _updated,
-    "reply": _reply,
-    "mix": _state,
+_CARRY, _STATE, _MODEL = "the carry, tensors by name", "a state, tensors by name", "a model, tensors by name"
+_MESSAGE, _UPDATE = "a message, packets by name", "the new server state and metrics: return {...}, {}"
+
+_CHECKS: Mapping[str, tuple[type, str, Callable[[Any, Any, tuple[Any, ...]], None]]] = {
+    "plan": (Plan, "a Plan", _any),
+    "init_params": (dict, _MODEL, _tree),
+    "init_client": (dict, _STATE, _tree),
+    "begin": (dict, _CARRY, _any),
+    "step": (dict, _CARRY, _any),
+    "end_stage": (dict, _CARRY, _any),
+    "finish": (Finished, "a Finished", _finished),
+    "receive_reply": (dict, _STATE, _tree),
+    "eval_begin": (dict, _CARRY, _evaluated),
+    "init_server": (dict, _STATE, _tree),
+    "init_server_memory": (dict, _STATE, _tree),
+    "model": (dict, _MODEL, _tree),
+    "broadcast": (Mapping, _MESSAGE, _message),
+    "personal_message": (Reply, "a Reply", _reply),
+    "store_uplink": (dict, _STATE, _tree),
+    "server_update": (tuple, _UPDATE, _updated),
+    "reply": (Reply, "a Reply", _reply),
+    "mix": (dict, _STATE, _tree),
 }
-"""The check of each hook's return value."""
+"""For each hook: the type of its return value, the words for this type, and the check of what the value holds."""

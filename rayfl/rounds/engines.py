@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from rayfl.data.batches import Batch, ClientData, Order, amount
 from rayfl.data.stacks import StackBatches
-from rayfl.data.transfer import stack, to_device, to_memory, unstack, unstack_in_memory
+from rayfl.data.transfer import stack, to_device, to_memory, unstack
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.rounds.check_hooks import checked_hook
@@ -138,7 +138,7 @@ def _together(
     on_device = tasks[0].on_device
 
     def rows() -> list[Carry]:
-        return unstack(carry, len(tasks)) if on_device else unstack_in_memory(carry, len(tasks), device)
+        return unstack(carry if on_device else to_memory(carry, device), len(tasks))
 
     carry = stack(own, width, device)
     for number, stage in enumerate(stages, 1):
@@ -198,10 +198,8 @@ def _shape(carry: Carry) -> Hashable:
 
 
 def _where(active: Tensor, new: Carry, old: Carry) -> Carry:
-    def choose_leaf(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(active.reshape(-1, *[1] * (a.dim() - 1)), a, b)
-
-    return tree_map(choose_leaf, new, old)
+    """The new carry of clients that are active, bool [width], and the old one of the others."""
+    return tree_map(lambda a, b: torch.where(active.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, old)
 
 
 def _size(batch: Batch | tuple[Batch, ...]) -> int:

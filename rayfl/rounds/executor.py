@@ -1,5 +1,6 @@
 """Executor: runs jobs on clients. `InlineExecutor` runs them in this process, actors/executor.py on Ray actors."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -24,6 +25,11 @@ class Job:
     inputs: tuple[Ref, ...] = ()
     num_outputs: int = 0
 
+    @property
+    def kind(self) -> str:
+        """The kind of work in a word or two: "train" for a `TrainJob`, "mean model" for a `MeanModelJob`."""
+        return re.sub("(?<=[a-z])(?=[A-Z])", " ", type(self.work).__name__.removesuffix("Job")).lower()
+
 
 @dataclass(frozen=True)
 class JobResult:
@@ -44,7 +50,7 @@ class Wave:
     @classmethod
     def of(cls, jobs: Sequence[Job], done: Iterable[Job] = ()) -> Self:
         """The wave of these jobs, of which some are done. Jobs on the pooled test set have no clients."""
-        return cls(jobs[0].work.kind if jobs else "", num_clients(done), num_clients(jobs))
+        return cls(jobs[0].kind if jobs else "", num_clients(done), num_clients(jobs))
 
 
 OnWave = Callable[[Wave], None]

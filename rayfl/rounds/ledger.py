@@ -85,21 +85,17 @@ class Ledger:
         drawn = self.participation.fates.get(client, Fate.NOT_SELECTED)
         return self.results.get(client) or ClientResult(client, drawn)
 
-    def add(self, later: ClientResult) -> None:
-        """Add a later wave's result of a client: downloads are added up, metrics are joined."""
-        result = self.result(later.client)
-        self.results[later.client] = replace(
-            result,
-            downlink_bits=result.downlink_bits + later.downlink_bits,
-            num_received=result.num_received + later.num_received,
-            reply_bits=result.reply_bits + later.reply_bits,
-            metrics={**result.metrics, **later.metrics},
-        )
-
-    def add_all(self, later: Iterable[ClientResult]) -> None:
-        """Add a later wave's results of several clients."""
-        for result in later:
-            self.add(result)
+    def add(self, later: Iterable[ClientResult]) -> None:
+        """Add a later wave's results of clients: downloads are added up, metrics are joined."""
+        for one in later:
+            result = self.result(one.client)
+            self.results[one.client] = replace(
+                result,
+                downlink_bits=result.downlink_bits + one.downlink_bits,
+                num_received=result.num_received + one.num_received,
+                reply_bits=result.reply_bits + one.reply_bits,
+                metrics={**result.metrics, **one.metrics},
+            )
 
 
 def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:

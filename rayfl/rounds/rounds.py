@@ -127,7 +127,7 @@ def reply(round: Round, delivered: Sequence[int]) -> None:
     jobs = round.client_jobs(ReplyJob, delivered, slots, len(slots))
     answers = round.run(jobs)
     for answer in answers:
-        round.ledger.add_all(answer.result)
+        round.ledger.add(answer.result)
     round.keep(slots, jobs, answers)
 
 
@@ -175,13 +175,13 @@ def evaluate(round: Round) -> None:
             ledger.metrics |= {f"pooled/{name}": float(values.mean()) for name, values in pooled.items()}
         if settings.own and not personal:
             own = evaluation.own_splits(setup, pooled)
-            ledger.add_all(ClientResult(client, metrics=metrics) for client, metrics in own.items())
+            ledger.add(ClientResult(client, metrics=metrics) for client, metrics in own.items())
     if model and settings.train:
         trained_on = evaluate_pooled(round, "train")
         ledger.metrics |= {f"pooled_train/{name}": float(values.mean()) for name, values in trained_on.items()}
     if personal and (settings.own or settings.personal_on_pooled or settings.train):
         for answer in round.run(round.client_jobs(EvaluateJob, range(setup.num_clients), setup.state_slots)):
-            ledger.add_all(answer.result)
+            ledger.add(answer.result)
     if settings.masks and round.number == setup.rounds - 1:
         compare_masks(round)
 

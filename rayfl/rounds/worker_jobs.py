@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
@@ -32,7 +32,6 @@ class TrainJob:
     node's messages may come back as packets instead of their sum.
     """
 
-    kind: ClassVar[str] = "train"
     nodes: tuple[Node, ...]
     fates: Mapping[int, Fate]
     packets: bool = False
@@ -52,32 +51,23 @@ class TrainJob:
 class ClientJob:
     """A job whose only argument is the list of clients. The subclass says what to do with them."""
 
-    kind: ClassVar[str]
     clients: tuple[int, ...]
 
 
 class ReplyJob(ClientJob):
     """Gives clients the server's reply. Inputs and outputs: `Setup.memory_slots`."""
 
-    kind: ClassVar[str] = "reply"
-
 
 class EvaluateJob(ClientJob):
     """Evaluates clients' own models. Inputs: `Setup.state_slots`."""
-
-    kind: ClassVar[str] = "evaluate"
 
 
 class MaskJob(ClientJob):
     """Returns clients' masks. Inputs: `Setup.state_slots`."""
 
-    kind: ClassVar[str] = "masks"
-
 
 class MeanModelJob(ClientJob):
     """Averages clients' models. Inputs: `Setup.state_slots`. Output: the mean."""
-
-    kind: ClassVar[str] = "mean_model"
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,6 @@ class MixJob:
     Outputs: the receivers' new states.
     """
 
-    kind: ClassVar[str] = "mix"
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
 
@@ -104,7 +93,6 @@ class AddJob:
     Inputs: (message, weight) by client. Outputs: the sums of each node (`partial_sums.Added`).
     """
 
-    kind: ClassVar[str] = "add"
     nodes: tuple[Node, ...]
     clients: tuple[int, ...]
 
@@ -113,7 +101,6 @@ class AddJob:
 class MergeJob:
     """Adds up the sums of a node of the summation tree. Inputs: those of nodes that cover it. Output: its sum."""
 
-    kind: ClassVar[str] = "merge"
     node: Node
     parts: tuple[Node, ...]
 
@@ -122,7 +109,6 @@ class MergeJob:
 class PooledJob:
     """Evaluates the global model on a part of the pooled test set, or of all clients' training examples."""
 
-    kind: ClassVar[str] = "evaluate_pooled"
     first: int
     last: int
     split: Literal["test", "train"] = "test"

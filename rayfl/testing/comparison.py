@@ -20,7 +20,7 @@ def rows(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
 
 
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
-    """Every array that outlives a round, by its place: the server's state, and all states and links."""
+    """Every array that outlives a round, by its place: the server's state, and the states and memories of clients."""
     found = leaves("server", run_state.server)
     for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):
         for client, ref in sorted(refs.items()):
@@ -46,7 +46,7 @@ def leaves(place: str, value: Any) -> dict[str, np.ndarray]:
 
 
 def assert_same_bits(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:
-    """Every array is there in both, of one type and shape, and with the same bits."""
+    """Both have the same arrays, with the same types, shapes and bits."""
     assert list(a) == list(b)
     for place, array in a.items():
         assert (array.dtype, array.shape, array.tobytes()) == (b[place].dtype, b[place].shape, b[place].tobytes()), (

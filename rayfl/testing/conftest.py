@@ -22,7 +22,7 @@ prepare_process()
 
 @pytest.fixture(scope="session")
 def method(request: pytest.FixtureRequest) -> type[Method]:
-    """The class that --method names. A usage error where there is none."""
+    """The class that --method names. A usage error if there is none."""
     name = request.config.getoption("--method")
     if not name:
         raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FedNova")
@@ -61,5 +61,5 @@ def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
 
 @pytest.fixture(scope="session")
 def played(make: Make) -> Played:
-    """A run as it is by default: its records and the state after each round."""
+    """A default run: its records and the state after each round."""
     return play(make())

@@ -1,4 +1,4 @@
-"""What every method must hold. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
+"""The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
 
 from collections.abc import Callable
 from pathlib import Path

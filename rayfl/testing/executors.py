@@ -47,7 +47,7 @@ Frozen = tuple[bytes, list[bytes]]
 
 
 def frozen(value: Any) -> Frozen:
-    """Bytes, large arrays out of band as Ray has them."""
+    """The value as bytes, with large arrays out of band, as Ray stores them."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return data, [buffer.raw().tobytes() for buffer in buffers]
@@ -68,7 +68,7 @@ def opened(ref: Frozen) -> Packet:
 def play(
     setup: Setup, executor: Executor | None = None, run_state: RunState | None = None, rounds: int | None = None
 ) -> tuple[list[RoundRecord], list[RunState]]:
-    """The records and the worlds after each round."""
+    """The records, and the run state after each round."""
     records: list[RoundRecord] = []
     run_states: list[RunState] = []
 

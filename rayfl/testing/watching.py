@@ -1,4 +1,4 @@
-"""A method under watch: what its hooks were given and what they gave back, without a change to what they do."""
+"""Watches a method: logs the arguments and results of its hooks, without changing them."""
 
 import functools
 import inspect
@@ -33,7 +33,7 @@ PEER_HOOKS = ("mix",)
 
 @dataclass
 class Log:
-    """What was seen in a run."""
+    """The log of a run."""
 
     calls: Counter[str] = field(default_factory=Counter)
     modified: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Log:
     waiting: list[tuple[dict[str, Packet], str]] = field(default_factory=list)
     """Where the packets belong that the engine makes next, of the trees that the last client to finish sends."""
     depth: int = 0
-    """Hooks that are being called; the messages of a hook that another one calls are that one's."""
+    """Number of hooks that are being called; a message of an inner hook counts for the outer one."""
 
     # Any: the arguments and the result of any hook.
     def note(self, hook: str, ctx: Context | None, result: Any) -> None:

@@ -4,8 +4,8 @@
 - any other ending: text with values between spaces or commas, lines that begin with # left out. With n values in
   each of n lines it is such a matrix; with two values a line it is a list of edges between peers 0 to n - 1.
 
-Row i of a matrix has 1 where peer i receives from that column; the diagonal says nothing, since everyone has its own
-model anyway. An edge goes both ways unless the list is directed: then "i j" says that i receives from j.
+Row i of a matrix has 1 in the columns that peer i receives from; the diagonal is ignored, since each peer has its own
+model. An edge goes both ways unless the list is directed: then "i j" means that i receives from j.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from rayfl.limits.regular_files import read_text
 
 
 def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
-    """Boolean [num_peers, num_peers], diagonal False. ValueError, in one sentence, for what is no such graph."""
+    """Boolean [num_peers, num_peers], diagonal False. RayflError if the file has no such graph."""
     graph = _matrix(path, _load(path), num_peers) if path.suffix == ".npy" else _text(path, num_peers, directed)
     np.fill_diagonal(graph, False)
     return graph

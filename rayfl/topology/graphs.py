@@ -33,7 +33,7 @@ class Topology(Choice):
         """Boolean adjacency [num_peers, num_peers] of the round."""
 
     def read(self, num_peers: int) -> "Topology":
-        """The same topology without a file that it would have to read. ValueError where it cannot be read."""
+        """The same topology with its file read, if it has one. RayflError if the file cannot be read."""
         return self
 
 
@@ -43,11 +43,8 @@ class Ring(Topology):
     name: ClassVar[str] = "ring"
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
-        _at_least_two(num_peers)
-        graph = np.zeros((num_peers, num_peers), dtype=bool)
-        peers = np.arange(num_peers)
-        graph[peers, (peers + 1) % num_peers] = graph[peers, (peers - 1) % num_peers] = True
-        return graph
+        graph = _hops(num_peers, [1])
+        return graph | graph.T
 
 
 class Grid(Topology):
@@ -143,7 +140,7 @@ class ErdosRenyi(Topology):
 
 
 class RandomNeighbours(Topology):
-    """Every round each peer receives from `degree` other peers, drawn anew (Dis-PFL's directed, time-varying graph)."""
+    """Each peer receives from `degree` others, drawn again every round (Dis-PFL's directed, time-varying graph)."""
 
     name: ClassVar[str] = "random"
     varying: ClassVar[bool] = True

@@ -85,7 +85,7 @@ def test_the_clients_of_the_calls_that_have_come_back_are_done():
     assert pending.wave == Wave("evaluate", 0, 6)
     pending.done |= {2: JobResult(None, []), 0: JobResult(None, [])}
     assert pending.wave == Wave("evaluate", 5, 6)
-    assert PendingCalls(None, [Job(PooledJob(0, 9))]).wave == Wave("evaluate_pooled", 0, 0)
+    assert PendingCalls(None, [Job(PooledJob(0, 9))]).wave == Wave("pooled", 0, 0)
 
 
 def test_how_far_the_round_is_reaches_the_driver_with_the_rounds(monkeypatch: pytest.MonkeyPatch):

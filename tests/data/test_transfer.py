@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from rayfl.data.transfer import PAGE, offsets, pack, stack, to_device, to_memory, unpack, unstack, unstack_in_memory
+from rayfl.data.transfer import PAGE, offsets, pack, stack, to_device, to_memory, unpack, unstack
 from rayfl.methods.base import Carry
 from tests.pretended_gpu import GPU, PretendedGpu
 
@@ -72,7 +72,7 @@ def test_a_stack_goes_to_a_gpu_and_comes_back_by_one_copy():
         stacked = stack(own, 5, GPU)
         assert all(leaf.device == GPU and len(leaf) == 5 for leaf in tree_flatten(stacked)[0])
         assert (len(gpu.uploads), gpu.downloads) == (1, [])
-        back = unstack_in_memory(stacked, 3, GPU)
+        back = unstack(to_memory(stacked, GPU), 3)
     assert (len(gpu.uploads), len(gpu.downloads)) == (1, 1)
     for one, found in zip(own, back, strict=True):
         assert_equal(one, found)

@@ -35,9 +35,9 @@ def test_later_waves_add_downloads_and_metrics():
     ledger = Ledger(Participation({1: Fate.DELIVERED, 3: Fate.DROPPED_BEFORE_DOWNLOAD}))
     work = {"train": Work(2, 30)}
     ledger.results[1] = ClientResult(1, Fate.LATE, 10, 9, 20, work, {"loss": 1.0})
-    ledger.add(ClientResult(1, downlink_bits=7, reply_bits=7))
+    ledger.add([ClientResult(1, downlink_bits=7, reply_bits=7)])
     for client in (1, 2, 3):
-        ledger.add(ClientResult(client, metrics={"accuracy": 0.5}))
+        ledger.add([ClientResult(client, metrics={"accuracy": 0.5})])
     metrics = {"loss": 1.0, "accuracy": 0.5}
     assert ledger.results[1] == ClientResult(1, Fate.LATE, 10, 9, 27, work, metrics, reply_bits=7)
     # Who did not train keeps the fate that was drawn.
@@ -80,7 +80,7 @@ def test_rows_and_means_of_a_record():
     metrics = {"train/loss": 2.0, "own/accuracy": 0.5}
     ledger.results[0] = ClientResult(0, Fate.DELIVERED, 8, 8, 16, {"train": Work(1, 9)}, metrics)
     ledger.results[4] = ClientResult(4, work={"train": Work(1, 11)})
-    ledger.add(ClientResult(1, metrics={"own/accuracy": 1.0}))
+    ledger.add([ClientResult(1, metrics={"own/accuracy": 1.0})])
     ledger.metrics["pooled/accuracy"] = 0.25
     result = record(setup, 6, ledger)
     # Who took part, and who worked without being selected; those who were only judged have metrics and no row.

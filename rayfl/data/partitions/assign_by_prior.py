@@ -1,8 +1,8 @@
 """Assign labelled samples to clients by each client's label prior, without replacement.
 
-The process (after the code of Dis-PFL): again and again a random client that still wants samples draws
-a label from its prior, among the labels that have samples left, and takes a random sample of it. Here the same process
-in vectorised form: all requests are drawn at once, and only those that came too late for their label are drawn anew.
+The process follows the code of Dis-PFL: a random client that still wants samples draws a label from its prior, among
+the labels with samples left, and takes a random sample with this label; this is repeated. Here the process is
+vectorised: all requests are drawn at once, and only those that came too late for their label are drawn again.
 """
 
 import numpy as np

@@ -87,7 +87,7 @@ class DirichletSizes(PartitionScheme):
 
 
 class DirichletClass(PartitionScheme):
-    """Each class is shared out by proportions from Dirichlet(alpha) over the clients (Yurochkin et al., ICML 2019).
+    """Each class is divided by proportions from Dirichlet(alpha) over the clients (Yurochkin et al., ICML 2019).
 
     Class after class, clients that already hold num_samples / num_clients samples get no more. The draw is repeated
     until every client has `min_samples`. The test samples of a class are shared out in the proportions of its train

@@ -1,4 +1,4 @@
-"""Splits into equal parts: iid, and the lambda split of FedPSE that goes from iid to sorted by label."""
+"""Splits into equal parts: iid, and FedPSE's lambda split, which ranges from iid to sorted by label."""
 
 from typing import ClassVar
 
@@ -47,7 +47,7 @@ class LambdaRatio(PartitionScheme):
         by_label = order[:num_sorted][np.argsort(labels[order[:num_sorted]], kind="stable")]
         blocks = zip(
             np.array_split(by_label, num_clients),
-            # Reversed, so that where the sizes are uneven the larger blocks of one cut meet the smaller of the other.
+            # Reversed: if sizes are uneven, a larger block of one cut is joined with a smaller block of the other.
             reversed(np.array_split(order[num_sorted:], num_clients)),
             strict=True,
         )

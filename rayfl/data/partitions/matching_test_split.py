@@ -15,7 +15,7 @@ def label_counts(labels: np.ndarray, shards: Shards, num_classes: int) -> np.nda
 def matching_test_split(dataset: Dataset, train: Shards, num_samples: int, generator: np.random.Generator) -> Shards:
     """For each client ceil(share * num_samples) test samples of each label, where share is that of its train split.
 
-    Drawn without replacement inside a client, independently across clients, which may share test samples. Where the
+    Drawn without replacement inside a client, independently across clients, which may share test samples. If the
     test set has too few of a label, `num_samples` shrinks for that client until all of its shares fit: the split
     stays like its train data (36 a class in `digits`, so a client with one class is tested on 36).
     """

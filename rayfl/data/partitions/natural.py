@@ -1,4 +1,4 @@
-"""The split that the data has by itself: one client a writer, a speaker, a device."""
+"""The split of the data itself: one client per writer, speaker or device."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from rayfl.errors import RayflError
 
 
 class Natural(PartitionScheme):
-    """One client a group of the dataset, in the order of the group numbers.
+    """One client per group of the dataset, in the order of the group numbers.
 
     Groups with fewer than `min_samples` samples (train and test together) or without train samples are dropped. With
     fewer clients than groups, a random choice of groups is used.

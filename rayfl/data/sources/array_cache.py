@@ -1,6 +1,6 @@
-"""Arrays that took long to read, kept on disk as .npy files and memory-mapped from then on.
+"""Keeps decoded arrays on disk as .npy files, which later runs map into memory.
 
-Half a million small images, or gigabytes of JSON, take minutes to decode: the next run of a sweep need not wait again.
+Decoding half a million small images or gigabytes of JSON takes minutes; only the first run of a sweep decodes them.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from rayfl.data.mapped import mapped
 from rayfl.limits.regular_files import expanded
 
 FORMAT = 1
-"""Raise it when the same files become other arrays, so that older arrays are not used."""
+"""A change of the decoding raises this number, so that arrays of older versions are not used."""
 Splits = tuple[Samples, Samples]
 """Train and test samples."""
 
 
 def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[[], Splits]) -> Splits:
-    """The splits that `read` makes of `files`, memory-mapped from `cache`/arrays; read and saved there the first time.
+    """Return what `read` makes of `files`; the arrays are saved below `cache`/arrays and mapped from there.
 
-    Files count as the same if their order, paths, sizes and times of change are. Where `cache` cannot be written or is
-    full, the samples stay in memory.
+    Saved arrays are used again if the order, paths, sizes and modification times of the files are the same. If `cache`
+    cannot be written or is full, the samples stay in memory.
     """
     folder = expanded(cache) / "arrays" / f"{name}-{_digest(name, files)}"
     if not folder.is_dir():
@@ -43,7 +43,7 @@ def _digest(name: str, files: Sequence[Path]) -> str:
 
 
 def _save(folder: Path, splits: Splits) -> bool:
-    """Write all arrays and then rename the folder, so that it is never seen in part; False where the disk refuses."""
+    """Write all arrays, then rename the folder, so that no process reads a partial one; False if writing fails."""
     partial = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def _save(folder: Path, splits: Splits) -> bool:
     except OSError:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-        # Another run may have been faster.
+        # Another run may have written the folder first.
         return folder.is_dir()
     return True
 

@@ -1,4 +1,4 @@
-"""Arrays of one's own: numpy files, or arrays in memory from Python."""
+"""A user's own arrays: numpy files, or arrays in memory from Python."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.choices import plugins
-from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.conversion import Kind, Rows, dataset
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.conversion import Kind, dataset
 from rayfl.errors import RayflError, reason
 from rayfl.limits.npy import npz_names, read_npy, read_npz
 from rayfl.limits.regular_files import absent, expanded
@@ -18,7 +18,7 @@ from rayfl.settings import listed
 
 Found = TypeVar("Found")
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
-"""The arrays that files may hold; the first two they must hold."""
+"""The names of arrays that are read; the first two are required."""
 _GIVE = "give data.path an .npz file, or a folder of .npy files"
 
 
@@ -37,18 +37,11 @@ class ArrayFiles(Source):
     )
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where the files do not hold what they should."""
+        """Load the dataset. RayflError if arrays are missing or have wrong values."""
         path = expanded(self.path)
         arrays = _read(path)
-        if "inputs" not in arrays or "labels" not in arrays:
-            found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
-            if others := [name for name in found if name not in NAMES]:
-                missing, has = "inputs" if "inputs" not in arrays else "labels", listed([*arrays, *others], "and")
-                raise RayflError(
-                    f"{self.path} has no {missing}; it has {has}, and the names that count "
-                    f"are {listed(list(NAMES), 'and')}"
-                )
-        return _dataset(self.name, self.path, arrays, self.test_share, self.kind)
+        found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
+        return _dataset(self.name, self.path, arrays, self.test_share, self.kind, found)
 
 
 class Arrays(Source):
@@ -67,7 +60,7 @@ class Arrays(Source):
     def __init__(
         self, inputs: Any, labels: Any, test_inputs: Any = None, test_labels: Any = None, **options: Any
     ) -> None:
-        """`options`: owners, test_owners, kind, test_share. What is no array becomes one."""
+        """`options`: owners, test_owners, kind, test_share. Lists are turned into arrays."""
         given = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels, **options}
         try:
             arrays = {key: np.asarray(given[key]) for key in NAMES if given.get(key) is not None}
@@ -87,8 +80,9 @@ class Arrays(Source):
         return {"name": name, "digest": digest.hexdigest()[:12], "kind": self.kind, "test_share": self.test_share}
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where the arrays are not what they should be."""
-        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind)
+        """Make the dataset. RayflError if the arrays have wrong values."""
+        arrays = self._arrays()
+        return _dataset("arrays", "the array data", arrays, self.test_share, self.kind, list(arrays))
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -103,7 +97,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _loaded(path: Path, read: Callable[[Path], Found]) -> Found:
-    """What `read` finds in a file. RayflError where it cannot be read."""
+    """Read a file with `read`. RayflError if that fails."""
     try:
         return read(path)
     except FileNotFoundError:
@@ -115,13 +109,16 @@ def _loaded(path: Path, read: Callable[[Path], Found]) -> Found:
         raise RayflError(f"{path} cannot be read ({why}); write numbers or texts with numpy.save") from None
 
 
-def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind) -> Dataset:
-    for key in ("inputs", "labels"):
-        if key not in arrays or (("test_inputs" in arrays) != ("test_labels" in arrays)):
-            missing = key if key not in arrays else "test_inputs" if "test_inputs" not in arrays else "test_labels"
-            raise RayflError(f"{place} has no {missing}; it has {', '.join(arrays) or 'none of ' + ', '.join(NAMES)}")
-    train = Rows(arrays["inputs"], arrays["labels"], arrays.get("owners"))
+def _dataset(
+    name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind, found: list[str]
+) -> Dataset:
+    """The dataset of the arrays by name; `found`: the names of all arrays, which an error lists."""
+    wanted = NAMES[:2] if {"test_inputs", "test_labels"}.isdisjoint(arrays) else (*NAMES[:2], *NAMES[3:5])
+    if missing := [key for key in wanted if key not in arrays]:
+        has, allowed = listed(found, "and") if found else "no arrays", listed(list(NAMES), "and")
+        raise RayflError(f"{place} has no {missing[0]}; it has {has}, and the names that count are {allowed}")
+    train = Samples(arrays["inputs"], arrays["labels"], arrays.get("owners"))
     test = None
     if "test_inputs" in arrays:
-        test = Rows(arrays["test_inputs"], arrays["test_labels"], arrays.get("test_owners"))
+        test = Samples(arrays["test_inputs"], arrays["test_labels"], arrays.get("test_owners"))
     return dataset(name, place, train, test, test_share, kind)

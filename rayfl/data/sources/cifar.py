@@ -18,7 +18,7 @@ from rayfl.limits.regular_files import expanded
 
 
 class _CIFAR(Source):
-    """The published files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
+    """The published files in `root`; if no root is given, downloaded to `cache` by torchvision's class."""
 
     root: Root = None
     cache: Cache = CACHE
@@ -30,7 +30,7 @@ class _CIFAR(Source):
     std: ClassVar[tuple[float, float, float]]
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to do where files are missing and cannot be fetched."""
+        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
         kind = getattr(torchvision().datasets, self.kind)
         advice = (
             f"fetch {kind.url}, unpack it as it is and set data.root to the folder that then holds {kind.base_folder}"

@@ -1,6 +1,5 @@
-"""Users' own inputs, labels and owners, as arrays of any kind, checked and made into a dataset."""
+"""Checks a user's own inputs, labels and owners, and makes a dataset of them."""
 
-from dataclasses import dataclass
 from functools import cache
 from logging import getLogger
 from typing import Literal
@@ -16,25 +15,13 @@ _LOG = getLogger("rayfl.data")
 Kind = Literal["auto", "image", "vector", "text"]
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The samples of a file: inputs [n, ...], labels [n] (numbers or names), owners [n] (numbers or names), if any."""
+def dataset(
+    name: str, place: str, train: Samples, test: Samples | None, test_share: float, kind: Kind = "auto"
+) -> Dataset:
+    """The dataset of a user's samples, whose labels and groups may be numbers or names.
 
-    inputs: np.ndarray
-    labels: np.ndarray
-    owners: np.ndarray | None = None
-    place: str = ""
-
-    def take(self, rows: np.ndarray) -> "Rows":
-        """Only these rows."""
-        owners = None if self.owners is None else self.owners[rows]
-        return Rows(self.inputs[rows], self.labels[rows], owners, self.place)
-
-
-def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: float, kind: Kind = "auto") -> Dataset:
-    """The dataset of some rows; without `test` a share of them, drawn with a fixed seed, is held out.
-
-    `place`: what sentences call the file. RayflError for what is no data: unequal lengths, NaN, wrong labels.
+    Without `test` a share of the samples, drawn with a fixed seed, is held out. `place`: the file's name in error
+    messages. RayflError for unequal lengths, NaN, and wrong labels.
     """
     for rows, split in ((train, "train"), (test, "test")):
         if rows is not None:
@@ -42,11 +29,11 @@ def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: f
     if test is None:
         train, test = _held_out(place, train, test_share)
     check_shapes(place, train.inputs, test.inputs)
-    if (train.owners is None) != (test.owners is None):
+    if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
     train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
-    owners = _numbered(train.owners, test.owners)
-    kind = _kind(place, train.inputs) if kind == "auto" else kind
+    owners = _numbered(train.groups, test.groups)
+    kind = _kind(train.inputs) if kind == "auto" else kind
     train_inputs, test_inputs = (_inputs(rows.place or place, rows.inputs, kind) for rows in (train, test))
     mean, std = moments(train_inputs) if kind == "image" else ((), ())
     return Dataset(
@@ -60,8 +47,8 @@ def dataset(name: str, place: str, train: Rows, test: Rows | None, test_share: f
     )
 
 
-def _check(place: str, split: str, rows: Rows) -> None:
-    check_lengths(place, split, Samples(rows.inputs, rows.labels, rows.owners))
+def _check(place: str, split: str, rows: Samples) -> None:
+    check_lengths(place, split, rows)
     if rows.inputs.dtype.kind not in "biuf":
         raise RayflError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
     check_finite(place, split, rows.inputs)
@@ -69,8 +56,8 @@ def _check(place: str, split: str, rows: Rows) -> None:
         whole_labels(place, split, rows.labels)
 
 
-def _held_out(place: str, rows: Rows, share: float) -> tuple[Rows, Rows]:
-    """Train and test rows, in their order. The draw is the same for every experiment."""
+def _held_out(place: str, rows: Samples, share: float) -> tuple[Samples, Samples]:
+    """Train and test samples in their order. The draw is the same for every experiment."""
     count = round(share * len(rows.inputs))
     if not 0 < count < len(rows.inputs):
         raise RayflError(
@@ -79,7 +66,11 @@ def _held_out(place: str, rows: Rows, share: float) -> tuple[Rows, Rows]:
         )
     chosen = np.zeros(len(rows.inputs), dtype=bool)
     chosen[np.random.default_rng(0).permutation(len(chosen))[:count]] = True
-    return rows.take(np.flatnonzero(~chosen)), rows.take(np.flatnonzero(chosen))
+    train, test = (
+        Samples(rows.inputs[part], rows.labels[part], None if rows.groups is None else rows.groups[part], rows.place)
+        for part in (~chosen, chosen)
+    )
+    return train, test
 
 
 def _are_names(labels: np.ndarray) -> bool:
@@ -88,7 +79,7 @@ def _are_names(labels: np.ndarray) -> bool:
 
 @cache
 def _notice(place: str, least: int, num_classes: int) -> None:
-    """Once a file: the combinations of a sweep all read it."""
+    """Warn once per file, since every run of a sweep reads it."""
     _LOG.warning(
         "%s has no sample of class 0, and labels count from 0: its least is %d, and models get %d outputs; subtract "
         "the least where that is not meant",
@@ -111,7 +102,7 @@ def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[n
 
 
 def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Values of both splits as their places among all values, sorted."""
+    """Number the sorted values of both splits, and return the numbers for each split."""
     if train is None or test is None:
         return None, None
     _, places = np.unique(np.concatenate([train, test]), return_inverse=True)
@@ -119,8 +110,8 @@ def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.nda
     return places[: len(train)], places[len(train) :]
 
 
-def _kind(place: str, inputs: np.ndarray) -> Literal["image", "vector", "text"]:
-    """Images are uint8 with three or four axes, tokens other whole numbers with two, all else is plain numbers."""
+def _kind(inputs: np.ndarray) -> Literal["image", "vector", "text"]:
+    """uint8 with three or four axes are images, other whole numbers with two axes are tokens; all else is vectors."""
     if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
         return "image"
     return "text" if inputs.dtype.kind in "iu" and inputs.ndim == 2 else "vector"
@@ -135,7 +126,7 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
             )
         return inputs.astype(np.int64)
     if kind == "vector":
-        # What is too large for float32 becomes infinite there, and is refused with its row.
+        # Numbers too large for float32 become infinite, and are refused later with their row.
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(inputs, dtype=np.float32)
     if inputs.dtype != np.uint8 or inputs.ndim not in (3, 4):

@@ -29,10 +29,10 @@ class EMNIST(Source):
     """EMNIST in one of its splits: handwritten digits and letters (Cohen and others, 2017).
 
     split: byclass (814,255 images, 62 classes), bymerge, balanced (131,600 images, 47 classes), letters (26),
-    digits (10) or mnist, as in torchvision, whose class downloads the files to `cache` where no `root` is given.
+    digits (10) or mnist, as in torchvision, whose class downloads the files to `cache` if no `root` is given.
 
-    Images lie on their side, as in the files and in torchvision. The labels of `letters` count from 0 here, not from 1.
-    Mean and deviation are those of the train images. `femnist` is the version that knows who wrote what.
+    Images are transposed, as in the files and in torchvision. The labels of `letters` count from 0 here, not from 1.
+    Mean and deviation are those of the train images. The source `femnist` also has the writer of each image.
     """
 
     name: ClassVar[str] = "emnist"
@@ -43,7 +43,7 @@ class EMNIST(Source):
     cache: Cache = CACHE
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to do where files are missing and cannot be fetched."""
+        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
         if self.root is None:
             download(self.name, "EMNIST", self.cache, ADVICE, split=self.split)
         folder = self.root or self.cache / "EMNIST" / "raw"

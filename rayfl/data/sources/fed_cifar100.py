@@ -1,4 +1,4 @@
-"""Fed-CIFAR100: CIFAR-100 dealt out to 500 clients, from TensorFlow Federated's files."""
+"""Fed-CIFAR100: CIFAR-100 divided among 500 clients, from TensorFlow Federated's files."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ class FedCIFAR100(Fetched):
     (Reddi et al., Adaptive Federated Optimization, ICLR 2021: a Pachinko allocation over the coarse labels).
 
     `root` holds TFF's fed_cifar100_train.h5 and fed_cifar100_test.h5, which need h5py. The test images belong to 100
-    other clients, so that nobody has test data of its own: models are judged on all of them together.
+    other clients, so no client has test data of its own: models are evaluated on all of them together.
     augment: train batches are cropped (padding 4) and flipped at random, from the client's generator.
     """
 
@@ -38,7 +38,7 @@ class FedCIFAR100(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         folder = self.folder()
         files = tff_files(folder, "fed_cifar100")
         if not files:
@@ -51,7 +51,7 @@ class FedCIFAR100(Fetched):
 
 
 def _owners(path: Path, prefix: str) -> Iterator[OwnerSamples]:
-    """Each client's images as uint8 [n, 3, 32, 32] and its fine labels. RayflError where they are none."""
+    """Each client's images as uint8 [n, 3, 32, 32] and fine labels. RayflError if types or shapes are wrong."""
     for name, (images, labels) in read_tff(path, "image", "label"):
         whole = whole_labels(f"{path}: client {name!r}", "", labels, NUM_CLASSES)
         if images.dtype != np.uint8 or images.shape != (len(whole), *SHAPE):

@@ -1,7 +1,6 @@
 """Federated EMNIST: the digits and letters of NIST's Special Database 19, each with the person who wrote it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,12 +8,11 @@ import numpy as np
 
 from rayfl.data.check import first_row, whole_labels
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched
-from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
+from rayfl.data.sources.leaf import read_leaf
 from rayfl.data.sources.moments import moments
-from rayfl.data.sources.per_owner import OwnerSamples, joined
-from rayfl.data.sources.tff import read_tff, tff_files
+from rayfl.data.sources.per_owner import OwnerSamples, read_splits
+from rayfl.data.sources.tff import read_tff
 from rayfl.errors import RayflError
 
 SIDE = 28
@@ -38,18 +36,9 @@ class FederatedEMNIST(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
-        folder = self.folder()
-        if has_leaf(folder):
-            files = leaf_files(folder)
-            parts = [_leaf(folder / split) for split in ("train", "test")]
-        elif files := tff_files(folder, "fed_emnist"):
-            parts = [_tff(path) for path in files]
-        else:
-            raise self.missing(f"{folder} has neither train/*.json and test/*.json nor fed_emnist_*.h5")
-        train, test = cached_arrays(self.cache, self.name, files, lambda: joined(self.name, *parts))
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
+        train, test = read_splits(self, "fed_emnist", _leaf, _tff)
         mean, std = moments(train.inputs)
-        train, test = (replace(samples, place=str(folder)) for samples in (train, test))
         return Dataset(self.name, train, test, NUM_CLASSES, "image", mean, std)
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a dataset come from: torchvision's classes download some, the others the user fetches."""
+"""Finds the files of a dataset: torchvision's classes download some, and the user fetches the others."""
 
 import zlib
 from http.client import HTTPException
@@ -20,7 +20,7 @@ CACHE = Path("~/.cache/rayfl")
 
 
 class Fetched(Source):
-    """A dataset whose files the user fetches: they lie in `root`, or in `cache`/NAME where no root is given."""
+    """A dataset whose files the user fetches: they lie in `root`, or in `cache`/NAME if no root is given."""
 
     root: Path | None = Field(default=None, strict=False, description="folder of the files; default: CACHE/NAME")
     cache: Cache = CACHE
@@ -29,7 +29,7 @@ class Fetched(Source):
     """Advice on the files to fetch, as the middle of a sentence: "fetch ... and unpack it"."""
 
     def folder(self) -> Path:
-        """Where the files lie. RayflError with what to fetch and where to put it if there is no such folder."""
+        """The folder of the files. If it does not exist, RayflError says what to fetch and where to put it."""
         folder = expanded(self.root or self.cache / self.name)
         if not folder.is_dir():
             raise self.missing(f"there is no folder {folder}")
@@ -44,9 +44,9 @@ class Fetched(Source):
 
 
 def download(name: str, kind: str, cache: Path, advice: str, **options: object) -> None:
-    """Let torchvision's class `kind` download into `cache` what is not there yet.
+    """Let torchvision's class `kind` download the missing files into `cache`.
 
-    RayflError that ends with `advice` where that is impossible.
+    If that fails, RayflError ends with `advice`.
     """
     try:
         getattr(torchvision().datasets, kind)(expanded(cache), download=True, **options)

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.conversion import Kind, Rows, dataset
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.conversion import Kind, dataset
 from rayfl.errors import RayflError, nearest
 from rayfl.limits.regular_files import expanded
 
@@ -15,7 +15,7 @@ from rayfl.limits.regular_files import expanded
 class HuggingFace(Source):
     """A dataset on disk with a column of inputs (images, or lists of numbers) and one of labels. Needs `datasets`.
 
-    Of a dataset with splits, `train` and `test` are their names; of one without, a share is held out.
+    `train` and `test` name the splits to use. If the dataset has no splits, a share is held out.
     """
 
     name: ClassVar[str] = "huggingface"
@@ -31,7 +31,7 @@ class HuggingFace(Source):
     )
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where the folder, a split or a column is missing."""
+        """Load the dataset. RayflError if the folder, a split or a column is missing."""
         try:
             # Any: an optional package.
             datasets: Any = import_module("datasets")
@@ -55,7 +55,7 @@ class HuggingFace(Source):
         return dataset(self.name, self.path, self._rows(found[self.train]), test, self.test_share, self.kind)
 
     # Any: a dataset of Hugging Face, which is an optional package.
-    def _rows(self, table: Any) -> Rows:
+    def _rows(self, table: Any) -> Samples:
         columns = table.column_names
         for name in (self.inputs, self.labels, *([self.owners] if self.owners else [])):
             if name not in columns:
@@ -65,4 +65,4 @@ class HuggingFace(Source):
             shapes = sorted({str(list(sample.shape)) for sample in samples})
             raise RayflError(f"{self.path} has inputs of the shapes {' and '.join(shapes[:2])}; give all one shape")
         owners = None if self.owners is None else np.asarray(table[self.owners])
-        return Rows(np.stack(samples), np.asarray(table[self.labels]), owners)
+        return Samples(np.stack(samples), np.asarray(table[self.labels]), owners)

@@ -1,4 +1,4 @@
-"""The IDX format of MNIST and its kin: a magic number, big-endian sizes, then the values (optionally gzipped).
+"""Reads the IDX format of MNIST and similar datasets: a magic number, big-endian sizes, then values (may be gzipped).
 
 Source: the file format section of Yann LeCun's MNIST page (http://yann.lecun.com/exdb/mnist/).
 """
@@ -37,7 +37,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def find_idx(folder: Path, stem: str) -> Path | None:
-    """`folder/stem` or `folder/stem.gz`, whichever is there."""
+    """`folder/stem` or `folder/stem.gz`, whichever exists; None if neither does."""
     for path in (folder / stem, folder / f"{stem}.gz"):
         if path.is_file():
             return path
@@ -46,7 +46,7 @@ def find_idx(folder: Path, stem: str) -> Path | None:
 
 # Any: a binary file, or what unpacks one.
 def _values(path: Path, file: Any) -> np.ndarray:
-    """The array in an open file. No more is unpacked than its header says."""
+    """The array in an open file. At most as many bytes are unpacked as its header announces."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not 0 < magic[3] <= MOST_DIMENSIONS:
         raise RayflError(f"{path} is not an IDX file: its first bytes are {magic.hex(' ')!r}; fetch it again")

@@ -1,4 +1,4 @@
-"""One image file, whose size is known before it is decoded."""
+"""Reads an image file after a look at the number of its pixels."""
 
 import warnings
 from pathlib import Path
@@ -8,13 +8,12 @@ from rayfl.errors import RayflError, reason
 from rayfl.limits.regular_files import require_regular
 
 MOST_PIXELS = 80_000_000
-"""Pixels of the largest image that is decoded: 240 MB as bytes. A file of a few kilobytes may hold far more."""
+"""Pixels of the largest image that is decoded: 240 MB as bytes. A file of a few kilobytes may announce far more."""
 
 
 # Any: a picture of Pillow, which torchvision brings along.
 def read_image(path: Path, advice: str) -> Any:
-    """The picture in three colours. RayflError, which ends with `advice`, for what is no image or has too many
-    pixels."""
+    """The image in three colours. If it cannot be decoded or is too large, RayflError ends with `advice`."""
     from PIL import Image
 
     try:
@@ -31,7 +30,7 @@ def read_image(path: Path, advice: str) -> Any:
         raise
     except OSError as error:
         why = reason(error)
-    # Pillow's formats raise whatever a damaged file makes them stumble over.
+    # Pillow's decoders raise many types of exceptions for damaged files.
     except Exception as error:  # noqa: BLE001
         why = str(error).partition("\n")[0] or type(error).__name__
     raise RayflError(f"{path} cannot be read ({why}); {advice}")

@@ -1,4 +1,4 @@
-"""Images of one's own: a folder a class, a file an image."""
+"""A user's own images, in one folder per class."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.conversion import Rows, dataset
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.image_file import read_image
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError
@@ -17,9 +17,9 @@ from rayfl.limits.regular_files import expanded
 
 
 class OwnImageFolder(Source):
-    """Folders of images, one a class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
+    """Images in one folder per class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
 
-    Classes are numbered in the order of their names. All images are read into memory at every load.
+    Classes are numbered in the order of their names. Each load reads all images into memory.
     """
 
     name: ClassVar[str] = "image-folder"
@@ -31,7 +31,7 @@ class OwnImageFolder(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test")
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where there are no images, or images of several sizes."""
+        """Load the dataset. RayflError if there are no images, or images of several sizes."""
         folder = expanded(self.path)
         if not folder.is_dir():
             raise RayflError(f"there is no folder {self.path}; give data.path a folder of class folders")
@@ -41,7 +41,7 @@ class OwnImageFolder(Source):
         test = self._rows(folder / "test", classes) if split else None
         return dataset(self.name, self.path, train, test, self.test_share, kind="image")
 
-    def _rows(self, folder: Path, classes: Sequence[str]) -> Rows:
+    def _rows(self, folder: Path, classes: Sequence[str]) -> Samples:
         if strange := [name for name in _classes(folder) if name not in classes]:
             raise RayflError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
         reader = torchvision().datasets.folder
@@ -68,7 +68,7 @@ class OwnImageFolder(Source):
                     f"{path} is {width}x{height} pixels and others are {first}; set data.side to scale all"
                 )
             images.append(pixels)
-        return Rows(np.stack(images), np.array([label for _, label in files], np.int64), place=str(folder))
+        return Samples(np.stack(images), np.array([label for _, label in files], np.int64), place=str(folder))
 
     def _pixels(self, path: Path) -> np.ndarray:
         """One image, uint8 [channels, height, width]."""

@@ -1,4 +1,4 @@
-"""CINIC-10 and Tiny-ImageNet: a folder a class, a file an image.
+"""CINIC-10 and Tiny-ImageNet: image files in one folder per class.
 
 All images are decoded at the first load and kept on disk as bytes, 0.3 GB for each 90,000 images of CINIC-10 and 1.4 GB
 for Tiny-ImageNet; later loads map them. The workers of a machine share one copy.
@@ -50,7 +50,7 @@ class _ImageFolders(Fetched):
         return found.samples
 
     def _classes(self, folder: Path) -> list[str]:
-        """The names of the class folders, sorted. RayflError if there are none, or more than there should be."""
+        """The names of the class folders, sorted. RayflError if there are none, or too many."""
         classes = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
         if not 1 <= len(classes) <= self.num_classes:
             raise self.missing(f"{folder} has {len(classes)} class folders where {self.num_classes} belong")
@@ -111,7 +111,7 @@ class CINIC10(_ImageFolders):
     )
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         folder = self.folder()
         classes = self._classes(folder / "train")
         train = [*self._files(folder / "train", classes)]
@@ -139,7 +139,7 @@ class TinyImageNet(_ImageFolders):
     )
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         folder = self.folder()
         classes = self._classes(folder / "train")
         return self._dataset(self._files(folder / "train", classes), self._annotated(folder / "val", classes))

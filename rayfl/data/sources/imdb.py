@@ -2,8 +2,8 @@
 
 Maas et al.: Learning Word Vectors for Sentiment Analysis (ACL 2011).
 
-Reviews become token numbers by the same rules on every machine: split into words, number the words of the train split
-by how often they occur, cut or pad to one length.
+Reviews become token numbers by the same rules on every machine: reviews are split into words, the words of the train
+split are numbered by frequency, and reviews are cut or padded to one length.
 """
 
 import re
@@ -33,7 +33,7 @@ def words(text: str) -> list[str]:
 
 
 def whitespace(text: str) -> list[str]:
-    """Words between blanks, punctuation included, in lower case; HTML's line breaks are left out."""
+    """Words between spaces, punctuation included, in lower case; HTML's line breaks are left out."""
     return _plain(text).split()
 
 
@@ -44,9 +44,9 @@ class IMDB(Fetched):
     """25,000 train and 25,000 test film reviews, bad (0) or good (1), as tokens [length] (Maas and others, 2011).
 
     tokenizer: words (runs of letters, digits and apostrophes) or whitespace, both in lower case.
-    vocabulary: how many token numbers there are: 0 is padding, 1 any other word, and from 2 on stand the most frequent
-    words of the train split, equally frequent ones in alphabetical order. A model must embed as many.
-    length: tokens a review; longer ones lose their end, shorter ones are padded with 0 behind.
+    vocabulary: the number of token numbers: 0 is padding, 1 any other word, and 2 onwards the most frequent words of
+    the train split, equally frequent ones in alphabetical order. A model must embed this number of tokens.
+    length: tokens of a review; longer reviews lose their end, shorter ones are padded with 0 at the end.
     """
 
     name: ClassVar[str] = "imdb"
@@ -59,7 +59,7 @@ class IMDB(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         folder = self.folder()
         split = TOKENIZERS[self.tokenizer]
         (train, train_labels), (test, test_labels) = (self._reviews(folder / half, split) for half in ("train", "test"))

@@ -63,7 +63,7 @@ def _users(path: Path) -> Iterator[User]:
 
 
 def _fault(error: Exception) -> str:
-    """The fault that an exception stands for."""
+    """The cause of an exception, in words."""
     if isinstance(error, RecursionError):
         return "its lists are nested too deep"
     if isinstance(error, KeyError):

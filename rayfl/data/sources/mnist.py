@@ -1,6 +1,5 @@
 """MNIST and Fashion-MNIST: 60,000 train and 10,000 test images of 28x28 grey pixels in 10 classes."""
 
-from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +22,7 @@ STEMS = {
 
 
 class _FourFiles(Source):
-    """Four IDX files in `root`; where no root is given, downloaded to `cache` by torchvision's class."""
+    """Four IDX files in `root`; if no root is given, downloaded to `cache` by torchvision's class."""
 
     root: Root = None
     cache: Cache = CACHE
@@ -31,10 +30,13 @@ class _FourFiles(Source):
 
     mean: ClassVar[float]
     std: ClassVar[float]
+    kind: ClassVar[str]
+    """The name of torchvision's class."""
+    advice: ClassVar[str] = "put its four idx files into a folder and set data.root"
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to do where files are missing and cannot be fetched."""
-        folder = expanded(self.root if self.root is not None else self._folder_without_root())
+        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
+        folder = expanded(self.root) if self.root is not None else self._fetched()
         return Dataset(
             name=self.name,
             train=self._framed(read_samples(folder, *STEMS["train"])),
@@ -51,14 +53,10 @@ class _FourFiles(Source):
         frame = (self.padding, self.padding)
         return replace(samples, inputs=np.pad(samples.inputs, ((0, 0), (0, 0), frame, frame)))
 
-    @abstractmethod
-    def _folder_without_root(self) -> Path:
-        """Where the files lie, fetched if need be."""
-
-    def _download(self, kind: str, advice: str) -> Path:
-        """The folder into which torchvision's class `kind` downloads and unpacks the four files."""
-        download(self.name, kind, self.cache, advice)
-        return expanded(self.cache) / kind / "raw"
+    def _fetched(self) -> Path:
+        """The folder into which torchvision's class downloads and unpacks the four files."""
+        download(self.name, self.kind, self.cache, self.advice)
+        return expanded(self.cache) / self.kind / "raw"
 
 
 class MNIST(_FourFiles):
@@ -67,29 +65,24 @@ class MNIST(_FourFiles):
     name: ClassVar[str] = "mnist"
     mean: ClassVar[float] = 0.1307
     std: ClassVar[float] = 0.3081
-
-    def _folder_without_root(self) -> Path:
-        return self._download("MNIST", "put its four idx files into a folder and set data.root")
+    kind: ClassVar[str] = "MNIST"
 
 
 class FashionMNIST(_FourFiles):
-    """Pictures of clothes (Xiao, Rasul, Vollgraf 2017); read from Debian's dataset-fashion-mnist where it is there."""
+    """Pictures of clothes (Xiao, Rasul, Vollgraf 2017); read from Debian's dataset-fashion-mnist if installed."""
 
     name: ClassVar[str] = "fashion-mnist"
     mean: ClassVar[float] = 0.2860
     std: ClassVar[float] = 0.3530
+    kind: ClassVar[str] = "FashionMNIST"
+    advice: ClassVar[str] = f"run `apt-get install dataset-fashion-mnist`, or {_FourFiles.advice}"
 
-    def _folder_without_root(self) -> Path:
-        if FASHION_MNIST_OF_DEBIAN.is_dir():
-            return FASHION_MNIST_OF_DEBIAN
-        advice = (
-            "run `apt-get install dataset-fashion-mnist`, or put its four idx files into a folder and set data.root"
-        )
-        return self._download("FashionMNIST", advice)
+    def _fetched(self) -> Path:
+        return FASHION_MNIST_OF_DEBIAN if FASHION_MNIST_OF_DEBIAN.is_dir() else super()._fetched()
 
 
 def read_samples(folder: Path, images_stem: str, labels_stem: str) -> Samples:
-    """Images uint8 [n, 1, height, width] and their labels from two IDX files. RayflError if one is not there."""
+    """Images uint8 [n, 1, height, width] and their labels from two IDX files. RayflError if one is missing or wrong."""
     (images_path, images), (labels_path, labels) = _array(folder, images_stem), _array(folder, labels_stem)
     if images.dtype != np.uint8:
         raise RayflError(f"{images_path} has values of type {images.dtype}, and images are bytes; fetch it again")

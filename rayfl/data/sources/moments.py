@@ -1,4 +1,4 @@
-"""Mean and standard deviation of images, a channel each, for datasets that have no customary ones."""
+"""Computes the mean and standard deviation of each channel, for image datasets without customary values."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ CHUNK = 4096
 def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and population standard deviation of each channel on the [0, 1] scale, from exact counts of grey values.
 
-    images: uint8 [n, channels, height, width], n at least 1. A channel of one single value gets a deviation of 1.
+    images: uint8 [n, channels, height, width], n at least 1. A channel with only one value gets a deviation of 1.
     """
     channels = images.shape[1]
     counts = np.zeros((channels, 256), np.int64)

@@ -1,11 +1,10 @@
-"""Shakespeare: the lines of each speaking role of his plays; what is learned is the next character.
+"""Shakespeare: the lines of each speaking role of his plays; models learn to predict the next character.
 
 McMahan et al., AISTATS 2017, section 3; Caldas et al., LEAF (2018); Reddi et al., Adaptive Federated Optimization (ICLR
 2021), whose 86 characters and 4 special tokens make the 90 tokens here.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from string import ascii_letters, digits
 from typing import ClassVar
@@ -13,11 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched
-from rayfl.data.sources.leaf import has_leaf, leaf_files, read_leaf
-from rayfl.data.sources.per_owner import OwnerSamples, joined
-from rayfl.data.sources.tff import read_tff, tff_files
+from rayfl.data.sources.leaf import read_leaf
+from rayfl.data.sources.per_owner import OwnerSamples, read_splits
+from rayfl.data.sources.tff import read_tff
 from rayfl.errors import RayflError
 
 LENGTH = 80
@@ -35,8 +33,8 @@ class Shakespeare(Fetched):
 
     Token 0 is padding, 1 to 86 are the characters in ASCII's order, 87 any other, 88 and 89 the begin and the end of a
     snippet. `root` holds LEAF's train/*.json and test/*.json, whose samples are taken as they are, or TFF's
-    shakespeare_train.h5 and shakespeare_test.h5 (which need h5py): every character of a snippet and its end is a label
-    once, after the 80 tokens before it, of which the first is the snippet's begin; what lies before that is padding.
+    shakespeare_train.h5 and shakespeare_test.h5 (which need h5py). There every character of a snippet and its end is a
+    label once; its input is the 80 tokens before it, filled with padding before the snippet's begin.
     Each role's train and test samples are those of the files.
 
     A sample takes 640 bytes, so the 4.2 million of LEAF's full preprocessing take 2.7 GB, mapped from `cache` after the
@@ -51,17 +49,8 @@ class Shakespeare(Fetched):
     )
 
     def load(self) -> Dataset:
-        """The dataset; RayflError with what to fetch and where to put it if it is not there."""
-        folder = self.folder()
-        if has_leaf(folder):
-            files = leaf_files(folder)
-            parts = [_leaf(folder / split) for split in ("train", "test")]
-        elif files := tff_files(folder, "shakespeare"):
-            parts = [_tff(path) for path in files]
-        else:
-            raise self.missing(f"{folder} has neither train/*.json and test/*.json nor shakespeare_*.h5")
-        train, test = cached_arrays(self.cache, self.name, files, lambda: joined(self.name, *parts))
-        train, test = (replace(samples, place=str(folder)) for samples in (train, test))
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
+        train, test = read_splits(self, "shakespeare", _leaf, _tff)
         return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
 
 

@@ -19,7 +19,7 @@ from rayfl.errors import RayflError
 from rayfl.limits import memory
 
 GREY, CONTRAST = 128, 32
-"""The pixel of a feature of 0, and how many grey values one unit is."""
+"""The pixel value of a feature of 0, and the number of grey values per unit."""
 
 
 class Synthetic(Source):
@@ -51,7 +51,7 @@ class Synthetic(Source):
     seed: int = Field(default=0, ge=0, description="of the data alone; the experiment's decides the rest")
 
     def load(self) -> Dataset:
-        """The dataset, made anew from `seed`; its groups are 0 to num_groups - 1."""
+        """Draw the dataset from `seed`; its groups are 0 to num_groups - 1."""
         if self.augment and self.shape is None:
             raise RayflError("augment=true is for images: give data.shape, or leave augment away")
         if self.shape is not None and min(self.shape) < 1:
@@ -76,7 +76,7 @@ class Synthetic(Source):
         return self.dim if self.shape is None else math.prod(self.shape)
 
     def _require_memory(self) -> None:
-        """RayflError where the samples of all groups, at least 50 each, or the model of one do not fit."""
+        """RayflError if memory cannot hold the samples of all groups, at least 50 each, or the model of one group."""
         samples = self.num_groups * (50 if self.samples_per_group is None else self.samples_per_group)
         sizes = f"num_groups={self.num_groups}, samples_per_group={self.samples_per_group or 'drawn'}"
         sample = f"dim={self.dim}" if self.shape is None else f"shape={list(self.shape)}"

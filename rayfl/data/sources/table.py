@@ -1,4 +1,4 @@
-"""A table of one's own: a CSV or Parquet file with a column of labels."""
+"""A user's own table: a CSV or Parquet file with a column of labels."""
 
 from typing import Any, ClassVar
 
@@ -7,15 +7,15 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.conversion import Rows, dataset
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.sources.conversion import dataset
 from rayfl.errors import RayflError, nearest, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import absent, expanded, require_regular
 
 
 class Table(Source):
-    """A CSV file with a header, or a Parquet file: a sample a row, a column of labels, columns of numbers.
+    """A CSV file with a header, or a Parquet file: one sample per row, with a column of labels and columns of numbers.
 
     Labels are whole numbers from 0 or names of classes; each owner is a natural client.
     """
@@ -30,7 +30,7 @@ class Table(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test_path")
 
     def load(self) -> Dataset:
-        """The dataset. RayflError where a file or a column is missing, or holds what is no number."""
+        """Load the dataset. RayflError if a file or a column is missing, or if an input is not a number."""
         table = read(self.path, "data.path")
         features = self._features(table)
         train = self._rows(table, self.path, features)
@@ -61,14 +61,14 @@ class Table(Source):
             raise RayflError(f"{self.path} has no column of numbers beside {self.labels!r}; give data.features")
         return found
 
-    def _rows(self, table: pa.Table, path: str, features: list[str]) -> Rows:
+    def _rows(self, table: pa.Table, path: str, features: list[str]) -> Samples:
         inputs = np.stack([_numbers(table, path, name) for name in features], axis=1)
         owners = None if self.owners is None else _column(table, path, self.owners)
-        return Rows(inputs, _column(table, path, self.labels), owners, path)
+        return Samples(inputs, _column(table, path, self.labels), owners, path)
 
 
 def read(path: str, key: str) -> pa.Table:
-    """A CSV or Parquet file. RayflError where it is none."""
+    """Read a CSV or Parquet file. RayflError if it cannot be read."""
     file = expanded(path)
     if file.suffix not in (".csv", ".parquet"):
         raise RayflError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
@@ -91,7 +91,7 @@ def read(path: str, key: str) -> pa.Table:
 
 
 def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
-    """Numbers or texts. RayflError for a column that is not there, and for one with gaps."""
+    """The numbers or texts of a column. RayflError if the column is missing or lacks values."""
     if name not in table.column_names:
         raise RayflError(f"{path} has no column {name!r}: {nearest(name, table.column_names)}")
     column = table[name]

@@ -1,4 +1,4 @@
-"""The HDF5 files of TensorFlow Federated: a group `examples` with a group a client, and in it an array a feature.
+"""The HDF5 files of TensorFlow Federated: `examples` has one group per client with one array per feature.
 
 h5py opens them, which is an optional dependency: `pip install 'rayfl[tff]'`.
 """
