@@ -170,7 +170,7 @@ def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(RuntimeError):
-        session._init(None, {})
+        session._init(None, False)
     assert found == [None, None, None]
     # Also after an error Ray is what it was.
     assert {name: getattr(Node, name) for name in skipped} == skipped
