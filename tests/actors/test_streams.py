@@ -10,13 +10,12 @@ from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
-from rayfl.methods.dpsgd import DPSGD
+from rayfl.methods.dpsgd import DPSGD, DPSGDState
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
 from rayfl.rounds.worker_jobs import MixJob, RoundInputs
-from rayfl.tree import State
 from tests.actors.toys import assert_same_bits, experiment, played
 
 
@@ -25,7 +24,7 @@ class Selfish(DPSGD):
 
     mixed: tuple[int, ...] = ()
 
-    def mix(self, state: State, received: dict[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: DPSGDState, received: dict[str, Aggregate], ctx: Context) -> DPSGDState:
         if (ctx.round, ctx.traits.id) == (1, 7):
             raise ArithmeticError("no")
         self.mixed += (ctx.traits.id,)

@@ -32,8 +32,9 @@ def test_every_hyper_parameter_is_described(case: Case):
 
 @every_method
 def test_loop_and_vmap_agree(case: Case):
-    loop, *found = played(case)
-    contracts.loop_and_vmap_agree(loop, case.make(engine="vmap", stack_width=case.num_clients), (found[0], found[1]))
+    loop, records, run_states = played(case)
+    vmap = case.make(engine="vmap", stack_width=case.num_clients)
+    contracts.loop_and_vmap_agree(loop, vmap, (records, run_states))
 
 
 @every_method
