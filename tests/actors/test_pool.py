@@ -262,7 +262,7 @@ def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
     setup = prepare(experiment())
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
-        pytest.raises(ClientError, match="round 7, evaluate_pooled: AssertionError"),
+        pytest.raises(ClientError, match="round 7, pooled: AssertionError"),
     ):
         # No model was put into what the job shares.
         executor.run(executor.put(RoundInputs(7, setup.plan(7))), [Job(PooledJob(0, 1))])

@@ -56,7 +56,7 @@ def test_an_error_after_the_first_states_fails_the_call_and_keeps_the_actor() ->
         assert isinstance(executor, RayExecutor)
         (pid,) = executor.pids
         with pytest.raises(
-            ClientError, match=r"round 1, client 7: Selfish\.mix \(test_streams\.py, line 30\): ArithmeticError: no"
+            ClientError, match=r"round 1, client 7: Selfish\.mix \(test_streams\.py, line 29\): ArithmeticError: no"
         ):
             played(setup, executor)
         assert list(executor.pids) == [pid]
