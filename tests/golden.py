@@ -31,8 +31,8 @@ from rayfl.rounds.executor import InlineExecutor  # noqa: E402
 from rayfl.run_directory.play_run import final_models  # noqa: E402
 from rayfl.testing.comparison import contents  # noqa: E402
 from rayfl.testing.executors import play  # noqa: E402
+from tests.contracts import every_method  # noqa: E402
 from tests.contracts.every_compressor import VARIANTS, encode, label, ordinary  # noqa: E402
-from tests.contracts.every_method import experiment  # noqa: E402
 
 Hashes = dict[str, Any]
 
@@ -66,6 +66,12 @@ ON_RAY = (
 
 ending = contextlib.ExitStack()
 """What is done when this process has played everything."""
+
+
+# Any: an experiment's tables.
+def experiment(name: str, **options: Any) -> Experiment:
+    """The experiment of the contracts, with the method's own batch size."""
+    return every_method.experiment(name, **{"method": {"name": name, **every_method.HYPER.get(name, {})}, **options})
 
 
 def digest(*parts: bytes) -> str:
