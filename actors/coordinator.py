@@ -24,8 +24,8 @@ from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process
 from rayfl.own_packages import OwnPackages
 
 if TYPE_CHECKING:
-    from actors.executor import RayExecutor
     from actors.metrics import RunMetrics
+    from actors.ray_executor import RayExecutor
     from rayfl.determinism.platform import Platform
     from rayfl.experiment.input_files import KeptFiles
     from rayfl.rounds.executor import Wave
@@ -111,9 +111,9 @@ class Coordinator(OwnPackages):
         """
         os.environ.update(spec.environment)
         try:
-            from actors.executor import RayExecutor
             from actors.kinds import Kinds
             from actors.metrics import RunMetrics
+            from actors.ray_executor import RayExecutor
             from actors.setups import read_setup
             from rayfl.run_directory.description import read_platform
             from rayfl.run_directory.play_run import Stopped
@@ -148,7 +148,7 @@ class Coordinator(OwnPackages):
         self, setup: "Setup", executor: "RayExecutor", spec: RunSpec, metrics: "RunMetrics"
     ) -> None:
         """Play; if objects are lost with a node, play again from the last checkpoint."""
-        from actors.losses import Loss, Setbacks, try_again
+        from actors.retry_policy import Loss, Setbacks, try_again
         from rayfl.run_directory.play_run import play_run
 
         resumed, setbacks = spec.resumed, Setbacks()

@@ -16,7 +16,7 @@ from actors import heap
 from actors.client import Actor
 from actors.coordinator import Coordinator, News, Progress, RunSpec
 from actors.errors import final_error
-from actors.losses import Loss, Setbacks, try_again
+from actors.retry_policy import Loss, Setbacks, try_again
 from actors.session import placement, session
 from actors.setups import put_setup
 from actors.signals import stoppable

@@ -10,7 +10,6 @@ before torch is loaded, and the settings that a library reads at its first use a
 itself, because Ray reads its settings as it is loaded.
 """
 
-import atexit
 import gc
 import json
 import os
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,8 @@ if __name__ == "__main__":
     # Modules in this file's folder must not hide Python's; the packages are in the folder above.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from actors import ray_internals
-from actors.forked_worker import LENGTH_BYTES, SERVER
+from actors.forked_worker import LENGTH_BYTES
 from actors.ray_internals import is_plain
-
-WORKER = Path(__file__).with_name("forked_worker.py")
-"""The program that Ray starts in place of its own worker."""
 
 _LOADED = (
     "rayfl.rounds.worker",
@@ -131,9 +126,7 @@ _begun: ForkServer | None = None
 def begin() -> ForkServer | None:
     """`start` the server for the Ray that this process will start, unless it has been started already."""
     global _begun
-    if _begun is None and (server := start()):
-        _begun = server
-        atexit.register(end)
+    _begun = _begun or start()
     return _begun
 
 
@@ -141,16 +134,8 @@ def end() -> None:
     """End the fork server, if there is one."""
     global _begun
     if _begun is not None:
-        server, _begun = _begun, None
-        atexit.unregister(end)
-        server.end()
-
-
-def lean_nodes(server: ForkServer | None) -> AbstractContextManager[None]:
-    """Start Ray's nodes faster inside, with forks of `server` as their workers, if it is given."""
-    if server is None:
-        return ray_internals.lean_nodes(None, {})
-    return ray_internals.lean_nodes(WORKER, {SERVER: server.socket})
+        _begun.end()
+        _begun = None
 
 
 def load() -> None:

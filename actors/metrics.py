@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ray.util.metrics import Counter, Gauge
 
 if TYPE_CHECKING:
-    from actors.losses import Cause
+    from actors.retry_policy import Cause
     from rayfl.rounds.ledger import RoundRecord
 
 RUN, METRIC, CAUSE = "run", "metric", "cause"

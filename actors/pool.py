@@ -18,8 +18,8 @@ from ray.exceptions import RayError, RayTaskError
 from actors.client import Actor, ClientActor, Joined
 from actors.errors import ClusterError, unwrapped
 from actors.kinds import Kinds
-from actors.losses import Cause, Loss, try_again
 from actors.placement import Placement, nodes, packed
+from actors.retry_policy import Cause, Loss, try_again
 from actors.setups import FilesMissing, put_whole
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.experiment import NODE_KEY

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from actors.forked_worker import USUAL_WORKER
+from actors import forked_worker
 
 log = logging.getLogger("rayfl")
 
@@ -192,12 +192,11 @@ def system_config(**settings: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def lean_nodes(worker: Path | None, environment: Mapping[str, str]) -> Iterator[None]:
+def lean_nodes(fork_server: str | None) -> Iterator[None]:
     """Context manager: nodes that are started in the block start faster.
 
-    They start without idle processes, do not wait for their agents, and run the program `worker` as their workers
-    (None: Ray's own program). The program has the variables `environment`, and in USUAL_WORKER the path of Ray's own
-    program.
+    They start without idle processes and do not wait for their agents. Their workers are forks of the fork server that
+    listens at the socket `fork_server`; None: Ray starts its own program.
 
     Without these parts the first round comes seconds later. Ray then also starts, for a second of a core and 70 MB
     each: with include_dashboard=False a dashboard, to report its use, which is off; a log monitor, which
@@ -212,10 +211,10 @@ def lean_nodes(worker: Path | None, environment: Mapping[str, str]) -> Iterator[
     def lean(start_raylet: Any) -> Any:
         def start(node: Any, *words: Any, **settings: Any) -> None:
             _choose_ports(node)
-            if worker is not None:
-                os.environ.update(environment)
-                os.environ[USUAL_WORKER] = node._ray_params.worker_path
-                node._ray_params.worker_path = str(worker)
+            if fork_server is not None:
+                os.environ[forked_worker.SERVER] = fork_server
+                os.environ[forked_worker.USUAL_WORKER] = node._ray_params.worker_path
+                node._ray_params.worker_path = forked_worker.__file__
             start_raylet(node, *words, **settings)
             raylets.append(_pid(node, "raylet"))
 
@@ -225,7 +224,7 @@ def lean_nodes(worker: Path | None, environment: Mapping[str, str]) -> Iterator[
         for name in IDLE:
             replaced.enter_context(_replaced(f"ray._private.node:Node.{name}", lambda before: _do_nothing))
         replaced.enter_context(_replaced(RAYLET, lean))
-        for name in (USUAL_WORKER, *environment):
+        for name in (forked_worker.USUAL_WORKER, forked_worker.SERVER):
             replaced.callback(os.environ.pop, name, None)
         yield
         for raylet in raylets:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import ray
 
-from actors import access, fork_server, heap, ray_internals, supervisor
+from actors import access, fork_server, heap, parent_process, ray_internals
 from actors.errors import ClusterError
-from actors.executor import RayExecutor
 from actors.placement import Placement, nodes, place, require_room_here, share
+from actors.ray_executor import RayExecutor
 from actors.setups import put_setup
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime
@@ -44,7 +44,7 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
     Ray. A local Ray is configured for the client states of `setup`, if given, and lets nobody else in
     (actors/access.py). A Ray that was started or joined here is shut down at the end. `resume` is the command that
     continues the run, if there is a run to continue. Raise ClusterError if no cluster answers or Ray does not start,
-    RayflError for a wrong address.
+    RayflError for a wrong address, or if this machine cannot hold the actors.
     """
     if ray.is_initialized():
         yield
@@ -52,18 +52,20 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster = runtime.cluster
     if cluster:
-        _check_reachable(cluster)
+        _require_reachable(cluster)
+        fork_server.end()
+    else:
+        require_room_here(runtime)
     with access.joined(cluster) if cluster else access.private(), ray_internals.published_lines_logged():
         try:
             if cluster:
-                fork_server.end()
                 _join(cluster)
             else:
-                require_room_here(runtime)
                 _start(runtime, setup is not None and heap.overflows(setup), resume)
+            parent_process.report(cluster=cluster, processes={} if cluster else ray_internals.own_processes())
             yield
         finally:
-            supervisor.report(cluster=None, processes={})
+            parent_process.report(cluster=None, processes={})
             ray.shutdown()
             fork_server.end()
 
@@ -100,10 +102,9 @@ def _join(address: str) -> None:
         raise ClusterError(
             f"Ray could not join the cluster at {address!r}: {error}; are the versions of Ray and Python equal?"
         ) from error
-    supervisor.report(cluster=address)
 
 
-def _check_reachable(address: str) -> None:
+def _require_reachable(address: str) -> None:
     """Raise ClusterError if nothing listens at host:port, which Ray would try for minutes. "auto" is left to Ray."""
     if address == "auto":
         return
@@ -129,14 +130,13 @@ def _start(runtime: Runtime, crowded: bool, resume: str | None) -> None:
 
     Raise ClusterError if it does not start at a second try either.
     """
-    memory = runtime.object_store_memory_mb
     try:
-        _init(memory, crowded)
+        _init(runtime.object_store_memory_mb, crowded)
     # Ray raises anything, Exception itself too.
     except Exception:  # noqa: BLE001
         ray.shutdown()
         try:
-            _init(memory, crowded)
+            _init(runtime.object_store_memory_mb, crowded)
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise ClusterError(
@@ -145,7 +145,6 @@ def _start(runtime: Runtime, crowded: bool, resume: str | None) -> None:
                 f"set {ray_internals.PLAIN}=1 if this version of Ray is new, then "
                 + (f"go on with: {resume}" if resume else "run it again")
             ) from error
-    supervisor.report(processes=ray_internals.own_processes())
 
 
 def _init(memory_mb: int | None, crowded: bool) -> None:
@@ -162,7 +161,8 @@ def _init(memory_mb: int | None, crowded: bool) -> None:
         worker_register_timeout_seconds=30,
         **limits,
     )
-    with fork_server.lean_nodes(fork_server.begin()):
+    server = fork_server.begin()
+    with ray_internals.lean_nodes(server and server.socket):
         ray.init(
             address="local",
             include_dashboard=False,

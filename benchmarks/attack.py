@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from actors.losses import TRIES
+from actors.retry_policy import TRIES
 from benchmarks.local_cluster import Nodes
 from benchmarks.victims import ACTOR, COORDINATOR, DRIVER, GCS, RAYLET, Victim, pick, processes
 from rayfl.run_directory import manifest
@@ -265,9 +265,9 @@ def of_one_life(left: Sequence[str]) -> list[str]:
 def fault(driver: Driver, directory: Path, done: Sequence[str], kills: int, unstruck: int) -> str:
     """Why a driver ended as none may end after the strikes `done`; "" for one that ended the run or can be resumed.
 
-    `kills`: processes that they struck; after as many in a row a run gives up by design (`actors.losses.TRIES`), and
-    many may fall into one start. `unstruck`: how many drivers of the run ended before any strike. That happens to some
-    where the machine is too busy to start a Ray, and may happen twice.
+    `kills`: processes that they struck; after as many in a row a run gives up by design
+    (`actors.retry_policy.TRIES`), and many may fall into one start. `unstruck`: how many drivers of the run ended
+    before any strike. That happens to some where the machine is too busy to start a Ray, and may happen twice.
     """
     code, errors = driver.process.returncode, driver.errors.strip()
     ended = f"after {', '.join(done) or 'no strike'} its driver ended with code {code}"

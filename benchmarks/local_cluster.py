@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ray.cluster_utils import Cluster
 
-from actors import access, fork_server
+from actors import access, fork_server, ray_internals
 from actors.errors import ClusterError
 from actors.fork_server import ForkServer
 
@@ -81,7 +81,7 @@ def _started(start: Callable[[], Started], server: ForkServer | None) -> Started
     """The lean nodes that `start` returns, for which a busy machine may be too slow at first."""
     for _ in range(2):
         try:
-            with fork_server.lean_nodes(server):
+            with ray_internals.lean_nodes(server and server.socket):
                 return start()
         # Ray raises Exception itself.
         except Exception:  # noqa: BLE001
@@ -90,7 +90,7 @@ def _started(start: Callable[[], Started], server: ForkServer | None) -> Started
             # Ray's own handler asks the nodes for half a minute.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with fork_server.lean_nodes(server):
+        with ray_internals.lean_nodes(server and server.socket):
             return start()
     except Exception as error:
         words = " ".join(str(error).split())[:300]

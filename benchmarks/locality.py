@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from actors import session
-from actors.executor import RayExecutor
-from actors.pending import PendingCalls
+from actors.ray_executor import PendingCalls, RayExecutor
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import own_cluster
 from jobs.standard_output import print_table

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from actors import fork_server, supervisor
+from actors import fork_server, parent_process
 from jobs import shipped
 from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Commands, WithSettings
 from jobs.display import Display
@@ -100,7 +100,7 @@ def resume(
     """
     with outliving_its_reader(), Display("loading") as display:
         if isinstance(directory, Path):
-            supervisor.report(run=str(directory))
+            parent_process.report(run=str(directory))
         if not inline:
             fork_server.begin()
         from jobs.console import Audience

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from actors.supervisor import leave_sentence, supervised
+from actors.parent_process import leave_sentence, supervised
 from jobs.exit_codes import FAILED
 from jobs.shipped import experiment_file
 from jobs.standard_output import discard_output, reader_has_left
@@ -113,7 +113,7 @@ class WithSettings(click.Command):
 
 
 class Commands(click.Group):
-    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (supervisor.py)."""
+    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (parent_process.py)."""
 
     # Any: click's own signature.
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -7,7 +7,7 @@ import os
 import traceback
 
 from actors.errors import ClusterError
-from actors.supervisor import TRACEBACK
+from actors.parent_process import TRACEBACK
 from jobs.exit_codes import FAILED, MISTAKE
 from rayfl.errors import RayflError, reason
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory

@@ -1,6 +1,6 @@
 """The command `rayfl run` as a module, for `ray job submit`: `python -m jobs.run FILE [KEY=VALUE ...]`."""
 
-from actors.supervisor import supervised
+from actors.parent_process import supervised
 from jobs.cli import run
 from jobs.command_line import sentences
 from jobs.exit_codes import FAILED

@@ -7,7 +7,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from actors import fork_server, package_folder, signals, supervisor
+from actors import fork_server, package_folder, parent_process, signals
 from jobs import console
 from jobs.console import Audience
 from jobs.earlier_run import found_again, platform_of, require_same_platform, resumable
@@ -140,11 +140,11 @@ def _play(
 
     `opening` makes the directory of a new run, and yields it; `before`: the run to go on with.
     """
-    supervisor.report(run=str(folder.directory))
+    parent_process.report(run=str(folder.directory))
     resume = None if before is None else f"rayfl resume {folder.directory}"
     with ExitStack() as copying:
         with _ray(prepared, audience, resume), opening as folder:
-            supervisor.report(run=str(folder.directory))
+            parent_process.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
                 _describe(prepared, folder.directory, before)
             round_done = copying.enter_context(folder.mirrored())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 
-from actors import package_folder, signals, supervisor
+from actors import package_folder, parent_process, signals
 from jobs.console import Audience
 from jobs.earlier_run import earlier_run
 from jobs.errors import described, one_line
@@ -258,5 +258,5 @@ def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audie
         return Outcome(one, directory, "failed", described(error)[0])
     finally:
         # The sweep goes on by the command that began it.
-        supervisor.report(run=None)
+        parent_process.report(run=None)
     return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")

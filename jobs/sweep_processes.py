@@ -17,8 +17,8 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Literal
 
+from actors.parent_process import ERROR_FILE
 from actors.signals import stoppable
-from actors.supervisor import ERROR_FILE
 from jobs import console
 from jobs.earlier_run import describe_again, earlier_run
 from jobs.exit_codes import INTERRUPTED

@@ -83,13 +83,13 @@ def cluster() -> Iterator[None]:
     """
     import ray
 
-    from actors import access, fork_server
+    from actors import access, fork_server, ray_internals
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray puts sockets below this folder, and the path of a socket has at most 107 characters.
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     with access.private(), fork_server.serving() as server:
-        with fork_server.lean_nodes(server):
+        with ray_internals.lean_nodes(server and server.socket):
             ray.init(
                 address="local",
                 include_dashboard=False,

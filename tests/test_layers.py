@@ -51,7 +51,7 @@ def _names(node: ast.AST) -> Iterator[str]:
     [
         ("import ray.data as data, os", {"ray", "os"}),
         ("def late():\n    from ray.util import placement_group", {"ray"}),
-        ("if TYPE_CHECKING:\n    from actors.executor import RayExecutor", {"actors"}),
+        ("if TYPE_CHECKING:\n    from actors.ray_executor import RayExecutor", {"actors"}),
         ("importlib.import_module('jobs.run')", {"jobs"}),
         ("__import__('ray')", {"ray"}),
         ("from . import ray\nfrom rayfl import tree", {"rayfl"}),

@@ -1,4 +1,4 @@
-"""Executor: runs jobs on clients. `InlineExecutor` runs them in this process, actors/executor.py on Ray actors."""
+"""Executor: runs jobs on clients. `InlineExecutor` runs them in this process, actors/ray_executor.py on Ray actors."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -12,13 +12,12 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import driver, losses, pool, session, signals
+from actors import driver, pool, retry_policy, session, signals
 from actors.coordinator import Progress, RunSpec
 from actors.errors import ClusterError
-from actors.executor import RayExecutor
-from actors.losses import TRIES, Cause
-from actors.pending import Call
 from actors.placement import Placement
+from actors.ray_executor import Call, RayExecutor
+from actors.retry_policy import TRIES, Cause
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import Job
@@ -120,7 +119,7 @@ def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses.TRIES, "death", 2)
+    monkeypatch.setitem(retry_policy.TRIES, "death", 2)
     setup = prepare(experiment())
     with session.executor(setup, Runtime(actors=3)) as executor:
         before = set(executor.pids)
@@ -143,7 +142,7 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
         pending = executor._pending(executor.put(RoundInputs(0, setup.plan(0))), [Job(EvaluateJob(()))])
         for times in range(1, 5):
             for cause in CAUSES:
-                executor._lose(pending, call, "a reason", cause)
+                executor._replace_and_send_again(pending, call, "a reason", cause)
                 assert bool(pending.failed) == (times == 4)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from ray.exceptions import ObjectLostError
 from actors import pool, session
 from actors.errors import LostObjects
-from actors.executor import RayExecutor
+from actors.ray_executor import RayExecutor
 from benchmarks.local_cluster import own_cluster
 from rayfl.experiment.prepare import prepare
 from rayfl.run_directory.checkpoint import Checkpoints
@@ -107,7 +107,7 @@ from collections import Counter
 from actors import session
 from actors.errors import ClusterError
 from actors.placement import Placement
-from actors.executor import RayExecutor
+from actors.ray_executor import RayExecutor
 from benchmarks.local_cluster import own_cluster
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Runtime

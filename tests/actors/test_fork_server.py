@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from actors import fork_server, ray_internals
+from actors import fork_server, forked_worker, ray_internals
 from actors.forked_worker import LENGTH_BYTES, SERVER, USUAL_WORKER
 
 # What a process says of itself, as Ray's worker would run it; it waits for its stdin's end.
@@ -49,7 +49,7 @@ def start(worker: Path, socket_path: str, *words: str, **environment: str) -> di
     """Start a worker as Ray does, and return what it says."""
     around = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), USUAL_WORKER: str(worker)}
     done = subprocess.run(
-        [sys.executable, str(fork_server.WORKER), *words],
+        [sys.executable, forked_worker.__file__, *words],
         env={**around, **environment, SERVER: socket_path},
         cwd=worker.parent,
         stdout=subprocess.PIPE,

@@ -11,11 +11,10 @@ import ray
 import torch
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError, RayTaskError
 
-from actors import losses
+from actors import retry_policy
 from actors.errors import ClusterError, final_error
-from actors.executor import RayExecutor
-from actors.pending import PendingCalls
 from actors.placement import Placement
+from actors.ray_executor import PendingCalls, RayExecutor
 from jobs import single as running
 from jobs.single import resume, run
 from rayfl.compress.base import Message
@@ -84,7 +83,7 @@ def test_the_last_try_says_who_and_what_to_change_and_the_run_can_go_on(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = experiment(checkpoint={"every": 1}, runtime={"actors": 1})
-    hungry = with_method(Starving, folder=tmp_path, times=losses.TRIES["memory"], lack=kind)
+    hungry = with_method(Starving, folder=tmp_path, times=retry_policy.TRIES["memory"], lack=kind)
     directory = tmp_path.parent / f"{tmp_path.name}-run"
     with monkeypatch.context() as patch, pytest.raises(ClientError) as raised:
         patch.setattr(running, "prepare", lambda *given: hungry)

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from actors import session
-from actors.pending import PendingCalls
+from actors.ray_executor import PendingCalls
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds import merge_sums
@@ -33,7 +33,7 @@ def test_merges_by_actors_that_die_give_the_bits_of_this_process(deaths: int, mo
             if pending.wave.kind == "merge":
                 merges.append(len(merges))
                 if len(merges) <= deaths:
-                    os.kill(executor.pool.ready[[*pending.flying.values()][-1].actor].pid, signal.SIGKILL)
+                    os.kill(executor.pool.ready[[*pending.sent.values()][-1].actor].pid, signal.SIGKILL)
 
         monkeypatch.setattr(executor, "_send", send_and_kill)
         others, other_states = play(setup, executor)

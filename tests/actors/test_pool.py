@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import ray
 
-from actors import losses, session
+from actors import retry_policy, session
 from actors.errors import ClusterError
-from actors.executor import RayExecutor
 from actors.kinds import Kinds, Verdict
-from actors.pending import PendingCalls
 from actors.placement import Placement
+from actors.ray_executor import PendingCalls, RayExecutor
 from rayfl.compress.base import Message
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
@@ -62,7 +61,7 @@ class Watched(RayExecutor):
         super().__init__(*args)
 
     def _take(self, pending: PendingCalls, ref: ray.ObjectRef) -> None:
-        self.finished.append(pending.flying[ref].index)
+        self.finished.append(pending.sent[ref].index)
         super()._take(pending, ref)
         if self.first:
             self.first.touch()
@@ -213,7 +212,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
 
 
 def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses.TRIES, "death", 2)
+    monkeypatch.setitem(retry_policy.TRIES, "death", 2)
     setup = with_method(Fatal)
     with (
         session.executor(setup, Runtime(actors=1)) as executor,

@@ -9,7 +9,7 @@ import ray
 from actors import driver, session
 from actors.coordinator import Progress
 from actors.errors import ClusterError
-from actors.pending import PendingCalls
+from actors.ray_executor import PendingCalls
 from actors.ray_internals import PLAIN
 from rayfl.experiment.experiment import Runtime
 from rayfl.rounds.executor import Job, JobResult, Wave

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from actors import session
-from actors.executor import RayExecutor
+from actors.ray_executor import RayExecutor
 from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from actors import executor as executor_module
+from actors import ray_executor
 from actors.client import Joined
-from actors.executor import RayExecutor
 from actors.locality import Inputs
 from actors.pool import ActorPool
+from actors.ray_executor import RayExecutor
 from benchmarks import locality
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import Job
@@ -36,7 +36,7 @@ def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:
 )
 def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [Inputs(100, {"b": 90, "a": 10}), Inputs(110, {"a": 100, "d": 10}), Inputs()]
-    monkeypatch.setattr(executor_module, "inputs_of", lambda jobs: inputs)
+    monkeypatch.setattr(ray_executor, "inputs_of", lambda jobs: inputs)
     executor = idle(kind, "abc")
     pending = executor._pending(None, [Job(EvaluateJob((client,))) for client in range(3)])
     pairs = [executor._next_pair(pending.waiting) for _ in range(3)]
@@ -46,7 +46,7 @@ def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pyte
 
 
 def test_on_one_node_nobody_looks_where_inputs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_module, "inputs_of", lambda jobs: pytest.fail("asked for nothing"))
+    monkeypatch.setattr(ray_executor, "inputs_of", lambda jobs: pytest.fail("asked for nothing"))
     executor = idle(RayExecutor, "a")
     assert executor._pending(None, [Job(EvaluateJob((0,)))]).waiting.homeless
 

@@ -2,8 +2,8 @@
 
 import ray
 
-from actors.executor import RayExecutor
 from actors.placement import Placement
+from actors.ray_executor import RayExecutor
 from rayfl.rounds.setup import Setup
 
 

@@ -37,6 +37,8 @@ def command(argv: Sequence[str], directory: Path, scratch: Path) -> Outcome:
     """`rayfl ARGV` in `directory`; what it prints goes through files in `scratch`."""
 
     def run() -> object:
+        import ray
+
         from actors import session
         from jobs.cli import main
         from rayfl.report import page
@@ -44,7 +46,9 @@ def command(argv: Sequence[str], directory: Path, scratch: Path) -> Outcome:
         def no_ray(*arguments: object, **options: object) -> NoReturn:
             raise AssertionError("Ray would have been started")
 
-        session._start = session._join = no_ray
+        # An earlier test of this process may have joined a Ray: a fork of the process cannot talk to it, and waits.
+        ray.is_initialized = lambda: False
+        session._start = session._join = ray.shutdown = no_ray
         if argv[0] in ("report", "sweep"):
             # Pages go without the library that draws their charts: to make it takes seconds, and no case is about it.
             page.javascript = str

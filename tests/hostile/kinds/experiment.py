@@ -169,7 +169,7 @@ CASES = [
     # What runs it.
     mistake("cuda without num_gpus", "device", runtime={**RAY, "device": "cuda"}, in_suite=True),
     mistake("cuda inline", "device", runtime={"executor": "inline", "device": "cuda"}),
-    mistake("a billion actors", "runtime.actors", runtime={**RAY, "actors": 10**9}),
+    mistake("a billion actors", "runtime.actors", runtime={**RAY, "actors": 10**9}, in_suite=True),
     mistake("actors of 10^30", "runtime.actors", runtime={**RAY, "actors": 10**30}),
     mistake("a million GPUs an actor", "runtime.num_gpus", runtime={**RAY, "num_gpus": 1e6}),
     mistake("a share and a half of a GPU", "num_gpus", runtime={**RAY, "num_gpus": 1.5}),

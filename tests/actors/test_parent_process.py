@@ -16,7 +16,7 @@ from tests.refusals import check_sentence
 
 COMMAND = """
 import os, subprocess, sys, time
-from actors.supervisor import report, supervised
+from actors.parent_process import report, supervised
 
 def lose():
     other, raylet = subprocess.Popen(["sleep", "300"]), subprocess.Popen(["sleep", "300"])

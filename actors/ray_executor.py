@@ -6,8 +6,9 @@ so the death of an actor loses only the call on which it was working.
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -15,18 +16,18 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor
-from actors.errors import LostObjects, unwrapped
+from actors.errors import ClusterError, LostObjects, unwrapped
 from actors.kinds import Kinds
-from actors.locality import WaitingJobs, inputs_of
-from actors.losses import Cause, Loss, try_again
-from actors.pending import Call, PendingCalls
+from actors.locality import Inputs, WaitingJobs, inputs_of
 from actors.placement import Placement
 from actors.pool import ActorPool
+from actors.retry_policy import Cause, Loss, try_again
 from rayfl.compress.base import Packet
 from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
 from rayfl.rounds.errors import ClientError, OutOfMemory, out_of_memory
-from rayfl.rounds.executor import Job, JobResult, OnWave, Ref
+from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
+from rayfl.rounds.worker_jobs import RoundInputs
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,68 @@ class StoredPacket:
     def open(self) -> Packet:
         """Read the packet, without a copy if it is on this node."""
         return ray.get(self.ref)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A job that an actor is doing."""
+
+    index: int
+    actor: Actor
+    outputs: list[ObjectRef]
+    deadline: float
+
+
+@dataclass
+class PendingCalls:
+    """The jobs of one `run`: waiting, sent, done or failed.
+
+    `inputs`: where each job's inputs are stored, () if nobody looked; `nodes`: the nodes that have actors.
+    """
+
+    shared: Ref
+    jobs: Sequence[Job]
+    inputs: Sequence[Inputs] = ()
+    nodes: Collection[str] = ()
+    waiting: WaitingJobs = field(init=False)
+    losses: Counter[tuple[int, Cause]] = field(default_factory=Counter)
+    done: dict[int, JobResult] = field(default_factory=dict)
+    failed: dict[int, BaseException] = field(default_factory=dict)
+    sent: dict[ObjectRef, Call] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inputs = self.inputs or [Inputs()] * len(self.jobs)
+        self.waiting = WaitingJobs([one.home(self.nodes) for one in self.inputs])
+
+    def fail(self, index: int, error: BaseException) -> None:
+        """Note a job's error. No later job is sent, as a single worker would not have reached it."""
+        self.failed[index] = error
+        self.waiting.keep_before(min(self.failed))
+
+    @property
+    def wave(self) -> Wave:
+        """The progress of the jobs."""
+        return Wave.of(self.jobs, [self.jobs[index] for index in self.done])
+
+    def about(self, call: Call) -> str:
+        """The round, step and clients of a call, for a sentence."""
+        about: RoundInputs = ray.get(self.shared)
+        job = self.jobs[call.index]
+        clients = getattr(job.work, "clients", ())
+        of = f", clients {clients[0]} to {clients[-1]}" if clients else ""
+        return f"round {about.round}, {job.kind}{of}"
+
+    def readable(self, call: Call, error: RayTaskError) -> BaseException:
+        """The error that a call raised, with its round: ClientError, or ClusterError if an input was lost."""
+        cause = unwrapped(error)
+        if isinstance(cause, ClientError):
+            return cause
+        kind_of_error = ClientError
+        if isinstance(cause, RayError):
+            kind_of_error = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
+        wrapped = kind_of_error(f"{self.about(call)}: {type(cause).__name__}: {cause}")
+        wrapped.add_note(str(error))
+        return wrapped
 
 
 class RayExecutor:
@@ -55,7 +118,7 @@ class RayExecutor:
         """Start the actors; arguments and errors are those of `ActorPool`. `on_wave` is called after every call."""
         self._on_wave = on_wave
         self.moved_bytes = 0
-        """Bytes of inputs that were on other nodes than the actors that they were sent to."""
+        """Bytes of inputs that were on other nodes than the actors to which they were sent."""
         self.pool = ActorPool(setup, placement, kinds, on_platform, on_loss)
 
     def put(self, value: Any) -> Ref:
@@ -87,21 +150,23 @@ class RayExecutor:
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs.
 
-        Raise ClientError if a client's own code fails, or if a call loses its actor again and again. After an error no
-        later job is sent, and of several errors the one of the first job is raised, as a single worker would have met
-        that one. LostObjects if a job's inputs or outputs were lost with a node.
+        Raise ClientError if a client's own code fails, or if a call loses its actor too often. After an error no later
+        job is sent, and of several errors the one of the first job is raised, as a single worker would have met that
+        one. LostObjects if a job's inputs or outputs were lost with a node.
         """
         self.pool.grow()
         pending = self._pending(shared, jobs)
         self._on_wave(pending.wave)
-        while pending.flying or pending.waiting:
+        while pending.sent or pending.waiting:
             while pending.waiting and self.pool.idle:
                 self._send(pending)
-            for ref in self.pool.wait(list(pending.flying), pending.deadline):
+            first = min((call.deadline for call in pending.sent.values()), default=math.inf)
+            for ref in self.pool.wait(list(pending.sent), first):
                 self._take(pending, ref)
-            for ref in pending.late():
+            now = time.monotonic()
+            for ref in [ref for ref, call in pending.sent.items() if call.deadline <= now]:
                 reason = f"no answer in call_timeout_s={self.pool.placement.call_timeout_s:g}"
-                self._lose(pending, pending.flying.pop(ref), reason, "time")
+                self._replace_and_send_again(pending, pending.sent.pop(ref), reason, "time")
         self.pool.admit_ready()
         if pending.failed:
             raise pending.failed[min(pending.failed)]
@@ -132,11 +197,11 @@ class RayExecutor:
         method = actor.call.options(num_returns=1 + job.num_outputs)
         answer = method.remote(job.num_outputs, pending.shared, job.work, *job.inputs)
         *outputs, result = answer if job.num_outputs else [answer]
-        pending.flying[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
+        pending.sent[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
 
     def _take(self, pending: PendingCalls, ref: ObjectRef) -> None:
-        """Take the result, the error or the loss of a call that is over."""
-        call = pending.flying.pop(ref)
+        """Take the result of a call that is over, or its error; if the call lost its actor, send it again."""
+        call = pending.sent.pop(ref)
         try:
             pending.done[call.index] = JobResult(ray.get(ref), call.outputs)
             self._on_wave(pending.wave)
@@ -144,27 +209,29 @@ class RayExecutor:
             cause = unwrapped(error)
             if out_of_memory(cause):
                 where = "" if isinstance(cause, OutOfMemory) else f"{pending.about(call)}: out of memory: "
-                self._lose(pending, call, f"{where}{cause}", "memory")
+                self._replace_and_send_again(pending, call, f"{where}{cause}", "memory")
                 return
             pending.fail(call.index, pending.readable(call, error))
         except ObjectLostError as error:
             pending.fail(call.index, LostObjects(f"{pending.about(call)}: {error}"))
         except OutOfMemoryError:
             reason = f"{pending.about(call)}: out of memory, so that Ray's memory monitor killed the actor"
-            self._lose(pending, call, reason, "memory")
+            self._replace_and_send_again(pending, call, reason, "memory")
             return
         except RayError as error:
-            self._lose(pending, call, " ".join(str(error).split()), "death")
+            self._replace_and_send_again(pending, call, " ".join(str(error).split()), "death")
             return
         self.pool.idle.append(call.actor)
 
-    def _lose(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
-        """Replace the actor of a call, and send the call again or let it fail."""
+    def _replace_and_send_again(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
+        """Replace a call's actor. Send the call again, unless an earlier job has failed or this was its last try."""
         pid = self.pool.replace(call.actor, cause)
         pending.losses[call.index, cause] += 1
         loss = Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid)
         try:
             try_again(loss, ClientError)
-            pending.send_again(call.index)
         except ClientError as error:
             pending.fail(call.index, error)
+        else:
+            if call.index < min(pending.failed, default=len(pending.jobs)):
+                pending.waiting.put_back(call.index)
