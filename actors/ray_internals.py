@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from actors import forked_worker
+from actors.forked_worker import SERVER, USUAL_WORKER
 
 log = logging.getLogger("rayfl")
 
@@ -212,9 +212,9 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
         def start(node: Any, *words: Any, **settings: Any) -> None:
             _choose_ports(node)
             if fork_server is not None:
-                os.environ[forked_worker.SERVER] = fork_server
-                os.environ[forked_worker.USUAL_WORKER] = node._ray_params.worker_path
-                node._ray_params.worker_path = forked_worker.__file__
+                os.environ[SERVER] = fork_server
+                os.environ[USUAL_WORKER] = node._ray_params.worker_path
+                node._ray_params.worker_path = str(Path(__file__).with_name("forked_worker.py"))
             start_raylet(node, *words, **settings)
             raylets.append(_pid(node, "raylet"))
 
@@ -224,7 +224,7 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
         for name in IDLE:
             replaced.enter_context(_replaced(f"ray._private.node:Node.{name}", lambda before: _do_nothing))
         replaced.enter_context(_replaced(RAYLET, lean))
-        for name in (forked_worker.USUAL_WORKER, forked_worker.SERVER):
+        for name in (USUAL_WORKER, SERVER):
             replaced.callback(os.environ.pop, name, None)
         yield
         for raylet in raylets:
