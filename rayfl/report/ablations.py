@@ -5,16 +5,15 @@ of the runs.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
+from os.path import commonprefix
 from typing import NamedTuple
 
 import numpy as np
 
-from rayfl.experiment.identity import determining_settings, lies_in
+from rayfl.experiment.identity import lies_in
 from rayfl.report import wording
 from rayfl.report.colors import key
-from rayfl.report.scores import Score, last_mean, over, percent
-from rayfl.report.series import Group
+from rayfl.report.groups import Group, Score, last_mean, over, percent
 
 
 class Pair(NamedTuple):
@@ -40,11 +39,7 @@ def pairs(found: Sequence[Group], tuned: Sequence[str] = ()) -> list[Pair]:
     `tuned` settings may differ too, because each side was tuned by itself.
     """
     on = [
-        {
-            setting: value
-            for setting, value in determining_settings(group.runs[0].experiment).items()
-            if value is not None and value is not False
-        }
+        {setting: value for setting, value in group.settings.items() if value is not None and value is not False}
         for group in found
     ]
     return [
@@ -61,9 +56,7 @@ def _switched(without: dict[str, object], having: dict[str, object], tuned: Sequ
     differ = [setting for setting in differ if not any(lies_in(setting, one) for one in tuned)]
     if not differ or any(setting in without for setting in differ):
         return ""
-    parts = [setting.split(".") for setting in differ]
-    shared = takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))
-    name = ".".join(words[0] for words in shared)
+    name = ".".join(commonprefix([setting.split(".") for setting in differ]))  # noqa: RUF071 (lists, not paths)
     return name if name and not any(lies_in(setting, name) for setting in without) else ""
 
 

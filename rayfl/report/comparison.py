@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rayfl.errors import RayflError, nearest
-from rayfl.experiment.identity import determining_settings, require_settings
+from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
-from rayfl.report.ranking import Column, accuracy_column, cost_columns, differing, has_seeds, run_columns
-from rayfl.report.scores import accuracy_names, best_first, measured
-from rayfl.report.series import Group, groups
+from rayfl.report.groups import Group, accuracy_names, groups
+from rayfl.report.page_tables import Column, accuracy_column, cost_columns, differing, has_seeds, run_columns
 from rayfl.report.targets import cost_to_target
-from rayfl.report.tuning import choose
+from rayfl.report.tuning import compared
 from rayfl.run_directory.record import Run
 
 
@@ -41,18 +40,13 @@ def require(runs: Sequence[Run], options: ReportOptions) -> None:
 
 def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:
     """The comparison of runs by the `[report]` options, with the runs of its page in the same order."""
-    found = [measured(group) for group in groups(runs)]
-    names = accuracy_names(found, options.metric)
+    found, names, _ = compared(groups(runs), options)
     metric = names[0] if names else None
-    if metric is not None:
-        if options.best_over:
-            found = [choice.winner for choice in choose(found, options.best_over, metric, options.last)]
-        found = best_first(found, metric, options.last)
     columns = [*run_columns(found), *_accuracies(found, metric, options), *cost_columns(found)[:3]]
     labels = [group.label for group in found]
     rows = [[label, *(column.cells[row] for column in columns)] for row, label in enumerate(labels)]
     results = TextTable(["Run", *(column.head for column in columns)], rows)
-    settings = differing([determining_settings(group.runs[0].experiment) for group in found])
+    settings = differing([group.settings for group in found])
     return Comparison(metric, results, TextTable(["Setting", *labels], [[name, *cells] for name, cells in settings]))
 
 

@@ -7,18 +7,9 @@ import numpy as np
 
 from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, strips_chart
 from rayfl.report.graph_figure import graph_section
+from rayfl.report.groups import Group, curve, last_of_clients
 from rayfl.report.mask_figures import mask_section
-from rayfl.report.series import (
-    MEGABYTE_BITS,
-    Group,
-    Spread,
-    cost,
-    curve,
-    is_accuracy,
-    last_of_clients,
-    metric_names,
-    spread,
-)
+from rayfl.report.series import MEGABYTE_BITS, Spread, cost, is_accuracy, metric_names, spread
 from rayfl.report.wording import metric, title
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 
@@ -97,9 +88,9 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
     """One dot per group: its final accuracy over all bytes sent up. Empty if fewer than two groups sent anything."""
     found = [(group.label, one) for group in groups if (one := curve(group, name)) is not None]
     dots = [
-        Dot(label, one.cost.uplink_megabytes[-1], one.mean[-1], one.deviation[-1])
+        Dot(label, one.cost.total_uplink_megabytes[-1], one.mean[-1], one.deviation[-1])
         for label, one in found
-        if one.cost.uplink_megabytes[-1] > 0 and not np.isnan(one.mean[-1])
+        if one.cost.total_uplink_megabytes[-1] > 0 and not np.isnan(one.mean[-1])
     ]
     heading = f"Bytes up and final accuracy: {title(name)}"
     if len(dots) < 2:
@@ -107,7 +98,7 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
     intro = "All that the clients sent up in the whole run, and the accuracy at its end. Up and to the left is better."
     if any(len(group.runs) > 1 for group in groups):
         intro += " Dots are means over seeds, bars one standard deviation."
-    silent = [label for label, one in found if one.cost.uplink_megabytes[-1] == 0]
+    silent = [label for label, one in found if one.cost.total_uplink_megabytes[-1] == 0]
     if silent:
         intro += f" Runs that sent nothing up have no dot: {', '.join(silent)}."
     labels = [group.label for group in groups]

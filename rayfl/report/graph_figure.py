@@ -1,4 +1,4 @@
-"""Figures of a run among peers: its graph, with statistics, and the traffic of the busiest peer."""
+"""The figure of a run among peers: its graph, with statistics."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from rayfl.choices import plugins
 from rayfl.choices.kinds import make
 from rayfl.errors import RayflError
 from rayfl.experiment.input_files import located
-from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, thinned, told
-from rayfl.report.series import MEGABYTE_BITS, Group, cost
+from rayfl.report.charts import Figure, Section, Spec, data, thinned, told
+from rayfl.report.groups import Group
 from rayfl.run_directory.record import Run
 from rayfl.topology.graphs import Grid, Topology
 from rayfl.topology.statistics import facts
@@ -28,21 +28,10 @@ def graph_section(groups: Sequence[Group]) -> Section:
         numbers = run.experiment["clients"]["count"], int(run.experiment["seed"])  # type: ignore[index, call-overload]
         sentence = facts(topology, *numbers, int(run.experiment["rounds"])).sentence  # type: ignore[call-overload]
         intro = f"{sentence} Mixing weights: {topology.weights}."
-        return Section("Graph", intro, [_drawn(topology, *numbers), *_busiest(run)])
+        return Section("Graph", intro, [_drawn(topology, *numbers)])
     except ValueError:
         # The graph's file is gone, or only its own run may load its class.
-        return Section("Graph", "", _busiest(run))
-
-
-def busiest(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rounds, and for each: the most megabytes that any peer sent, the most that any received, and the mean
-    received. The two peers may differ; peers that are away count in the mean."""
-    wanted = [("uplink_bits", "max"), ("downlink_bits", "max"), ("downlink_bits", "mean")]
-    by_round = run.clients.group_by("round").aggregate(wanted).sort_by("round")
-    rounds = by_round["round"].to_numpy()
-    recorded = np.isin(rounds, run.rounds["round"].to_numpy())
-    sent, received, mean = (by_round[f"{name}_{kind}"].to_numpy()[recorded] / MEGABYTE_BITS for name, kind in wanted)
-    return rounds[recorded], sent, received, mean
+        return Section("Graph", "", [])
 
 
 def _topology(run: Run) -> Topology:
@@ -72,22 +61,6 @@ def _places(topology: Topology, num_peers: int) -> np.ndarray:
         return np.stack([column, -row], axis=1).astype(np.float64)
     angle = np.pi / 2 - 2 * np.pi * np.arange(num_peers) / num_peers
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
-
-
-def _busiest(run: Run) -> list[Figure]:
-    """The busiest peer's traffic over the rounds, if anything was sent."""
-    rounds, *traffic = busiest(run)
-    if not traffic[1].any():
-        return []
-    axes = cost(run).at(rounds).axes
-    labels = ["Busiest peer, sent", "Busiest peer, received", "Mean over peers, received"]
-    lines = [Line(label, axes, amounts) for label, amounts in zip(labels, traffic, strict=True)]
-    caption = (
-        "The megabytes that the peer with the most to send sends in a round over all its links, those that the peer "
-        "with the most to receive receives, and the mean over peers, as encoded. 1 MB is a million bytes."
-    )
-    chart = lines_chart(lines, "MB per round", labels, from_zero=True)
-    return [Figure("The busiest peer", caption, chart)]
 
 
 def graph_chart(places: np.ndarray, links: np.ndarray) -> Spec:

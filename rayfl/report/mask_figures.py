@@ -8,7 +8,8 @@ from safetensors import SafetensorError, safe_open
 
 from rayfl.limits.regular_files import require_regular
 from rayfl.report.charts import Figure, Section, Spec, data, strips_chart, told
-from rayfl.report.series import Group, last_of_clients, series, spread
+from rayfl.report.groups import Group, last_of_clients
+from rayfl.report.series import series, spread
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import model_files

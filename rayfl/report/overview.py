@@ -2,17 +2,16 @@
 
 import math
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rayfl.errors import RayflError
-from rayfl.report.scores import accuracy_names
-from rayfl.report.series import groups, series
+from rayfl.report.groups import accuracy_names, groups
+from rayfl.report.series import series
 from rayfl.run_directory.lock import is_locked
 from rayfl.run_directory.record import Run, read_run
-from rayfl.run_directory.tables import SCHEMAS, table_path
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
@@ -35,16 +34,9 @@ class Overview:
 
 def overviews(folder: Path) -> list[Overview]:
     """All runs in a folder and in the folders below, the latest first."""
-    return sorted((overview(directory) for directory in _runs(folder, _DEPTH)), key=lambda one: one.age_s)
-
-
-def _runs(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / "experiment.json").is_file():
-        yield folder
-    elif depth and folder.is_dir():
-        for entry in sorted(folder.iterdir()):
-            if entry.is_dir() and not entry.is_symlink():
-                yield from _runs(entry, depth - 1)
+    found = (path for depth in range(_DEPTH + 1) for path in sorted(folder.glob("*/" * depth + "experiment.json")))
+    runs = [path.parent for path in found if path.is_file() and not path.parent.is_symlink()]
+    return sorted(map(overview, runs), key=lambda one: one.age_s)
 
 
 def overview(directory: Path) -> Overview:
@@ -72,13 +64,9 @@ def state_of(run: Run) -> State:
 
 def _last_change(directory: Path) -> float:
     """When the records or the description of a run last changed, in seconds since 1970; 0 if there are none."""
-    tables = [table_path(directory, name, suffix) for name in SCHEMAS for suffix in ("arrows", "parquet")]
-    return max((_changed(path) for path in (directory / "experiment.json", *tables)), default=0.0)
-
-
-def _changed(path: Path) -> float:
-    """When a file last changed; 0 if it is not there."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    changed = [0.0]
+    for path in (directory / "experiment.json", *(directory / "records").glob("*")):
+        # The recorder of a run that goes on may just remove a file.
+        with suppress(OSError):
+            changed.append(path.stat().st_mtime)
+    return max(changed)

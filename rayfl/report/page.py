@@ -18,24 +18,20 @@ from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
-from rayfl.report.bundle import javascript
 from rayfl.report.charts import MOST_POINTS, with_fewer_points
-from rayfl.report.client_status import fates
-from rayfl.report.colors import DARK, LIGHT, config, key
+from rayfl.report.colors import DARK, LIGHT, config
 from rayfl.report.figures import sections
-from rayfl.report.ranking import all_settings, differences, ranking
-from rayfl.report.scores import accuracy_names, best_first, measured
-from rayfl.report.series import Group, groups, run_label, run_name
+from rayfl.report.groups import Group, groups
+from rayfl.report.page_tables import differences, origins, ranking, run_and_seed, shared_settings, statuses
+from rayfl.report.series import run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
-from rayfl.report.tuning import choose, tuning
-from rayfl.run_directory.origin import NAMES as ORIGIN
-from rayfl.run_directory.origin import read_origin
+from rayfl.report.tuning import compared, tuning
+from rayfl.report.vega_script import javascript
 from rayfl.run_directory.output_files import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 
 _FEWEST_POINTS = 12
-_MOST_ORIGINS = 100
 _MOST_BYTES = 2_000_000
 """The largest page. Vega-Lite takes 0.93 MB of it."""
 
@@ -101,38 +97,28 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
-    found = [measured(group) for group in found]
-    names = accuracy_names(found, options.metric)
-    lede, choices = _lede(found), []
-    if several and names:
-        if options.best_over:
-            choices = choose(found, options.best_over, names[0], options.last)
-            found = [choice.winner for choice in choices]
-        found = best_first(found, names[0], options.last)
+    lede = _lede(found)
+    found, names, choices = compared(found, options)
     return {
         "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
         "lede": lede,
         "unfinished": [run_label(run) for run in runs if not run.finished],
         "mixed": [run_label(run) for run in runs if kinds_besides(run.platform)],
-        "unmeasured": [_which(run) for run in runs if several and not run.metrics.num_rows],
+        "unmeasured": [run_and_seed(run) for run in runs if several and not run.metrics.num_rows],
         "uneven": [group.label for group in found if len({len(run.rounds) for run in group.runs}) > 1],
         "unknown_metric": options.metric if several and options.metric not in (None, *names) else None,
         "empty": not any(len(run.rounds) for run in runs),
-        "cards": [] if several else _cards(found[0].runs[0]),
+        "cards": [] if several else _cards(runs[0], names),
         "targets": targets(found, names[0], options.target, options.last) if several and names else None,
-        "tuning": tuning(choices, options.best_over, names[0], options.last, found) if choices else None,
+        "tuning": tuning(choices, options.best_over, names[0], options.last, found) if several and choices else None,
         "ranking": ranking(found, names, options.last) if several else None,
         "ablations": ablations(found, names, options.last, options.best_over) if several and names else [],
-        "fates": fates(found),
-        "origins": _origins(found),
-        "settings": _settings([run for group in found for run in group.runs]),
+        "statuses": statuses(found),
+        "origins": origins(found),
+        "settings": shared_settings(found),
         "differences": differences(found) if len(found) > 1 else None,
         "sections": sections(found, names),
     }
-
-
-def _which(run: Run) -> str:
-    return f"{run_label(run)}, seed {run.experiment.get('seed')}"
 
 
 def _lede(found: Sequence[Group]) -> str:
@@ -143,7 +129,7 @@ def _lede(found: Sequence[Group]) -> str:
     clients = max(len(run.clients["client"].unique()) for run in runs)
     rounds = max(len(run.rounds) for run in runs)
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-    parts = [_name(runs[0], key) for key in ("method", "data")]
+    parts = [plugins.short(table_name(runs[0], table)) for table in ("method", "data")]
     method, data = (f" {word} {name}" if name else "" for word, name in zip(("with", "on"), parts, strict=True))
     return (
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}. "
@@ -157,53 +143,22 @@ def _title(group: Group) -> str:
     return f"{run_name(run)}: {group.label}" if run.experiment.get("label") else group.label
 
 
-def _name(run: Run, table: str) -> str:
-    """ "fedpse" for {"method": {"name": "fedpse", ...}} and for {"method": "fedpse"}."""
-    value = run.experiment.get(table, "")
-    return plugins.short(str(value.get("name", "") if isinstance(value, Mapping) else value))
-
-
-def _cards(run: Run) -> list[tuple[str, str, str]]:
-    """Headline numbers: title, value and remark."""
+def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Headline numbers, the accuracies `names` first: title, value and remark."""
     numbers = summary(run)
     up, down = numbers["uplink_kilobytes_per_client_round"], numbers["downlink_kilobytes_per_client_round"]
-    rounds, best = numbers["rounds"], numbers["best"]
-    cards = [
-        (
-            wording.title(name),
-            wording.percent(numbers["final"][name]),
-            f"final; best {wording.percent(best[name]['value'])} in round {best[name]['round']}",
-        )
-        for name in accuracy_names(groups([run]))
-    ]
-    cards += [
+    best = numbers["best"]
+    return [
+        *(
+            (
+                wording.title(name),
+                wording.percent(numbers["final"][name]),
+                f"final; best {wording.percent(best[name]['value'])} in round {best[name]['round']}",
+            )
+            for name in names
+        ),
         ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client per round"),
         ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client per round"),
         ("Simulated time", wording.seconds(numbers["simulated_s"]), "on the modelled clients and networks"),
-        ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {rounds} rounds on this machine"),
+        ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {numbers['rounds']} rounds on this machine"),
     ]
-    return cards
-
-
-def _origins(found: Sequence[Group]) -> dict[str, object] | None:
-    """A row per run, for at most 100 runs; None if no run has recorded its origin."""
-    runs = [(style, run) for style, group in enumerate(found) for run in group.runs][:_MOST_ORIGINS]
-    rows = [
-        (key(_which(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
-        for style, run in runs
-        if (told := read_origin(run.directory))
-    ]
-    return {"head": ["Run", *(name.capitalize() for name in ORIGIN)], "rows": rows} if rows else None
-
-
-def _settings(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings that all runs share, a row per table of the experiment: [(table, [(key, value), ...]), ...]."""
-    flat = [all_settings(run) for run in runs]
-    shared = {key: value for key, value in flat[0].items() if all(key in one and one[key] == value for one in flat)}
-    rows: dict[str, list[tuple[str, str]]] = {}
-    for dotted, value in shared.items():
-        table, dot, rest = dotted.partition(".")
-        if table == "report":
-            continue
-        rows.setdefault(table if dot else "experiment", []).append((rest or table, wording.value(value)))
-    return list(rows.items())

@@ -73,7 +73,6 @@ def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -
     """
     # Importing matplotlib takes half a second, and only this function needs it.
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -84,7 +83,6 @@ def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -
     width = float(np.clip(3.0 + 0.16 * num_clients, 7.0, 20.0))
     height = float(np.clip(2.5 + 0.28 * num_classes, 4.0, 14.0))
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     figure.colorbar(image, label="samples", orientation="horizontal", fraction=0.06, aspect=60)

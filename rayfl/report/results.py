@@ -4,20 +4,19 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import pandas as pd
 
 from rayfl.errors import RayflError, nearest
 from rayfl.experiment.identity import determining_settings
 from rayfl.report import wording
-from rayfl.report.series import Cost as Spent
-from rayfl.report.series import cost, curve, groups, is_accuracy, metric_names, series
+from rayfl.report.groups import curve, groups
+from rayfl.report.series import COST_TITLES, cost, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.fetching import copy_for_reading
 from rayfl.run_directory.object_storage import is_url, require_path
@@ -33,16 +32,10 @@ if TYPE_CHECKING:
     from rayfl.models import Architecture
     from rayfl.tree import Tree
 
-Cost = Literal["round", "total_megabytes", "total_uplink_megabytes", "total_simulated_s"]
+Against = Literal["round", "total_megabytes", "total_uplink_megabytes", "total_simulated_s"]
 """The x axis of a plot: rounds, or the costs by their end."""
 _MOST_NAMED = 10
 """The most clients that a message names."""
-_COSTS: Mapping[str, tuple[str, Callable[[Spent], np.ndarray]]] = {
-    "round": ("Round", lambda cost: cost.rounds),
-    "total_megabytes": ("Sent up and down, MB", lambda cost: cost.megabytes),
-    "total_uplink_megabytes": ("Sent up, MB", lambda cost: cost.uplink_megabytes),
-    "total_simulated_s": ("Simulated time, s", lambda cost: cost.simulated_s),
-}
 
 
 def load(directory: str | Path) -> "RunResults | SweepResults":
@@ -114,17 +107,12 @@ class RunResults:
         """A row per round: the columns of `rounds`, all rounds' costs by its end (total_megabytes,
         total_uplink_megabytes, total_simulated_s), and a column per metric: the round's value, else the mean over its
         clients; NaN if it was not evaluated."""
-        spent = cost(self.arrow)
-        costs = {
-            "total_megabytes": spent.megabytes,
-            "total_uplink_megabytes": spent.uplink_megabytes,
-            "total_simulated_s": spent.simulated_s,
+        frame = self.rounds.assign(**cost(self.arrow)._asdict()).set_index("round")
+        columns = {
+            name: pd.Series(found.values, index=found.rounds)
+            for name in metric_names(self.arrow)
+            if (found := series(self.arrow, name)) is not None
         }
-        frame = self.rounds.assign(**costs).set_index("round")
-        columns = {}
-        for name in metric_names(self.arrow):
-            if (found := series(self.arrow, name)) is not None:
-                columns[name] = pd.Series(found.values, index=found.rounds)
         return frame.join(pd.DataFrame(columns, index=frame.index)).reset_index()
 
     @property
@@ -164,14 +152,15 @@ class RunResults:
         # Building a module draws its first weights, which must not change the program's own random numbers.
         with torch.random.fork_rng(devices=()):
             module = architecture.build(*shapes)
-        known = dict(module.named_parameters())
-        wrong = next((key for key in known if key not in weights or weights[key].shape != known[key].shape), None)
-        wrong = wrong or next((key for key in weights if key not in known), None)
-        if wrong is not None:
-            have, want = (tuple(tree[wrong].shape) if wrong in tree else "none" for tree in (weights, known))
+        want, have = (
+            {key: tuple(tensor.shape) for key, tensor in tree.items()}
+            for tree in (dict(module.named_parameters()), weights)
+        )
+        if wrong := [key for key in {**want, **have} if have.get(key) != want.get(key)]:
             raise RayflError(
-                f"the {name} model in {self.directory} is no plain {architecture.name!r}: its {wrong} has the shape "
-                f"{have}, and the network's {want}; read the weights with safetensors"
+                f"the {name} model in {self.directory} is no plain {architecture.name!r}: its {wrong[0]} has the shape "
+                f"{have.get(wrong[0], 'none')}, and the network's {want.get(wrong[0], 'none')}; read the weights with "
+                "safetensors"
             )
         module.load_state_dict(weights, strict=False)
         return module.eval()
@@ -185,7 +174,7 @@ class RunResults:
         dataset = experiment.data.load()
         return experiment.model, (tuple(dataset.input_shape), dataset.num_classes)
 
-    def plot(self, name: str, against: Cost = "round", ax: "Axes | None" = None) -> "Axes":
+    def plot(self, name: str, against: Against = "round", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric, such as "own/accuracy", by default on a new figure of pyplot, and return matplotlib's axes.
 
         Raise RayflError, with the nearest names, if the metric was not recorded.
@@ -221,11 +210,8 @@ class SweepResults:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per run and round: the columns of `settings`, and those of `RunResults.frame`."""
-        parts = []
-        for one, (_, row) in zip(self.runs, self.settings.iterrows(), strict=True):
-            own = pd.DataFrame({key: [value] * len(one.frame) for key, value in row.items()}, index=one.frame.index)
-            parts.append(pd.concat([own, one.frame], axis=1))
-        return pd.concat(parts, ignore_index=True) if parts else self.settings
+        frames = [one.frame.set_axis([place] * len(one.frame)) for place, one in enumerate(self.runs)]
+        return self.settings.join(pd.concat(frames), how="inner").reset_index(drop=True) if frames else self.settings
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -236,7 +222,7 @@ class SweepResults:
         costs = ["uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
         return pd.concat([self.settings, numbers[["finished", "rounds", *names, *costs]]], axis=1)
 
-    def plot(self, name: str, against: Cost = "round", ax: "Axes | None" = None) -> "Axes":
+    def plot(self, name: str, against: Against = "round", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric of all runs, as `RunResults.plot`. Runs that differ only in their seed are one line: the mean,
         with a band of one standard deviation."""
         return _plot([one.arrow for one in self.runs], name, against, ax)
@@ -269,22 +255,22 @@ def _plot(runs: Sequence[Run], name: str, against: str, ax: "Axes | None") -> "A
     from matplotlib import pyplot
     from matplotlib.ticker import PercentFormatter
 
-    if against not in _COSTS:
-        raise RayflError(f"against={shown(against)} is not allowed; it must be one of {', '.join(_COSTS)}")
+    if against not in COST_TITLES:
+        raise RayflError(f"against={shown(against)} is not allowed; it must be one of {', '.join(COST_TITLES)}")
     known = dict.fromkeys(each for run in runs for each in metric_names(run))
     if name not in known:
         raise RayflError(f"no metric {name!r} was recorded: {nearest(name, known)}")
-    label, values_of = _COSTS[against]
     ax = ax if ax is not None else pyplot.subplots()[1]
     found = groups(runs)
     for group in found:
         if (drawn := curve(group, name)) is None:
             continue
-        (line,) = ax.plot(values_of(drawn.cost), drawn.mean, label=group.label)
+        spent = getattr(drawn.cost, against)
+        (line,) = ax.plot(spent, drawn.mean, label=group.label)
         if drawn.deviation.any():
             low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
-            ax.fill_between(values_of(drawn.cost), low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    ax.set_xlabel(label)
+            ax.fill_between(spent, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    ax.set_xlabel(COST_TITLES[against])
     ax.set_ylabel(wording.title(name))
     if is_accuracy(name):
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rayfl.report import wording
-from rayfl.report.colors import key
-from rayfl.report.ranking import Column, has_seeds, sortable
-from rayfl.report.scores import Score, over, percent, rank_value, smoothed
-from rayfl.report.series import Group, cost, series
+from rayfl.report.groups import Group, Score, over, smoothed
+from rayfl.report.page_tables import Column, accuracy_column, has_seeds, sortable
+from rayfl.report.series import cost, series
 
 _SHARE = 0.95
 _DECIDES = "Up and down"
@@ -26,8 +27,8 @@ class CostToTarget:
     reached: int
     count: int
     rounds: Score
-    uplink_megabytes: Score
     megabytes: Score
+    uplink_megabytes: Score
     simulated_s: Score
     best: float
 
@@ -53,74 +54,53 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
 def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
     """The group's costs up to the first evaluation with at least the target accuracy."""
     costs: list[tuple[float, ...]] = []
-    best = math.nan
-    for run in group.runs:
-        if (found := series(run, name)) is None:
-            continue
-        best = max(found.best[0], best) if not math.isnan(best) else found.best[0]
-        at = found.rounds[found.values >= target][:1]
+    found = [(run, one) for run in group.runs if (one := series(run, name)) is not None]
+    for run, one in found:
+        at = one.rounds[one.values >= target][:1]
         if len(at):
-            played = int((run.rounds["round"].to_numpy() <= at[0]).sum())
-            costs.append((played, *(float(spent[0]) for spent in cost(run).at(at)[1:])))
-    rounds, up, both, seconds = (over(one[column] for one in costs) for column in range(4))
-    return CostToTarget(len(costs), len(group.runs), rounds, up, both, seconds, best)
+            spent = cost(run)
+            played = np.searchsorted(spent.round, at, side="right")
+            costs.append(tuple(float(amount[0]) for amount in (played, *spent.at(at)[1:])))
+    best = float(np.fmax.reduce([one.best[0] for _, one in found], initial=np.nan))
+    rounds, both, up, seconds = (over(one[column] for one in costs) for column in range(4))
+    return CostToTarget(len(costs), len(group.runs), rounds, both, up, seconds, best)
 
 
 def targets(found: Sequence[Group], name: str, target: float | None, last: int) -> dict[str, object] | None:
-    """The table of costs; None if nothing was measured.
+    """The table of costs, sorted by the share of seeds that reached the target, then by megabytes.
 
-    Sorted by the share of seeds that reached the target, then by megabytes.
+    None if nothing was measured.
     """
     wanted = default_target(found, name, last) if target is None else target
     if wanted is None:
         return None
-    spent = [cost_to_target(group, name, wanted) for group in found]
-    order = sorted(range(len(found)), key=lambda place: (*_cost_order(spent[place]), place))
-    with_seeds = has_seeds(found)
     return sortable(
-        [key(found[place].label, place) for place in order],
-        _columns(
-            [spent[place] for place in order], [smoothed(found[place], name, last) for place in order], with_seeds
-        ),
+        found,
+        _columns(found, name, wanted, last),
         _DECIDES,
         metric=wording.title(name),
         target=wording.short_percent(wanted),
         default=target is None,
         last=last,
-        with_seeds=with_seeds,
+        with_seeds=has_seeds(found),
     )
 
 
-def _columns(spent: Sequence[CostToTarget], finals: Sequence[Score], counted: bool) -> list[Column]:
-    """The columns; all sort first by the share of seeds that reached the target."""
+def _columns(found: Sequence[Group], name: str, target: float, last: int) -> list[Column]:
+    """The columns; those of costs sort first by the share of seeds that reached the target."""
+    spent = [cost_to_target(group, name, target) for group in found]
     reached = [(-one.reached / one.count,) for one in spent]
-    costs = {
-        "Rounds": ([one.rounds for one in spent], _rounds),
-        "Up": ([one.uplink_megabytes for one in spent], _megabytes),
-        _DECIDES: ([one.megabytes for one in spent], _megabytes),
-        "Simulated time": ([one.simulated_s for one in spent], _seconds),
-    }
-    columns = [
-        Column(
-            head,
-            [words(score, counted) for score in scores],
-            [(*share, score.mean) for share, score in zip(reached, scores, strict=True)],
-        )
-        for head, (scores, words) in costs.items()
-    ]
-    last = [percent(score, counted) for score in finals]
-    return [
-        Column("Reached", [_reached(one) for one in spent], reached),
-        *columns,
-        Column("Final, smoothed", last, [(-rank_value(score),) for score in finals]),
-    ]
-
-
-def _cost_order(one: CostToTarget) -> tuple[float, float, float]:
-    """Sorts by the share of seeds that reached the target, then by megabytes and rounds, or by the best accuracy."""
-    if one.reached:
-        return (-one.reached / one.count, one.megabytes.mean, one.rounds.mean)
-    return (0.0, -one.best if not math.isnan(one.best) else math.inf, 0.0)
+    counted = has_seeds(found)
+    columns = [Column("Reached", [_reached(one) for one in spent], reached)]
+    for head, scores, words in (
+        ("Rounds", [one.rounds for one in spent], _rounds),
+        ("Up", [one.uplink_megabytes for one in spent], _megabytes),
+        (_DECIDES, [one.megabytes for one in spent], _megabytes),
+        ("Simulated time", [one.simulated_s for one in spent], _seconds),
+    ):
+        by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
+        columns.append(Column(head, [words(score, counted) for score in scores], by))
+    return [*columns, accuracy_column("Final, smoothed", found, name, last)]
 
 
 def _reached(one: CostToTarget) -> str:

@@ -1,13 +1,13 @@
-"""Each method at its best: of the groups that differ only in a tuned setting, the one with the best final accuracy."""
+"""Which groups a comparison shows: of those that differ only in a tuned setting, the one with the best accuracy."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rayfl.experiment.identity import determining_settings, lies_in
+from rayfl.experiment.identity import lies_in
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
 from rayfl.report.colors import key
-from rayfl.report.scores import percent, rank_value, smoothed
-from rayfl.report.series import Group
+from rayfl.report.groups import Group, accuracy_names, best_first, measured, percent, rank_value, smoothed
 
 
 class Choice(NamedTuple):
@@ -17,6 +17,16 @@ class Choice(NamedTuple):
     grid: tuple[Group, ...]
 
 
+def compared(found: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[Choice]]:
+    """The groups that a comparison shows, the best first; the accuracies, of which the first one decides; and the
+    choices by which tuned groups were left out."""
+    found = [measured(group) for group in found]
+    names = accuracy_names(found, options.metric)
+    choices = choose(found, options.best_over, names[0], options.last) if names and options.best_over else []
+    shown = [choice.winner for choice in choices] or found
+    return best_first(shown, names[0], options.last) if names else shown, names, choices
+
+
 def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[Choice]:
     """Of the groups that agree in all settings but `tuned`, choose the highest mean of the last evaluations of `name`.
 
@@ -24,7 +34,7 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
     """
     families: dict[str, list[Group]] = {}
     for group in found:
-        rest = {key: value for key, value in _settings(group).items() if not any(lies_in(key, one) for one in tuned)}
+        rest = {key: value for key, value in group.settings.items() if not any(lies_in(key, one) for one in tuned)}
         families.setdefault(repr(sorted(rest.items())), []).append(group)
     choices = []
     for family in families.values():
@@ -33,13 +43,9 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
     return choices
 
 
-def _settings(group: Group) -> dict[str, object]:
-    return determining_settings(group.runs[0].experiment)
-
-
 def _value(group: Group, name: str) -> object:
     """The value of one setting; for a table, its settings as text."""
-    found = {key: value for key, value in _settings(group).items() if lies_in(key, name)}
+    found = {key: value for key, value in group.settings.items() if lies_in(key, name)}
     if set(found) == {name}:
         return found[name]
     words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in found.items()]
@@ -60,17 +66,14 @@ def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int
     rows = []
     for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):
         tried = [
-            f"{_tried(group, tuned)}: {percent(smoothed(group, name, last))}{' *' * (group is choice.winner)}"
+            f"{', '.join(wording.value(_value(group, one)) for one in tuned)}: "
+            f"{percent(smoothed(group, name, last))}{' *' * (group is choice.winner)}"
             for group in choice.grid
         ]
         cells = [*(_cell(choice, one) for one in tuned), "\n".join(tried)]
         rows.append((key(choice.winner.label, place[id(choice.winner)]), cells))
     head = ["Run", *(f"Best {one}" for one in tuned), "All that were tried (* the best)"]
     return {"head": head, "rows": rows, "settings": tuned, "metric": wording.title(name), "last": last}
-
-
-def _tried(group: Group, tuned: Sequence[str]) -> str:
-    return ", ".join(wording.value(_value(group, one)) for one in tuned)
 
 
 def _cell(choice: Choice, name: str) -> str:

@@ -220,11 +220,3 @@ def seconds(amount: float) -> str:
         return f"{amount:.1f} s"
     minutes, rest = divmod(round(amount), 60)
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def times_less(ratio: float) -> str:
-    """The factor of saving as text: "31x less", "1.5x less", "as much"; "2.0x more" for a ratio below 1."""
-    if 0.995 < ratio < 1.005:
-        return "as much"
-    factor, word = (ratio, "less") if ratio > 1 else (1 / ratio, "more")
-    return f"{factor:,.{0 if factor >= 99.5 else 1 if factor >= 9.95 else 2}f}\u00d7 {word}"

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from rayfl.report.ablations import ablations, difference, pairs, points
-from rayfl.report.scores import Score
-from rayfl.report.series import groups
+from rayfl.report.groups import Score, groups
 from tests.hand_written import ACCURACY, run_of
 
 ELASTIC = {"tau": 0.5, "mu": 0.95}

@@ -1,20 +1,16 @@
-"""A run's graph on its page, and the busiest peer's traffic by hand."""
+"""A run's graph on its page."""
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jobs.single import run
 from rayfl.experiment.experiment import Experiment
-from rayfl.report.graph_figure import busiest, graph_section
-from rayfl.report.series import groups
+from rayfl.report.graph_figure import graph_section
+from rayfl.report.groups import groups
 from rayfl.run_directory.origin import read_origin
 from rayfl.run_directory.record import read_run
-
-# A logistic model on digits: 64 x 10 weights and 10 biases of 4 bytes.
-LINK_MB = 650 * 4 / 1e6
 
 
 def played(folder: Path, topology: Any, method: str = "dpsgd", **clients: Any):
@@ -34,28 +30,10 @@ def played(folder: Path, topology: Any, method: str = "dpsgd", **clients: Any):
     return read_run(run(Experiment(**tables), folder / "run"))
 
 
-def test_the_busiest_peer_by_hand(tmp_path: Path):
-    # A star: 0 hears 1, 2 and 3, and they hear 0. So peer 0 sends and receives three models, the others one.
-    (tmp_path / "star.txt").write_text("0 1\n0 2\n0 3\n")
-    found = busiest(played(tmp_path, {"name": "file", "path": str(tmp_path / "star.txt")}))
-    np.testing.assert_allclose(found[1], [3 * LINK_MB] * 3)
-    np.testing.assert_allclose(found[2], [3 * LINK_MB] * 3)
-    np.testing.assert_allclose(found[3], [6 / 4 * LINK_MB] * 3)
-
-
-def test_who_sends_most_need_not_receive_most(tmp_path: Path):
-    # One way: 1, 2 and 3 hear 0, and 1 hears 2 too.
-    (tmp_path / "tree.txt").write_text("1 0\n2 0\n3 0\n1 2\n")
-    one_way = {"name": "file", "path": str(tmp_path / "tree.txt"), "directed": True}
-    found = busiest(played(tmp_path, one_way))
-    np.testing.assert_allclose(found[1], [3 * LINK_MB] * 3)
-    np.testing.assert_allclose(found[2], [2 * LINK_MB] * 3)
-
-
-def test_the_page_has_the_graph_its_facts_and_the_traffic(tmp_path: Path):
+def test_the_page_has_the_graph_and_its_facts(tmp_path: Path):
     record = played(tmp_path, {"name": "random", "degree": 2})
     section = graph_section(groups([record]))
-    assert [figure.title for figure in section.figures] == ["Peers and links", "The busiest peer"]
+    assert [figure.title for figure in section.figures] == ["Peers and links"]
     assert section.intro.startswith("Each of the 4 peers receives from 2 others and sends to at most ")
     assert "Every round has another graph" in section.figures[0].caption
     assert set(read_origin(record.directory)) >= {"command", "started", "host"}
@@ -77,10 +55,10 @@ def test_a_graph_is_drawn_from_its_copy_and_not_without(tmp_path: Path):
     record = played(tmp_path, {"name": "file", "path": str(path)})
     path.unlink()
     drawn = [figure.title for figure in graph_section(groups([record])).figures]
-    assert drawn == ["Peers and links", "The busiest peer"]
+    assert drawn == ["Peers and links"]
     (copy,) = (record.directory / "files").iterdir()
     copy.unlink()
-    assert [figure.title for figure in graph_section(groups([record])).figures] == ["The busiest peer"]
+    assert not graph_section(groups([record])).figures
 
 
 PLUGIN = """
@@ -94,10 +72,10 @@ class Circle(Ring):
 def test_a_page_runs_no_code_of_a_run_directory(tmp_path: Path):
     (tmp_path / "circles.py").write_text(PLUGIN)
     record = played(tmp_path, {"name": f"{tmp_path}/circles.py:Circle"})
-    assert len(graph_section(groups([record])).figures) == 2
+    assert len(graph_section(groups([record])).figures) == 1
     (copy,) = (record.directory / "files").glob("*.py")
     copy.write_text(f"{PLUGIN}\nopen({str(tmp_path / 'was-run')!r}, 'w')\n")
-    assert [figure.title for figure in graph_section(groups([record])).figures] == ["The busiest peer"]
+    assert not graph_section(groups([record])).figures
     assert not (tmp_path / "was-run").exists()
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from rayfl.experiment.prepare import prepare
 from rayfl.report.figures import _by_retention, sections
+from rayfl.report.groups import groups
 from rayfl.report.mask_figures import _picture, mask_section
-from rayfl.report.series import groups
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.play_run import play_run

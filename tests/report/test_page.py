@@ -10,9 +10,9 @@ import pytest
 
 from rayfl.errors import RayflError
 from rayfl.report import wording
-from rayfl.report.bundle import javascript
 from rayfl.report.page import report
 from rayfl.report.summary import summary
+from rayfl.report.vega_script import javascript
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, read_run

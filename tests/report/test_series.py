@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.report.series import cost, curve, groups, is_personal, metric_names, series, spread
+from rayfl.report.groups import curve, groups
+from rayfl.report.series import cost, is_personal, metric_names, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, Run, read_run
@@ -75,9 +76,9 @@ def test_cost_counts_up_to_and_including_a_round(tmp_path):
     run = recorded(tmp_path / "run", {0: [], 2: [], 3: []})
     # Both ways 2 (r + 1) MB: 2, 6 and 8 in rounds 0, 2 and 3; round 1 was not recorded and costs nothing.
     found = cost(run).at(np.array([-1, 0, 1, 2, 3, 9]))
-    assert found.megabytes.tolist() == [0, 2, 2, 8, 16, 16]
-    assert found.uplink_megabytes.tolist() == [0, 1, 1, 4, 8, 8]
-    assert found.simulated_s.tolist() == [0, 10, 10, 20, 30, 30]
+    assert found.total_megabytes.tolist() == [0, 2, 2, 8, 16, 16]
+    assert found.total_uplink_megabytes.tolist() == [0, 1, 1, 4, 8, 8]
+    assert found.total_simulated_s.tolist() == [0, 10, 10, 20, 30, 30]
 
 
 def test_seeds_are_grouped_and_averaged_over_the_rounds_they_share(tmp_path):
@@ -91,12 +92,12 @@ def test_seeds_are_grouped_and_averaged_over_the_rounds_they_share(tmp_path):
     assert [(group.label, group.seeds) for group in found] == [("pse", [1, 2]), ("other", [1])]
     mean = curve(found[0], "pooled/accuracy")
     assert mean is not None
-    assert mean.cost.rounds.tolist() == [0, 1]
+    assert mean.cost.round.tolist() == [0, 1]
     assert mean.mean.tolist() == pytest.approx([0.2, 0.6])
     # Sample standard deviation of a and b is |a - b| / sqrt(2).
     assert mean.deviation.tolist() == pytest.approx([0.2 / math.sqrt(2), 0.4 / math.sqrt(2)])
-    assert mean.cost.megabytes.tolist() == [2, 6]
-    assert mean.cost.simulated_s.tolist() == [10, 20]
+    assert mean.cost.total_megabytes.tolist() == [2, 6]
+    assert mean.cost.total_simulated_s.tolist() == [10, 20]
     alone = curve(found[1], "pooled/accuracy")
     assert alone is not None
     assert alone.deviation.tolist() == [0]

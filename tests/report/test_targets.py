@@ -4,10 +4,8 @@ import math
 
 import pytest
 
-from rayfl.report.colors import key
-from rayfl.report.ranking import Column, sortable
-from rayfl.report.scores import Score, last_mean, over, percent, smoothed
-from rayfl.report.series import groups
+from rayfl.report.groups import Group, Score, groups, last_mean, over, percent, smoothed
+from rayfl.report.page_tables import Column, sortable
 from rayfl.report.targets import cost_to_target, default_target, targets
 from tests.hand_written import ACCURACY, group_of, run_of
 
@@ -151,9 +149,13 @@ def test_a_sortable_table_knows_where_each_column_puts_a_row():
         Column("words", ["a", "b", "c"]),
         Column("same", ["a", "b", "c"], [(0.0,), (0.0,), (0.0,)]),
     ]
-    table = sortable([key(label, 0) for label in "abc"], columns, "pair")
+    table = sortable([Group(label, ()) for label in "abc"], columns, "pair")
     assert table["heads"] == [
         ("number", True, False), ("pair", True, True), ("words", False, False), ("same", True, False)
     ]  # fmt: skip
     assert isinstance(table["rows"], list)
-    assert [places for _, _, places in table["rows"]] == [[1, 2, 0, 0], [2, 0, 1, 1], [0, 1, 2, 2]]
+    # In the order of "pair": b, c, a, each with the colour of its place among the groups.
+    assert [(run.label, places) for run, _, places in table["rows"]] == [
+        ("b", [2, 0, 1, 1]), ("c", [0, 1, 2, 2]), ("a", [1, 2, 0, 0])
+    ]  # fmt: skip
+    assert [run.color for run, _, _ in table["rows"]] == [f"var(--c{place})" for place in (1, 2, 0)]

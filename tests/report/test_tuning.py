@@ -7,8 +7,8 @@ import pytest
 from rayfl.errors import RayflError
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
+from rayfl.report.groups import Group, groups
 from rayfl.report.page import report
-from rayfl.report.series import Group, groups
 from rayfl.report.tuning import choose, tuning
 from tests.hand_written import ACCURACY, run_of
 

@@ -1,16 +1,15 @@
-"""Runs side by side: who is held against which dense run, what labels say, and the axes of their charts."""
+"""Runs side by side: what labels say, in which settings runs differ, and the axes of their charts."""
 
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from rayfl.report import wording
 from rayfl.report.charts import Dot, Line, dots_chart, lines_chart
 from rayfl.report.colors import NUM_COLORS, key
+from rayfl.report.groups import groups
 from rayfl.report.page import report
-from rayfl.report.ranking import differences, ranking
-from rayfl.report.series import Group, groups
+from rayfl.report.page_tables import differences
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, read_run
@@ -33,32 +32,6 @@ DENSE = {"name": "dense", "dtype": "fp32"}
 HALF = {"name": "dense", "dtype": "fp16"}
 
 
-def against_dense(found: list[Group]) -> dict[str, str]:
-    table = ranking(found, ["pooled/accuracy"])
-    heads, rows = table["heads"], table["rows"]
-    assert isinstance(heads, list) and isinstance(rows, list)
-    column = [head for head, _, _ in heads].index("Up, against dense")
-    return {row.label: cells[column] for row, cells, _ in rows}
-
-
-def test_each_run_is_held_against_the_dense_run_of_its_own_settings(tmp_path):
-    # Of learning rate 1 the dense run sends 64 Mbit a round, of learning rate 2 half as much, of 3 there is none.
-    runs = [
-        recorded(tmp_path / "a", DENSE, 64_000_000, lr=1, label="dense 1"),
-        recorded(tmp_path / "b", HALF, 32_000_000, lr=1, label="half 1"),
-        recorded(tmp_path / "c", DENSE, 32_000_000, lr=2, label="dense 2"),
-        recorded(tmp_path / "d", {"name": "topk"}, 250_000, lr=2, label="topk 2"),
-        recorded(tmp_path / "e", {"name": "topk"}, 250_000, lr=3, label="topk 3"),
-    ]
-    assert against_dense(groups([read_run(path) for path in runs])) == {
-        "dense 1": "as much",
-        "half 1": "2.00\u00d7 less",
-        "dense 2": "as much",
-        "topk 2": "128\u00d7 less",
-        "topk 3": wording.NONE,
-    }
-
-
 def test_a_run_without_a_dot_is_named(tmp_path):
     runs = [
         recorded(tmp_path / name, DENSE, bits, label=name, lr=bits)
@@ -67,11 +40,6 @@ def test_a_run_without_a_dot_is_named(tmp_path):
     page = report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Runs that sent nothing up have no dot: alone." in page
     assert "have no dot" not in report(runs[:2], tmp_path / "two.html").read_text(encoding="utf-8")
-
-
-def test_without_a_dense_run_nothing_is_held_against_it(tmp_path):
-    found = groups([read_run(recorded(tmp_path / "b", HALF, 32, label="half"))])
-    assert "Up, against dense" not in str(ranking(found, ["pooled/accuracy"])["heads"])
 
 
 def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_path):
@@ -96,20 +64,6 @@ def test_many_runs_get_a_row_each(tmp_path):
 
 def test_no_two_of_28_runs_look_the_same():
     assert len({(key("", style).color, key("", style).dash) for style in range(4 * NUM_COLORS)}) == 28
-
-
-@pytest.mark.parametrize(
-    ("ratio", "words"),
-    [
-        (1.0, "as much"),
-        (31.44, "31.4\u00d7 less"),
-        (2.0, "2.00\u00d7 less"),
-        (0.5, "2.00\u00d7 more"),
-        (99.6, "100\u00d7 less"),
-    ],
-)
-def test_times_less(ratio, words):
-    assert wording.times_less(ratio) == words
 
 
 def test_lines_that_begin_at_zero_and_lie_far_apart_are_drawn_on_a_logarithmic_axis():

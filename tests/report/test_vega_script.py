@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.report import bundle
+from rayfl.report import vega_script
 from tests.refusals import refused
 
 MADE = 'var tag = "</script><!--";'
@@ -15,13 +15,13 @@ SAFE = 'var tag = "<\\/script><\\!--";'
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often it was made."""
     calls: list[int] = []
-    monkeypatch.setattr(bundle, "_made", lambda: calls.append(1) or MADE)
+    monkeypatch.setattr(vega_script, "_made", lambda: calls.append(1) or MADE)
     return calls
 
 
 def test_it_is_made_once_and_again_where_the_file_was_cut(tmp_path: Path, monkeypatch, made):
-    monkeypatch.setattr(bundle, "CACHE", tmp_path)
-    again = bundle.javascript.__wrapped__
+    monkeypatch.setattr(vega_script, "CACHE", tmp_path)
+    again = vega_script.javascript.__wrapped__
     assert again() == again() and again().startswith(SAFE) and len(made) == 1
     (file,) = (tmp_path / "charts").iterdir()
     file.write_text(file.read_text()[:-1])
@@ -31,11 +31,11 @@ def test_it_is_made_once_and_again_where_the_file_was_cut(tmp_path: Path, monkey
 def test_it_does_without_a_place_for_it(tmp_path: Path, monkeypatch, made):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", Path("~nobody-of-this-name")):
-        monkeypatch.setattr(bundle, "CACHE", place)
-        assert bundle.javascript.__wrapped__().startswith(SAFE)
+        monkeypatch.setattr(vega_script, "CACHE", place)
+        assert vega_script.javascript.__wrapped__().startswith(SAFE)
 
 
 def test_a_failure_gets_a_sentence(monkeypatch):
-    monkeypatch.setattr(bundle.sys, "executable", "/bin/false")
+    monkeypatch.setattr(vega_script.sys, "executable", "/bin/false")
     with refused(names=["code 1", "vl-convert-python"]):
-        bundle._made()
+        vega_script._made()

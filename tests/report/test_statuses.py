@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from rayfl.population.fate import Fate
-from rayfl.report.client_status import _MEANINGS, counts, fates
+from rayfl.report.groups import Group
 from rayfl.report.page import report
-from rayfl.report.series import Group
+from rayfl.report.page_tables import _STATUSES, statuses
 from rayfl.rounds.ledger import ClientRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, read_run
@@ -16,21 +16,20 @@ def group(directory: Path, *rounds: tuple[str, ...]) -> Group:
     create_run_directory(directory)
     describe_run(directory, {"name": directory.name, "seed": 1}, {"torch": "2.13.0"}, "")
     with Recorder(directory) as recorder:
-        for round, statuses in enumerate(rounds):
-            rows = [ClientRow(client, status, 0, 0, 0, 0, 1.0) for client, status in enumerate(statuses)]
-            delivered = statuses.count("delivered")
+        for round, some in enumerate(rounds):
+            rows = [ClientRow(client, status, 0, 0, 0, 0, 1.0) for client, status in enumerate(some)]
+            delivered = some.count("delivered")
             recorder.round(RoundRow(round, len(rows), delivered, 0, 0, 1.0, 0.1), rows, [])
     return Group(directory.name, (read_run(directory),))
 
 
 def test_every_status_is_known():
-    assert set(_MEANINGS) == set(Fate)
+    assert set(_STATUSES) == set(Fate)
 
 
 def test_one_run_has_a_row_a_status(tmp_path: Path):
     one = group(tmp_path / "one", ("delivered", "late", "late"), ("delivered", "upload_lost"), ("delivered",) * 3)
-    assert counts(one.runs[0]) == {"delivered": 5, "late": 2, "upload_lost": 1}
-    assert fates([one]) == {
+    assert statuses([one]) == {
         "head": ["What became of a client", "Times", "Share", "Why"],
         "rows": [
             ("delivered", ["5", "62.5 %", "its update arrived"]),
@@ -42,10 +41,10 @@ def test_one_run_has_a_row_a_status(tmp_path: Path):
 
 def test_several_runs_have_a_row_each(tmp_path: Path):
     calm = group(tmp_path / "calm", ("delivered", "delivered"))
-    assert fates([calm]) is None
+    assert statuses([calm]) is None
     wild = group(tmp_path / "wild", ("surplus", "delivered"), ("delivered", "delivered"))
     twice = Group("both", (calm.runs[0], wild.runs[0]))
-    table = fates([calm, wild, twice])
+    table = statuses([calm, wild, twice])
     assert table is not None
     assert table["head"] == ["Run", "delivered", "surplus"]
     # Means over seeds: (2 + 3) / 2 and (0 + 1) / 2.

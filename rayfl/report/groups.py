@@ -1,0 +1,189 @@
+"""Runs that differ only in their seed, as one group: its label, its mean curve, and its scores."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from os.path import commonprefix
+from typing import NamedTuple
+
+import numpy as np
+
+from rayfl.choices import plugins
+from rayfl.experiment.identity import determining_settings
+from rayfl.report import wording
+from rayfl.report.series import Cost, cost, is_accuracy, is_personal, metric_names, run_label, series, spread
+from rayfl.run_directory.record import Run
+
+_FEW = 3
+"""The most settings that a label names."""
+_PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy")
+"""Accuracies after the exchange come before those after local training."""
+_OWN = "own/accuracy"
+"""The accuracy that ranks personal methods. The pooled test set evaluates only the server's model."""
+
+
+class Group(NamedTuple):
+    """Runs with the same `identity.determining_settings` and different seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def seeds(self) -> list[object]:
+        """The seeds, as the experiments give them."""
+        return [run.experiment.get("seed") for run in self.runs]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings that all runs of the group have, by dotted keys."""
+        return determining_settings(self.runs[0].experiment)
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Group runs with the same `identity.determining_settings` and different seeds; labels are unique."""
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        # Two runs of one seed are two runs, not two draws: the second starts a group of its own.
+        key = repr(sorted(determining_settings(run.experiment).items()))
+        while any(other.experiment.get("seed") == run.experiment.get("seed") for other in together.get(key, ())):
+            key += "'"
+        together.setdefault(key, []).append(run)
+    found = [Group(_shared_name([run_label(run) for run in members]), tuple(members)) for members in together.values()]
+    labels: list[str] = []
+    for group in found:
+        namesakes = [other.settings for other in found if other.label == group.label]
+        label = group.label + (_difference(group, namesakes) if len(namesakes) > 1 else "")
+        if label in labels:
+            label = f"{group.label} ({group.runs[0].directory.name})"
+        while label in labels:
+            label += "'"
+        labels.append(label)
+    return [group._replace(label=label) for label, group in zip(labels, found, strict=True)]
+
+
+def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
+    """The settings that tell a group from others of the same name: " (convnet2, per_round=10)".
+
+    "" if they differ in no setting that all have, or in more than three.
+    """
+    own = group.settings
+    shared = [key for key in own if all(key in other for other in namesakes)]
+    keys = [key for key in shared if any(other[key] != own[key] for other in namesakes)]
+    words = [
+        plugins.short(str(own[key])) if key.endswith(".name") else f"{key.rpartition('.')[2]}={own[key]}"
+        for key in keys
+    ]
+    return f" ({', '.join(words)})" if 0 < len(keys) <= _FEW else ""
+
+
+def _shared_name(names: Sequence[str]) -> str:
+    """ "fedpse" for "fedpse-seed1" and "fedpse-seed2"."""
+    if len(set(names)) == 1:
+        return names[0]
+    shared = commonprefix(names).rstrip("0123456789-_ ./=")  # noqa: RUF071 (the common letters are wanted)
+    return shared.removesuffix("seed").rstrip("-_ ./=") or names[0]
+
+
+class Curve(NamedTuple):
+    """Mean and sample standard deviation over a group's seeds (0 for one seed), with the mean cost by each round."""
+
+    cost: Cost
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+def curve(group: Group, name: str) -> Curve | None:
+    """The metric over the rounds that all runs of the group have; None if a run lacks it or they share no round."""
+    found = [one for run in group.runs if (one := series(run, name)) is not None]
+    if len(found) < len(group.runs):
+        return None
+    rounds = reduce(np.intersect1d, [one.rounds for one in found])
+    if not len(rounds):
+        return None
+    values = np.stack([one.values[np.isin(one.rounds, rounds)] for one in found])
+    deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
+    spent = np.mean([cost(run).at(rounds)[1:] for run in group.runs], axis=0)
+    return Curve(Cost(rounds, *spent), values.mean(axis=0), deviation)
+
+
+def last_of_clients(group: Group, name: str) -> np.ndarray:
+    """The clients' values at the last evaluation of each run of the group; empty if no client has one."""
+    found = [spread(run, name) for run in group.runs]
+    return np.concatenate([np.empty(0), *(one.last for one in found if one is not None)])
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and sample standard deviation (0 for one value) of `count` values; NaN if there are none."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    def words(self, scale: float = 1.0, decimals: int = 1, unit: str = "", counted: bool = True) -> str:
+        """ "50.0 +- 2.8 % (2)": mean, deviation, count; one value has no deviation, and (1) only if `counted`."""
+        if not self.count:
+            return wording.NONE
+        mean = f"{scale * self.mean:,.{decimals}f}"
+        if self.count == 1:
+            return f"{mean}{unit}{' (1)' * counted}"
+        return f"{mean} {wording.PLUS_MINUS} {scale * self.deviation:,.{decimals}f}{unit} ({self.count})"
+
+
+def over(values: Iterable[float]) -> Score:
+    """The score of all values that are not NaN."""
+    found = np.array([value for value in values if not np.isnan(value)])
+    if not len(found):
+        return Score(np.nan, 0.0, 0)
+    return Score(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0, len(found))
+
+
+def percent(score: Score, counted: bool = True) -> str:
+    """An accuracy's score: "50.0 +- 2.8 % (2)"."""
+    return score.words(100, 1, " %", counted)
+
+
+def last_mean(run: Run, name: str, last: int) -> float:
+    """The mean of the run's last `last` evaluations of `name`, or of all if it has fewer; NaN without any."""
+    found = series(run, name)
+    return float(found.values[-last:].mean()) if found is not None else np.nan
+
+
+def smoothed(group: Group, name: str, last: int) -> Score:
+    """The mean of the last evaluations over the group's seeds: a run's final accuracy without most of its noise."""
+    return over(last_mean(run, name, last) for run in group.runs)
+
+
+def best_first(groups: Sequence[Group], name: str, last: int) -> list[Group]:
+    """The groups by their smoothed final `name`, the largest first; equal groups are sorted by their labels."""
+    return sorted(groups, key=lambda group: (-rank_value(smoothed(group, name, last)), group.label))
+
+
+def rank_value(score: Score) -> float:
+    """The mean, for sorting by the largest first; a group without a value comes last."""
+    # Rounded, because the last bits of a mean over seeds depend on their order.
+    return round(score.mean, 9) if score.count else -np.inf
+
+
+def accuracy_names(groups: Sequence[Group], metric: str | None = None) -> list[str]:
+    """All accuracies; the first one ranks the runs.
+
+    It is `metric` if that was recorded, else own/accuracy if the method of a run is personal and more than half of the
+    groups have it. The others are sorted by the number of groups that have them, and then pooled before own.
+    """
+    counts = Counter(
+        name
+        for group in groups
+        for name in metric_names(group.runs[0])
+        if is_accuracy(name) and curve(group, name) is not None
+    )
+    rank = {name: place for place, name in enumerate(_PREFERRED)}
+    personal = 2 * counts[_OWN] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
+    first = metric if metric in counts else _OWN if personal else None
+    return sorted(counts, key=lambda name: (name != first, -counts[name], rank.get(name, len(rank)), name))
+
+
+def measured(group: Group) -> Group:
+    """Drop runs without any evaluation; keep all of them if none has one."""
+    return group._replace(runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)

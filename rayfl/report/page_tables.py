@@ -1,0 +1,195 @@
+"""The tables of a page: runs with their accuracies and costs, what became of clients, settings, and origins."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rayfl.experiment.identity import NOT_DETERMINING
+from rayfl.report import wording
+from rayfl.report.colors import key
+from rayfl.report.groups import Group, percent, rank_value, smoothed
+from rayfl.report.series import MEGABYTE_BITS, method_of, run_label
+from rayfl.run_directory.origin import NAMES as ORIGIN
+from rayfl.run_directory.origin import read_origin
+from rayfl.run_directory.record import Run
+from rayfl.settings import dotted
+
+_FEW = 4
+"""A comparison of settings has a column per run up to this number of runs, else a row per run."""
+_MOST_ORIGINS = 100
+_STATUSES = {
+    "delivered": "its update arrived",
+    "silent": "it had nothing to send",
+    "not_selected": "it trained for itself, without an upload",
+    "dropped_before_download": "it vanished before anything was sent",
+    "dropped_after_download": "it vanished with the model, before it had trained",
+    "dropped_after_training": "it vanished when it had trained",
+    "upload_lost": "its update was sent and never arrived",
+    "late": "it was not back by the deadline",
+    "surplus": "enough others were back before it",
+}
+"""The meaning of each status of a client, in the order in which a page shows them."""
+
+
+class Column(NamedTuple):
+    """A column: its heading, the text of each row, and the numbers that sort the rows (None: it is not sortable).
+
+    Rows are sorted by their first number, smallest first and NaN last, then by the next one.
+    """
+
+    head: str
+    cells: Sequence[str]
+    by: Sequence[tuple[float, ...]] | None = None
+
+
+def sortable(found: Sequence[Group], columns: Sequence[Column], chosen: str, **more: object) -> dict[str, object]:
+    """A table with a row per group that a reader can sort, in the order of the column with the heading `chosen`.
+
+    A row is (key, cells, places); places [num_columns] are the row's place in the order of each column. Rows that tie
+    keep the order of `found`.
+    """
+    places = [_places(column.by, len(found)) for column in columns]
+    rows = [
+        (key(group.label, row), [column.cells[row] for column in columns], [place[row] for place in places])
+        for row, group in enumerate(found)
+    ]
+    heads = [(column.head, column.by is not None, column.head == chosen) for column in columns]
+    rows.sort(key=lambda row: [place for place, (_, _, is_chosen) in zip(row[2], heads, strict=True) if is_chosen])
+    return {"heads": heads, "rows": rows, **more}
+
+
+def _places(by: Sequence[tuple[float, ...]] | None, count: int) -> list[int]:
+    if by is None:
+        return list(range(count))
+    order = sorted(range(count), key=lambda row: [(math.isnan(value), value) for value in by[row]])
+    return sorted(range(count), key=order.__getitem__)
+
+
+def ranking(found: Sequence[Group], names: Sequence[str], last: int = 3) -> dict[str, object]:
+    """The table of runs with the accuracies `names`, sorted by the mean of the last values of the first one."""
+    smooth = [accuracy_column(f"Final, smoothed: {wording.title(name)}", found, name, last) for name in names[:1]]
+    finals = [accuracy_column(f"Final: {wording.title(name)}", found, name, 1) for name in names]
+    return sortable(
+        found,
+        [*run_columns(found), *smooth, *finals, *cost_columns(found)],
+        smooth[0].head if smooth else "",
+        with_seeds=has_seeds(found),
+        by=wording.title(names[0]) if names else "",
+        last=last,
+    )
+
+
+def has_seeds(found: Sequence[Group]) -> bool:
+    """Whether a group has several seeds."""
+    return any(len(group.runs) > 1 for group in found)
+
+
+def run_columns(found: Sequence[Group]) -> list[Column]:
+    """The seeds, if a group has several, and the rounds."""
+    seeds = Column("Seeds", [", ".join(str(seed) for seed in group.seeds) for group in found])
+    rounds = [[len(run.rounds) for run in group.runs] for group in found]
+    words = [" / ".join(map(str, dict.fromkeys(counts))) for counts in rounds]
+    return [*([seeds] if has_seeds(found) else []), Column("Rounds", words, [(max(counts),) for counts in rounds])]
+
+
+def accuracy_column(head: str, found: Sequence[Group], name: str, last: int) -> Column:
+    """Means of the last evaluations, largest first."""
+    scores = [smoothed(group, name, last) for group in found]
+    words = [percent(score, has_seeds(found)) for score in scores]
+    return Column(head, words, [(-rank_value(score),) for score in scores])
+
+
+def cost_columns(found: Sequence[Group]) -> list[Column]:
+    """Bytes and seconds of whole runs, means over seeds."""
+    shown = {
+        "Up": ("uplink_bits", MEGABYTE_BITS, wording.megabytes),
+        "Down": ("downlink_bits", MEGABYTE_BITS, wording.megabytes),
+        "Simulated time": ("simulated_s", 1, wording.seconds),
+        "Wall-clock time": ("wall_s", 1, wording.seconds),
+    }
+    columns = []
+    for head, (column, unit, words) in shown.items():
+        sums = [[run.rounds[column].to_numpy().sum() / unit for run in group.runs] for group in found]
+        amounts = [float(np.mean(seeds)) for seeds in sums]
+        columns.append(Column(head, [words(amount) for amount in amounts], [(amount,) for amount in amounts]))
+    return columns
+
+
+def statuses(found: Sequence[Group]) -> dict[str, object] | None:
+    """What became of the clients that were chosen, counted over all rounds, as means over seeds.
+
+    A row per status for one group, else a row per group. None if every chosen client delivered.
+    """
+    counts = [[Counter(run.clients["status"].to_pylist()) for run in group.runs] for group in found]
+    names = [name for name in _STATUSES if any(count[name] for group in counts for count in group)]
+    if set(names) <= {"delivered"}:
+        return None
+    times = [[float(np.mean([count[name] for count in group])) for name in names] for group in counts]
+    cells = [[(f"{one:,.10g}", wording.percent(one / (sum(mean) or 1))) for one in mean] for mean in times]
+    words = [name.replace("_", " ") for name in names]
+    if len(found) == 1:
+        rows = [(word, [*cell, _STATUSES[name]]) for word, cell, name in zip(words, cells[0], names, strict=True)]
+        return {"head": ["What became of a client", "Times", "Share", "Why"], "rows": rows}
+    rows = [
+        (key(group.label, style), [f"{count} ({share})" for count, share in cells[style]])
+        for style, group in enumerate(found)
+    ]
+    return {"head": ["Run", *words], "rows": rows}
+
+
+def run_and_seed(run: Run) -> str:
+    """The label of one run of a group."""
+    return f"{run_label(run)}, seed {run.experiment.get('seed')}"
+
+
+def origins(found: Sequence[Group]) -> dict[str, object] | None:
+    """A row per run, for at most 100 runs; None if no run has recorded its origin."""
+    runs = [(style, run) for style, group in enumerate(found) for run in group.runs][:_MOST_ORIGINS]
+    rows = [
+        (key(run_and_seed(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
+        for style, run in runs
+        if (told := read_origin(run.directory))
+    ]
+    return {"head": ["Run", *(name.capitalize() for name in ORIGIN)], "rows": rows} if rows else None
+
+
+def shared_settings(found: Sequence[Group]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings that all runs share, a row per table of the experiment: [(table, [(key, value), ...]), ...]."""
+    flat = [_all_settings(run) for group in found for run in group.runs]
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for name, value in flat[0].items():
+        *table, own = name.split(".", 1)
+        if table != ["report"] and all(name in one and one[name] == value for one in flat):
+            rows.setdefault("".join(table) or "experiment", []).append((own, wording.value(value)))
+    return list(rows.items())
+
+
+def _all_settings(run: Run) -> dict[str, object]:
+    """The experiment and the platform as dotted keys.
+
+    If the method is one of ours that compresses by itself, `uplink` and `downlink` are shown as 'fixed by the method'.
+    """
+    method = method_of(run)
+    fixed = ("uplink", "downlink") if method is not None and method.own_compression else ()
+    unused = {name: {"name": "fixed by the method"} for name in fixed}
+    return dotted({**run.experiment, **unused, "platform": dict(run.platform)})
+
+
+def differing(flat: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
+    """The settings whose values differ, each with its value for each run."""
+    keys = list(dict.fromkeys(name for one in flat for name in one))
+    rows = [(name, [wording.value(one[name]) if name in one else wording.NONE for one in flat]) for name in keys]
+    return [(name, cells) for name, cells in rows if len(set(cells)) > 1]
+
+
+def differences(found: Sequence[Group]) -> dict[str, object]:
+    """The settings in which runs differ: a row per setting and a column per run, or the other way for many runs."""
+    table = differing([_all_settings(group.runs[0]) for group in found])
+    table = [(name, cells) for name, cells in table if name.partition(".")[0] not in NOT_DETERMINING]
+    if len(found) <= _FEW:
+        return {"head": ["Setting", *(group.label for group in found)], "rows": table}
+    rows = [(key(group.label, style), [cells[style] for _, cells in table]) for style, group in enumerate(found)]
+    return {"head": ["Run", *(name for name, _ in table)], "rows": rows}
