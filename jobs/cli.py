@@ -57,20 +57,18 @@ def run(
     if resumed and overwrite:
         raise RayflError("--resume needs no --overwrite beside it")
     settings = [*overrides, *_settings(rounds, actors, inline)]
-    from rayfl.experiment.experiment_file import is_of_sweep
-
-    table = _table(file, settings)
-    if "sweep" in table or any(is_of_sweep(one) for one in settings):
+    table, lists = _read(file, settings)
+    if lists is not None:
         if isinstance(output, str):
             raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
         context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
     with outliving_its_reader(), Display("loading") as display:
         if not inline:
             fork_server.begin()
-        from rayfl.experiment.experiment import Experiment
+        from rayfl.experiment.experiment import make_experiment
 
         # A wrong setting is refused before Ray is loaded.
-        experiment = Experiment(**table)
+        experiment = make_experiment(table)
         from jobs.run_and_print import run_and_print, run_or_resume
 
         done = (
@@ -112,15 +110,12 @@ def resume(
             sys.exit(INTERRUPTED)
 
 
-# Any: a TOML table.
-def _table(file: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """An experiment's file with the overrides, except those of its `[sweep]` table.
+# Any: a table of settings, and swept values.
+def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
+    """As `with_overrides`. Torch is not loaded yet: a wrong file or override is refused at once."""
+    from rayfl.experiment.table import read_table, with_overrides
 
-    Torch is not loaded yet: a wrong file or override is refused at once.
-    """
-    from rayfl.experiment.experiment_file import is_of_sweep, read_table
-
-    return read_table(file, [one for one in settings if not is_of_sweep(one)])
+    return with_overrides(read_table(file), settings)
 
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
@@ -159,18 +154,15 @@ def sweep(
     """
     settings = [*overrides, *_settings(rounds, actors, inline)]
     settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
-    table = _table(file, settings)
+    table, lists = _read(file, settings)
+    if lists is None:
+        raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
     with outliving_its_reader(), Display("loading") as display:
         if not inline:
             fork_server.begin()
-        from rayfl.experiment.sweep import combine, take_lists
-
-        table, lists = take_lists(table, settings)
-        if lists is None:
-            raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
-
         from jobs.console import Audience
         from jobs.sweep import sweep as run_all
+        from rayfl.experiment.sweep import combine
 
         combinations = combine(table, lists, settings)
         sys.exit(run_all(combinations, directory, parallel, overwrite, Audience(display=display)))

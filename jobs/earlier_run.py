@@ -9,9 +9,9 @@ from typing import Any
 from rayfl.determinism import platform
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, Runtime, read
-from rayfl.experiment.experiment_file import read_table, split_override
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import kept_files, names_file
+from rayfl.experiment.table import read_table, split_override
 from rayfl.run_directory.description import EXPERIMENT, is_run
 from rayfl.run_directory.own_entries import require_no_links
 from rayfl.run_directory.record import Run, read_run
@@ -79,7 +79,7 @@ def earlier_run(
         raise RayflError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
     if not found.finished:
         try:
-            require_same_platform(found, experiment.runtime, platform_of(experiment.runtime))
+            require_same_platform(found, experiment.runtime)
         except RayflError as error:
             raise RayflError(f"{directory} holds an unfinished run: {error}; or {ways}") from None
     return found
@@ -171,19 +171,15 @@ def _changes_past_rounds(experiment: Experiment, planned: int) -> bool:
     return rounds != planned and (depends or hyper.for_num_rounds(rounds) != hyper.for_num_rounds(planned))
 
 
-def platform_of(runtime: Runtime) -> platform.Platform:
-    """What this process is, with its GPU if it is to compute on one."""
-    return platform.describe(runtime.threads, runtime.device_name if runtime.executor == "inline" else "cpu")
-
-
-def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform) -> None:
-    """Raise RayflError if resuming here would change the results.
+def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform | None = None) -> None:
+    """Raise RayflError if resuming here would change the results. `here`: what this process is; None: look.
 
     On Ray this process only prepares the run, and the coordinator compares the actors.
     """
     nothing_computed = not before.platform and not len(before.rounds)
     if nothing_computed or runtime.mixed:
         return
+    here = here or platform.describe(runtime.threads, runtime.driver_device)
     unlike = platform.differences(platform.of_driver(before.platform), here, platform.ON_CPU)
     if runtime.executor == "inline":
         unlike = platform.differences(before.platform, here) or unlike

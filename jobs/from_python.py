@@ -30,9 +30,9 @@ from jobs.shipped import experiment_file
 from jobs.sweep import run_all
 from rayfl.choices.plugins import is_in_memory
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import is_of_sweep, override_all, put_all, read_table
-from rayfl.experiment.sweep import Combination, combine, take_lists
+from rayfl.experiment.experiment import Experiment, make_experiment
+from rayfl.experiment.sweep import combine
+from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.results import RunResults, SweepResults
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import is_url, require_path
@@ -93,11 +93,8 @@ def run(
     Errors: see the module; RayflError is raised before anything is written.
     """
     chosen = _experiment(experiment, overrides, settings)
-    place = _place(directory)
-    folder, chosen = single.folder_of(chosen, place)
-    single.warn_of_package(folder)
     with _audience(chosen.rounds, "all" if progress else "nothing", on_round) as audience:
-        return RunResults(read_run(single.run(chosen, place, overwrite, audience)), chosen)
+        return RunResults(read_run(single.run(chosen, _place(directory), overwrite, audience)), chosen)
 
 
 # Any: settings.
@@ -138,7 +135,10 @@ def sweep(
     are not run again. parallel: the number of concurrent runs, each in its own process. Raise SweepFailed, at the end,
     if a run failed; other errors and arguments are those of `run`.
     """
-    combinations = _combinations(experiment, overrides, settings)
+    table, lists = with_overrides(_table(experiment), overrides, settings)
+    if lists is None:
+        raise RayflError('nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run')
+    combinations = combine({"name": "experiment", **table}, lists, overrides)
     with Display(hidden=not progress) as display:
         audience = Audience("all" if progress else "nothing", display=display)
         swept = run_all(combinations, _path(directory), parallel, overwrite, audience)
@@ -255,36 +255,22 @@ def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, A
     """The one experiment that the arguments describe. Raise RayflError if they describe a sweep, or none."""
     if isinstance(given, Experiment) and not overrides and not settings:
         return given
-    table, lists = take_lists(_table(given, overrides, settings), overrides)
+    table, lists = with_overrides(_table(given), overrides, settings)
     if lists is not None:
         raise RayflError("this is a sweep, of several experiments: give it to rayfl.sweep")
-    return Experiment(**table)
-
-
-def _combinations(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> list[Combination]:
-    """The combinations of a sweep. Raise RayflError if the arguments describe none."""
-    # A swept list that the call itself gives stays, whatever else it says of the same setting.
-    given_alone = [] if "sweep" in settings else list(settings)
-    table, lists = take_lists(_table(given, overrides, settings), overrides, given_alone)
-    if lists is None:
-        raise RayflError('nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run')
-    return combine({"name": "experiment", **table}, lists, overrides)
+    return make_experiment(table)
 
 
 # Any: a table of settings.
-def _table(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings as a table; what the overrides say of `sweep` is left out."""
+def _table(given: Given) -> dict[str, Any]:
+    """All settings as a table."""
     if isinstance(given, str | Path):
-        table = read_table(experiment_file(Path(given)))
-    elif isinstance(given, Experiment):
+        return read_table(experiment_file(Path(given)))
+    if isinstance(given, Experiment):
         # What has no name stays the object.
         plain = given.as_dict()
         unnamed = {key for key, one in plain.items() if isinstance(one, dict) and is_in_memory(one.get("name"))}
-        table = {key: getattr(given, key) if key in unnamed else value for key, value in plain.items()}
-    elif given is None:
-        table = {}
-    else:
+        return {key: getattr(given, key) if key in unnamed else value for key, value in plain.items()}
+    if given is not None:
         raise RayflError(f"{shown(given)} is no experiment: give the path of a file, an Experiment, or keywords")
-    override_all(table, [one for one in overrides if not is_of_sweep(one)])
-    put_all(table, settings)
-    return table
+    return {}

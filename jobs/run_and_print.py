@@ -9,7 +9,7 @@ from jobs.display import Display
 from jobs.earlier_run import earlier_run, fetch_newer
 from jobs.run_page import finish_up
 from jobs.run_tables import result_table
-from jobs.single import folder_of, go_on, run, warn_of_package
+from jobs.single import folder_of, go_on, run
 from jobs.standard_output import print_table
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
@@ -23,10 +23,7 @@ from rayfl.run_directory.run_folder import RunFolder
 
 def run_and_print(experiment: Experiment, output: Path | str | None, overwrite: bool, display: Display) -> bool:
     """Run an experiment and print its result. False if a signal ended the run before its last round."""
-    folder, experiment = folder_of(experiment, output)
-    warn_of_package(folder)
-    directory = run(experiment, output, overwrite, Audience(display=display))
-    return print_result(directory, display, folder.output)
+    return print_result(run(experiment, output, overwrite, Audience(display=display)), display)
 
 
 def run_or_resume(experiment: Experiment, output: Path | str | None, display: Display) -> bool:
@@ -43,7 +40,6 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, display: Di
     if folder.url is not None:
         audience.display.stage(f"looking at {folder.url}")
         fetch_newer(folder)
-    warn_of_package(folder)
     directory = folder.directory
     before = earlier_run(directory, experiment, "name another --output")
     if before is None:

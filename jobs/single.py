@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ from typing import Any
 from actors import fork_server, package_folder, parent_process, signals
 from jobs import console
 from jobs.console import Audience
-from jobs.earlier_run import found_again, platform_of, require_same_platform, resumable
+from jobs.earlier_run import found_again, require_same_platform, resumable
 from jobs.run_page import RunPage, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import override
+from rayfl.experiment.identity import identity
 from rayfl.experiment.input_files import KeptFiles, kept_files
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.table import override
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
@@ -57,8 +59,8 @@ def run(
     `output`: the run directory, or the URL of its copy (then the directory is runs/NAME); None: the next free directory
     of the experiment's name in `experiment.output.directory`.
 
-    RayflError if parts of the experiment do not fit each other, the cluster or the storage; then nothing is left of the
-    directory. DiskError if the directory cannot be written to, or, at the end, the copy.
+    Raise RayflError if parts of the experiment do not fit each other, the cluster or the storage; then nothing is left
+    of the directory. Raise DiskError if the directory cannot be written to, or, at the end, the copy.
     """
     audience = audience or Audience()
     folder, experiment = folder_of(experiment, output)
@@ -74,8 +76,6 @@ def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple
     location."""
     home = experiment.output.directory
     folder = RunFolder.named(experiment.name, home) if output is None else RunFolder.at(output, home)
-    if folder.output == home:
-        return folder, experiment
     changed = experiment.output.model_copy(update={"directory": folder.output})
     return folder, experiment.model_copy(update={"output": changed})
 
@@ -86,7 +86,7 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     A finished run gets what it lacks: its page, if its process was killed before it was drawn, and its copy.
 
     `overrides` may change settings that do not change the numbers (runtime, output, checkpoint, report), and raise
-    `rounds`. RayflError for any other, and if this machine computes other bits, unless runtime.mixed is set.
+    `rounds`. Raise RayflError for any other, and if this machine computes other bits, unless runtime.mixed is set.
     """
     audience = audience or Audience()
     directory, overrides = found_again(place, overrides)
@@ -96,14 +96,11 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     for one in overrides:
         override(changed, one)
     if before.finished and "rounds" not in changed:
-        output = before.experiment.get("output")
-        table = output if isinstance(output, Mapping) else {}
-        home = dotted(changed).get("output.directory", table.get("directory", ""))
-        if finish_up(RunFolder.at(directory, str(home)), table.get("report") is True, audience):
+        settings = {**dotted(before.experiment), **dotted(changed)}
+        folder = RunFolder.at(directory, str(settings.get("output.directory", "")))
+        if finish_up(folder, settings.get("output.report") is True, audience):
             return directory
-    experiment = resumable(before, overrides)
-    warn_of_package(RunFolder.at(directory, experiment.output.directory))
-    return go_on(before, experiment, audience)
+    return go_on(before, resumable(before, overrides), audience)
 
 
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
@@ -112,6 +109,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     Raise RayflError, before anything is written, if the run cannot be resumed here, or would be written elsewhere.
     """
     audience = audience or Audience()
+    supervisor.report(run=str(before.directory))
     folder = RunFolder.at(before.directory, experiment.output.directory)
     require_no_links(folder.directory)
     folder.require_writable_copy(may_hold_run=True)
@@ -125,8 +123,9 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
 def _prepared(experiment: Experiment, audience: Audience) -> Prepared:
     audience.display.stage(f"{experiment.name}: reading the data and building the model")
     files = kept_files(experiment.as_dict())
-    setup = prepare(experiment, files)
-    return Prepared(experiment, setup, files, platform_of(experiment.runtime))
+    setup = prepare(experiment, identity(experiment, files.table))
+    runtime = experiment.runtime
+    return Prepared(experiment, setup, files, platform.describe(runtime.threads, runtime.driver_device))
 
 
 def _play(
@@ -140,13 +139,21 @@ def _play(
 
     `opening` makes the directory of a new run, and yields it; `before`: the run to go on with.
     """
-    parent_process.report(run=str(folder.directory))
+    if folder.url is None:
+        _warn_of_package(folder.directory.parent)
     resume = None if before is None else f"rayfl resume {folder.directory}"
+    here = prepared.platform if prepared.inline else None
     with ExitStack() as copying:
         with _ray(prepared, audience, resume), opening as folder:
             parent_process.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
-                _describe(prepared, folder.directory, before)
+                # On Ray the coordinator adds which machines compute.
+                if before is None:
+                    prepared.files.write_into(folder.directory, here)
+                    write_origin(folder.directory)
+                elif here is not None:
+                    machines = platform.with_kind(before.platform, here) if before.platform else here
+                    prepared.files.write_into(folder.directory, machines)
             round_done = copying.enter_context(folder.mirrored())
             page = RunPage(prepared.experiment, folder.directory, audience)
             try:
@@ -157,6 +164,13 @@ def _play(
             page.begin()
         page.finish()
     return folder.directory
+
+
+@cache
+def _warn_of_package(folder: Path) -> None:
+    """Log a warning, once, if Ray will delete what is written to this folder."""
+    if sentence := package_folder.warning(folder):
+        _LOG.warning(sentence)
 
 
 @contextmanager
@@ -176,16 +190,6 @@ def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator
     with session.session(experiment.runtime, setup, resume):
         session.placement(experiment.runtime, setup)
         yield
-
-
-def _describe(prepared: Prepared, directory: Path, before: Run | None) -> None:
-    """Write what is known of the run; on Ray the coordinator adds which machines compute."""
-    here = prepared.platform if prepared.inline else None
-    if before is None:
-        prepared.files.write_into(directory, here)
-        write_origin(directory)
-    elif here is not None:
-        prepared.files.write_into(directory, platform.with_kind(before.platform, here) if before.platform else here)
 
 
 def _play_rounds(
@@ -226,9 +230,3 @@ def _play_rounds(
 
             listener = Listener(on_round, show.wave, show.stopping, audience.stopping)
             play_on_ray(experiment, setup, directory, listener, resumed, prepared.files, prepared.platform)
-
-
-def warn_of_package(folder: RunFolder) -> None:
-    """Log a warning if what is written to the folder will be deleted and is copied nowhere."""
-    if folder.url is None and (sentence := package_folder.warning(folder.directory)):
-        _LOG.warning(sentence)

@@ -19,7 +19,7 @@ from jobs.exit_codes import FAILED, INTERRUPTED
 from jobs.looking import print_comparison
 from jobs.overall import Overall
 from jobs.run_page import DRAWING
-from jobs.single import go_on, run, warn_of_package
+from jobs.single import go_on, run
 from jobs.sweep_processes import Outcome, Processes, Status
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
@@ -101,7 +101,6 @@ def run_all(
     first = combinations[0].experiment
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
-    warn_of_package(folder)
     directory, url = folder.directory, folder.url
     combinations = [_of_sweep(one, directory.name, url) for one in combinations]
     audience.display.stage(f"checking {len(combinations)} experiments")
@@ -129,9 +128,8 @@ def _of_sweep(one: Combination, name: str, url: str | None) -> Combination:
     """The combination as one of the sweep in the directory `name`, unless its file puts it into another group, and with
     the folder at `url` for the copy of its run."""
     output = one.experiment.output
-    changed = {"group": output.group or name} | ({} if url is None else {"directory": url})
-    output = output.model_copy(update=changed)
-    return replace(one, experiment=one.experiment.model_copy(update={"output": output}))
+    changed = output.model_copy(update={"group": output.group or name, "directory": url or output.directory})
+    return replace(one, experiment=one.experiment.model_copy(update={"output": changed}))
 
 
 def _draw_page(
@@ -213,13 +211,12 @@ def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[
 
 def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
     """The combination with its share of the cluster. RayflError if that is too small for its actors."""
-    runtime = one.experiment.runtime
-    if runtime.executor == "inline":
+    if one.experiment.runtime.executor == "inline":
         return one
     from actors import session
 
     try:
-        runtime = session.shared(runtime, parallel, most_calls)
+        runtime = session.shared(one.experiment.runtime, parallel, most_calls)
     except ValueError as error:
         raise RayflError(f"{one.title}: {error}") from None
     return replace(one, experiment=one.experiment.model_copy(update={"runtime": runtime}))

@@ -17,8 +17,8 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.determinism.process import InstructionSet, Precision
 from rayfl.errors import RayflError, UnknownKey
-from rayfl.experiment.experiment_file import LONGEST_NAME, put_all, read_table
 from rayfl.experiment.report_options import ReportOptions
+from rayfl.experiment.table import LONGEST_NAME, read_table, with_overrides
 from rayfl.experiment.unknown_keys import explained
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
@@ -223,6 +223,11 @@ class Runtime(Settings):
             return self.device
         return "cuda" if self.num_gpus > 0 else "cpu"
 
+    @property
+    def driver_device(self) -> str:
+        """The device of the process that prepares the run."""
+        return self.device_name if self.executor == "inline" else "cpu"
+
 
 TAG = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$"
 """The tags that all trackers allow."""
@@ -338,6 +343,12 @@ class Experiment(Settings):
         return self.model_dump(mode="json")
 
 
+# Any: settings of any type.
+def make_experiment(table: Mapping[str, Any]) -> Experiment:
+    """The experiment that a table describes. Raise RayflError if the table describes none."""
+    return Experiment(**table)
+
+
 # Any: settings from Python.
 def read(path: Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings), and
@@ -345,7 +356,5 @@ def read(path: Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] 
 
     A `[sweep]` table is left out: this is the experiment that the sweep varies (`sweep.read_sweep` reads all).
     """
-    table = read_table(path, overrides)
-    table.pop("sweep", None)
-    put_all(table, settings or {})
-    return Experiment(**table)
+    table, _ = with_overrides(read_table(path), overrides, settings)
+    return make_experiment(table)

@@ -3,9 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rayfl.errors import RayflError, nearest
 from rayfl.settings import dotted
+
+if TYPE_CHECKING:
+    from rayfl.experiment.experiment import Experiment
 
 NOT_DETERMINING = ("seed", "name", "label", "checkpoint", "output", "report")
 """Tables and settings of the run's name, place and evaluation, which do not change its numbers."""
@@ -35,13 +39,16 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in dotted(kept).items() if not any(lies_in(key, one) for one in only_time)}
 
 
-def digest(experiment: Mapping[str, object], *follows_rounds: object) -> str:
-    """SHA-256 of everything that decides the numbers of a run's rounds, with the seed and without the number of rounds.
+def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
+    """SHA-256 of everything that decides the numbers of a run's rounds, its seed included.
 
-    experiment: its table, with files named as their copies are. follows_rounds: values that depend on the number.
+    `table`: the experiment's settings, in which files are called as their copies are. The number of rounds counts only
+    if it changes rounds already played.
     """
-    settings = {key: value for key, value in determining_settings(experiment).items() if key != "rounds"}
-    decisive = [settings, experiment.get("seed"), [repr(one) for one in follows_rounds]]
+    method, rounds = experiment.method, experiment.rounds
+    settings = {key: value for key, value in determining_settings(table).items() if key != "rounds"}
+    follows_rounds = rounds if method.kind.depends_on_num_rounds else None, method.hyper.for_num_rounds(rounds)
+    decisive = [settings, table.get("seed"), [repr(one) for one in follows_rounds]]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

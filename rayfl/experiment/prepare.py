@@ -1,6 +1,7 @@
 """From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
 
 import math
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl import tree
-from rayfl.choices import plugins
+from rayfl.choices.kinds import Kind
 from rayfl.data.batches import Batch
 from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset
@@ -17,11 +18,8 @@ from rayfl.data.partition import Partition
 from rayfl.determinism import seeding, torch_flags
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.identity import digest
-from rayfl.experiment.input_files import KeptFiles, kept_files
 from rayfl.limits import memory
-from rayfl.methods.base import Method
-from rayfl.models import given_weights
+from rayfl.models.given_weights import read_weights
 from rayfl.population.sampling import Population
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.check_setup import check_setup
@@ -29,37 +27,38 @@ from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import shown
-from rayfl.task import Classification, Task
+from rayfl.task import Classification
 from rayfl.tree import Tree
 
 
-def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
-    """The setup, which is the same in all rounds. files: the files that the experiment names; None: read them.
+def prepare(experiment: Experiment, identity: str = "") -> Setup:
+    """The setup, which is the same in all rounds. `identity`: as `Setup` has it.
 
     Raise RayflError if parts of the experiment do not fit each other.
     """
-    require_installed(experiment.output.track)
-    torch_flags.choose(experiment.runtime.instruction_set)
-    with _naming(experiment.data, "load"):
+    model, seed = experiment.model, experiment.seed
+    with _naming_failed_code(experiment):
+        require_installed(experiment.output.track)
+        torch_flags.choose(experiment.runtime.instruction_set)
         dataset = checked_dataset(experiment.data.load())
-    task = make_task(experiment, dataset)
-    with _naming(experiment.method.kind, "__init__"):
-        chosen = experiment.method.make(task, experiment.rounds)
-    check_inputs(task, experiment.model.name, dataset)
-    partition = make_partition(experiment, dataset)
-    initial = initial_params(experiment, task, chosen)
-    check_outputs(task, experiment.model.name, dataset, initial)
-    runtime, topology = experiment.runtime, None
-    if experiment.topology is not None:
-        with _naming(experiment.topology, "read"):
-            topology = experiment.topology.read(experiment.clients.count)
+        partition = make_partition(experiment, dataset)
+        task = make_task(experiment, dataset)
+        method = experiment.method.make(task, experiment.rounds)
+        topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.count)
+        params = task.init(seeding.torch_seed(seed, purpose="initial parameters"))
+        if model.start is not None:
+            params = read_weights(Path(model.start), params, model.name)
+        initial = checked_hook(method.init_params)(params, seeding.FirstDraws(seed, seeding.NOBODY))
+    if model.start is not None and any(initial[name] is not params[name] for name in params):
+        raise RayflError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
+    runtime = experiment.runtime
     setup = Setup(
-        seed=experiment.seed,
+        seed=seed,
         rounds=experiment.rounds,
-        method=chosen,
+        method=method,
         dataset=dataset,
         partition=partition,
-        population=Population(experiment.clients, experiment.seed, partition.train.sizes),
+        population=Population(experiment.clients, seed, partition.train.sizes),
         initial_arrays=tree.to_arrays(initial),
         uplink=experiment.uplink,
         downlink=experiment.downlink,
@@ -70,43 +69,27 @@ def prepare(experiment: Experiment, files: KeptFiles | None = None) -> Setup:
         device_name=runtime.device_name,
         threads=runtime.threads,
         precision=runtime.precision,
-        identity=identity(experiment, files or kept_files(experiment.as_dict())),
+        identity=identity,
     )
-    check(setup, experiment)
+    check(setup, experiment, task)
     return setup
 
 
 @contextmanager
-def _naming(chosen: object, hook: str) -> Iterator[None]:
-    """Turn an unexpected error in `hook` of what the experiment chose into one that names its class and file."""
+def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
+    """Turn an unexpected error in a class that the experiment chose into one that names the code and its line."""
     try:
         yield
     except (RayflError, HookError, OSError):
         raise
     except Exception as error:
-        if out_of_memory(error):
+        chosen = (type(experiment.data), type(experiment.partition), type(experiment.topology), experiment.method.kind)
+        modules = {one.__module__ for kind in chosen for one in kind.__mro__ if issubclass(one, Kind)}
+        frames = [one for one in traceback.walk_tb(error.__traceback__) if one[0].f_globals["__name__"] in modules]
+        if not frames or out_of_memory(error):
             raise
-        kind = chosen if isinstance(chosen, type) else type(chosen)
-        raise HookError(f"{kind.__qualname__}.{hook} ({plugins.place_of(kind)}): {error_text(error)}") from error
-
-
-def initial_params(experiment: Experiment, task: Task, method: Method) -> Tree:
-    """The parameters of round 0, from `model.start` if it is given. Raise RayflError if they do not fit."""
-    model = experiment.model
-    params = task.init(seeding.torch_seed(experiment.seed, purpose="initial parameters"))
-    if model.start is not None:
-        params = given_weights.read(Path(model.start), params, model.name)
-    initial = checked_hook(method.init_params)(params, seeding.FirstDraws(experiment.seed, seeding.NOBODY))
-    if model.start is not None and any(initial[name] is not params[name] for name in params):
-        raise RayflError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
-    return initial
-
-
-def identity(experiment: Experiment, files: KeptFiles) -> str:
-    """A digest of everything that decides the numbers of the rounds."""
-    chosen, rounds = experiment.method, experiment.rounds
-    length = rounds if chosen.kind.depends_on_num_rounds else None
-    return digest(files.table, length, chosen.hyper.for_num_rounds(rounds))
+        code, line = frames[-1][0].f_code, frames[-1][1]
+        raise HookError(f"{code.co_qualname} ({code.co_filename}:{line}): {error_text(error)}") from error
 
 
 def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
@@ -176,8 +159,10 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
     raise RayflError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
 
 
-def check(setup: Setup, experiment: Experiment) -> None:
-    """Raise RayflError if method, model, engine and machine do not fit each other."""
+def check(setup: Setup, experiment: Experiment, task: Classification) -> None:
+    """Raise RayflError if data, model, method, engine and machine do not fit each other."""
+    check_inputs(task, experiment.model.name, setup.dataset)
+    check_outputs(task, experiment.model.name, setup.dataset, setup.initial)
     if setup.topology is not None:
         peers = setup.num_clients
         # Who receives from whom, and the weights.
@@ -196,8 +181,7 @@ def check(setup: Setup, experiment: Experiment) -> None:
 def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     """The samples of each client, without the splits that the experiment or the method sets aside."""
     generator = seeding.generator(experiment.seed, purpose="partition")
-    with _naming(experiment.partition, "split"):
-        partition = experiment.partition.split(dataset, experiment.clients.count, generator)
+    partition = experiment.partition.split(dataset, experiment.clients.count, generator)
     defaults = experiment.method.splits
     ratios = {
         "validation": experiment.splits.validation_ratio,

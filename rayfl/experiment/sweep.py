@@ -22,8 +22,8 @@ from typing import Any
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Choice
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import copied, is_of_sweep, override, put, read_table, split_override
+from rayfl.experiment.experiment import Experiment, make_experiment
+from rayfl.experiment.table import copied, override, put, read_table, split_override, with_overrides
 from rayfl.methods.base import Method
 from rayfl.settings import shown
 
@@ -52,35 +52,12 @@ class _Item:
     words: str
 
 
-# Any: a table of settings.
-def take_lists(
-    table: dict[str, Any], overrides: Sequence[str], given: Sequence[str] = ()
-) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
-    """The table without `[sweep]`, and the swept lists by dotted key; None if nothing is swept.
-
-    The table already has the other overrides. An override of `sweep.KEY` changes the sweep; an override of a swept key
-    takes that key out of it. given: dotted keys that were overridden in another way.
-    """
-    of_sweep = [one for one in overrides if is_of_sweep(one)]
-    if "sweep" not in table and not of_sweep:
-        return table, None
-    lists = swept_lists(table.pop("sweep")) if "sweep" in table else {}
-    overridden = {".".join(split_override(one)[0]) for one in overrides} | set(given)
-    lists = {key: values for key, values in lists.items() if key not in overridden}
-    for one in of_sweep:
-        # By themselves, since keys of the sweep may begin alike: method and method.lr.
-        alone: dict[str, Any] = {}
-        override(alone, one)
-        lists |= swept_lists(alone["sweep"])
-    return table, lists
-
-
 def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:
     """All combinations of a file's sweep, validated; None for a file that describes a single experiment.
 
     Raise RayflError if the `[sweep]` table is invalid; if a combination is not a valid experiment, the error names it.
     """
-    table, lists = take_lists(read_table(file, [one for one in overrides if not is_of_sweep(one)]), overrides)
+    table, lists = with_overrides(read_table(file), overrides)
     return None if lists is None else combine(table, lists, overrides)
 
 
@@ -103,21 +80,6 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
         if times > 1:
             raise RayflError(f"two combinations of the sweep are called {name!r}; give their items a label each")
     return found
-
-
-# Any: tables and values of a file.
-def swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
-    """Return the lists of a `[sweep]` table by their dotted keys, whether nested or not.
-
-    Raise RayflError if a value is not a list, or is empty.
-    """
-    key = ".".join(("sweep", *path))
-    if isinstance(value, Mapping):
-        return {name: found for part in value for name, found in swept_lists(value[part], (*path, part)).items()}
-    if not path or not isinstance(value, list) or not value:
-        wanted = "a list of at least one value" if path else 'a table of lists, such as {"seed" = [0, 1, 2]}'
-        raise RayflError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
-    return {".".join(path): value}
 
 
 def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
@@ -187,7 +149,7 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
             override(own, one)
         if label and all(item.key != "label" for item in items):
             own["label"] = label
-        experiment = Experiment(**own)
+        experiment = make_experiment(own)
     except ValueError as error:
         raise RayflError(f"{title:.200}: {error}") from None
     return Combination(title, directory_name(title), experiment)

@@ -12,7 +12,7 @@ from rayfl.limits.regular_files import read_bytes
 from rayfl.tree import Tree
 
 
-def read(path: Path, expected: Tree, model: str) -> Tree:
+def read_weights(path: Path, expected: Tree, model: str) -> Tree:
     """The weights in a safetensors file, by name and shape those of `expected`, and of its dtypes.
 
     RayflError, which names the file and the first weight that does not fit `model`, where they are not.

@@ -8,8 +8,8 @@ from rayfl.choices.kinds import find
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import override
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.table import override
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import Make, Played

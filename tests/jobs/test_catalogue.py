@@ -9,7 +9,7 @@ from jobs.catalogue import example, overrides
 from jobs.standard_output import first_sentence
 from rayfl.choices.kinds import known, named
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import override
+from rayfl.experiment.table import override
 from rayfl.experiment.unknown_keys import CHOSEN, settings_of
 from tests.jobs.commands import rayfl
 from tests.refusals import refused

@@ -8,7 +8,6 @@ import pytest
 
 from actors.errors import ClusterError
 from jobs import errors
-from rayfl.data.sources.digits import Digits
 from rayfl.errors import RayflError
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
@@ -64,13 +63,15 @@ def test_memory_that_ran_out_is_named():
 def test_no_command_shows_a_traceback_unless_it_is_asked_for(tmp_path, monkeypatch):
     file = tmp_path / "a.toml"
     file.write_text(
-        'rounds = 1\ndata = "digits"\npartition = "iid"\nmodel = "mlp"\nclients = {count = 2}\n'
+        'rounds = 1\ndata = "mine.py:Mine"\npartition = "iid"\nmodel = "mlp"\nclients = {count = 2}\n'
         'method = {name = "fedavg", lr = 0.1}\n'
     )
-    monkeypatch.setattr(Digits, "load", lambda self: {}["nothing"])
+    (tmp_path / "mine.py").write_text(
+        "from rayfl.data.datasets import Source\n\n\nclass Mine(Source):\n    def load(self):\n        {}['nothing']\n"
+    )
     quiet = rayfl("run", file, "--inline")
-    assert quiet.exit_code == 1 and quiet.stderr.startswith("rayfl: the run failed: Digits.load (")
-    assert "KeyError: 'nothing'" in quiet.stderr and "digits.py" in quiet.stderr
+    assert quiet.exit_code == 1 and quiet.stderr.startswith("rayfl: the run failed: Mine.load (")
+    assert "KeyError: 'nothing'" in quiet.stderr and "mine.py:6" in quiet.stderr
     assert len(quiet.stderr.splitlines()) == 1
     monkeypatch.setenv(errors.TRACEBACK, "1")
     shown = rayfl("run", file, "--inline").stderr

@@ -9,9 +9,9 @@ import pytest
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.cifar import CIFAR10
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import read_table
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import read_sweep
+from rayfl.experiment.table import read_table
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import simulate
 

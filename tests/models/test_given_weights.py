@@ -107,7 +107,7 @@ def test_weights_that_do_not_fit_are_refused(
     file = tmp_path / "w.safetensors"
     save_file(change(weights), file)
     with refused(names=[file, *names]):
-        given_weights.read(file, weights, "mlp")
+        given_weights.read_weights(file, weights, "mlp")
 
 
 @pytest.mark.parametrize("content", [b"", b"not one", b"\xff" * 100])
@@ -115,7 +115,7 @@ def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) 
     file = tmp_path / "w.safetensors"
     file.write_bytes(content)
     with refused(names=[file, "safetensors"]):
-        given_weights.read(file, {}, "mlp")
+        given_weights.read_weights(file, {}, "mlp")
 
 
 def test_a_method_with_weights_of_its_own_refuses_others(home: Path) -> None:

@@ -14,8 +14,8 @@ from rayfl.data.batches import Batch, schedule
 from rayfl.determinism import seeding
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.experiment_file import read_table
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.table import read_table
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Method, PeerHalf, Stage
 from rayfl.methods.fedavg import FedAvg

@@ -1,6 +1,10 @@
-"""An experiment's TOML file, with overrides, as a table. Nothing here loads torch, so that mistakes show at once."""
+"""An experiment as a table of settings: read from its TOML file and changed by overrides.
+
+Nothing here loads torch, so that mistakes show at once.
+"""
 
 import datetime
+import itertools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,11 +23,10 @@ MOST_BYTES = 1_000_000
 """Size of the largest TOML file that is read."""
 
 
-def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A TOML file as a table with the overrides.
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a TOML file as a table. Relative paths in it start at the folder of the TOML file.
 
-    Raise RayflError if it cannot be read. Paths of files in it are relative to the TOML file, paths in overrides to the
-    current directory.
+    Raise RayflError if it cannot be read.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -43,7 +46,6 @@ def read_table(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     table = located(table, path.parent)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
     table.setdefault("name", stem[:LONGEST_NAME] or "experiment")
-    override_all(table, overrides)
     return table
 
 
@@ -70,29 +72,75 @@ def _others(path: Path) -> str:
     return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
 
 
+# Any: tables of settings, and settings from Python.
+def with_overrides(
+    table: dict[str, Any], overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
+    """Put overrides, and settings by their dotted keys, into a table. Return the table without `[sweep]`, and the swept
+    lists by dotted key; None if nothing is swept.
+
+    An override of `sweep.KEY` changes the sweep; an override of a swept key takes that key out of it. Raise RayflError
+    for a wrong override or `[sweep]` table.
+    """
+    settings = settings or {}
+    of_sweep = [one for one in overrides if split_override(one)[0][0] == "sweep"]
+    _override_all(table, [one for one in overrides if one not in of_sweep])
+    for key, value in settings.items():
+        put(table, key.split("."), copied(value), key)
+    if "sweep" not in table and not of_sweep:
+        return table, None
+    # A swept list that the call itself gives stays, whatever else the call says of the same setting.
+    overridden = {".".join(split_override(one)[0]) for one in overrides}
+    if "sweep" not in settings:
+        overridden |= settings.keys()
+    lists = _swept_lists(table.pop("sweep", {}))
+    lists = {key: values for key, values in lists.items() if key not in overridden}
+    for one in of_sweep:
+        # By themselves, since keys of the sweep may begin alike: method and method.lr.
+        alone: dict[str, Any] = {}
+        override(alone, one)
+        lists |= _swept_lists(alone["sweep"])
+    return table, lists
+
+
 # Any: a TOML table.
-def override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Put overrides into a table, in their order. RayflError as of `override`, and for an override that a later one
-    would drop because it replaces the whole table around it."""
-    paths = [split_override(one)[0] for one in overrides]
-    for place, one in enumerate(overrides):
-        for later, path in zip(overrides[place + 1 :], paths[place + 1 :], strict=True):
-            if len(path) < len(paths[place]) and paths[place][: len(path)] == path:
-                raise RayflError(
-                    f"{later} replaces the whole table {'.'.join(path)!r}, so that {one} before it is dropped; give "
-                    f"{later} first"
-                )
+def _override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Put overrides into a table, in their order. Raise RayflError as `override` does, and if one replaces the whole
+    table around an earlier one, which would be dropped."""
+    for one, later in itertools.combinations(overrides, 2):
+        inner, outer = split_override(one)[0], split_override(later)[0]
+        if len(outer) < len(inner) and inner[: len(outer)] == outer:
+            raise RayflError(
+                f"{later} replaces the whole table {'.'.join(outer)!r}, so that {one} before it is dropped; give "
+                f"{later} first"
+            )
+    for one in overrides:
         override(table, one)
+
+
+# Any: tables and values of a file.
+def _swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """Return the lists of a `[sweep]` table by their dotted keys, whether nested or not.
+
+    Raise RayflError if a value is not a list, or is empty.
+    """
+    key = ".".join(("sweep", *path))
+    if isinstance(value, Mapping):
+        return {name: found for part in value for name, found in _swept_lists(value[part], (*path, part)).items()}
+    if not path or not isinstance(value, list) or not value:
+        wanted = "a list of at least one value" if path else 'a table of lists, such as {"seed" = [0, 1, 2]}'
+        raise RayflError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
+    return {".".join(path): value}
 
 
 # Any: a TOML table.
 def override(table: dict[str, Any], text: str) -> None:
-    """Put one `key=value` into a table.
+    """Put one `key=value` into a table. Relative paths in it start at the current directory.
 
     Raise RayflError if it is no override, or its key leads through a plain value.
     """
-    path, said = split_override(text)
-    value = _value(said)
+    path, written = split_override(text)
+    value = _value(written)
     check_plain(value, tuple(path))
     put(table, path, value, text)
 
@@ -106,18 +154,6 @@ def split_override(text: str) -> tuple[list[str], str]:
     if len(path) > MOST_NESTED:
         raise RayflError(f"{shown(text)} is nested deeper than {MOST_NESTED} tables; use fewer")
     return path, value
-
-
-def is_of_sweep(text: str) -> bool:
-    """Whether an override is one of the `[sweep]` table."""
-    return split_override(text)[0][0] == "sweep"
-
-
-# Any: a TOML table, and settings from Python.
-def put_all(table: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Put settings into a table, by their dotted keys. Raise RayflError if a key leads through a plain value."""
-    for key, value in settings.items():
-        put(table, key.split("."), copied(value), key)
 
 
 # Any: a table, or a value of one.
