@@ -8,15 +8,14 @@ from typing import Any
 
 from rayfl.determinism import platform
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment, Runtime, read
+from rayfl.experiment.experiment import Experiment, Runtime, make_experiment
 from rayfl.experiment.identity import determining_settings
-from rayfl.experiment.input_files import kept_files, names_file
-from rayfl.experiment.table import read_table, split_override
+from rayfl.experiment.input_files import kept_files, located, names_file
+from rayfl.experiment.table import split_override, with_overrides
 from rayfl.run_directory.description import EXPERIMENT, is_run
-from rayfl.run_directory.own_entries import require_no_links
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
-from rayfl.settings import dotted, shown
+from rayfl.settings import shown
 
 _LOG = getLogger("rayfl.jobs")
 _MOST_SHOWN = 3
@@ -93,12 +92,6 @@ def changed_settings(found: Run, experiment: Experiment) -> str:
     return ", ".join(words[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def describe_again(before: Run, experiment: Experiment) -> None:
-    """Write the experiment of a run again: settings that do not change its numbers may differ."""
-    require_no_links(before.directory)
-    kept_files(experiment.as_dict()).write_into(before.directory, before.platform or None)
-
-
 # Any: settings from Python.
 def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run, changed by overrides, and by settings by their dotted keys.
@@ -107,28 +100,11 @@ def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any]
     """
     if of_sweep := [one for one in overrides if split_override(one)[0][0] == "sweep"]:
         raise RayflError(f"{shown(of_sweep[0])} is no setting of a run; give it to: rayfl sweep")
-    _require_whole_toml(before)
-    experiment = read(before.directory / "experiment.toml", overrides, settings)
+    table, _ = with_overrides(located(before.experiment, before.directory), overrides, settings)
+    experiment = make_experiment(table)
     _require_same_settings(before, experiment)
     _require_more_rounds(before, experiment)
     return experiment
-
-
-def _require_whole_toml(before: Run) -> None:
-    """Raise RayflError unless the run's TOML file has every setting of its JSON file: its user may have edited it."""
-    path = before.directory / "experiment.toml"
-    try:
-        known = dotted(read_table(path))
-    except RayflError as error:
-        raise RayflError(f"the run in {before.directory} cannot go on: {error}") from None
-    for key, value in dotted(before.experiment).items():
-        if value is not None and key not in known:
-            raise RayflError(
-                f"{path} lacks {key}, which {EXPERIMENT} beside it has, so it was cut: write {key} there again, or "
-                "restore it"
-            )
-    if not path.read_bytes().endswith(b"\n"):
-        raise RayflError(f"{path} was cut in its last line: complete it, or restore it")
 
 
 def _require_same_settings(before: Run, experiment: Experiment) -> None:
@@ -151,7 +127,15 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
     planned = before.experiment.get("rounds")
     if not isinstance(planned, int):
         raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore it")
-    if len(before.rounds) and _changes_past_rounds(experiment, planned):
+    method, rounds = experiment.method, experiment.rounds
+    if (
+        len(before.rounds)
+        and rounds != planned
+        and (
+            method.kind.depends_on_num_rounds
+            or method.hyper.for_num_rounds(rounds) != method.hyper.for_num_rounds(planned)
+        )
+    ):
         raise RayflError(
             f"rounds={experiment.rounds} would have changed the rounds so far, as method {experiment.method.name!r} "
             f"follows the number of rounds, which was {planned}; start a new run"
@@ -162,13 +146,6 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
         )
     if before.finished and experiment.rounds == len(before.rounds):
         raise RayflError(f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}")
-
-
-def _changes_past_rounds(experiment: Experiment, planned: int) -> bool:
-    """Whether changing the number of rounds from `planned` changes rounds already played."""
-    hyper, rounds = experiment.method.hyper, experiment.rounds
-    depends = experiment.method.kind.depends_on_num_rounds
-    return rounds != planned and (depends or hyper.for_num_rounds(rounds) != hyper.for_num_rounds(planned))
 
 
 def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform | None = None) -> None:

@@ -66,12 +66,10 @@ class Round:
 class SweepFailed(RuntimeError):
     """Some runs of a sweep failed. errors: the sentence of each by its title; directory: the place of the others."""
 
-    def __init__(self, message: str, errors: Mapping[str, str], directory: Path) -> None:
-        super().__init__(message, errors, directory)
-        self.errors, self.directory = errors, directory
-
-    def __str__(self) -> str:
-        return self.args[0]
+    def __init__(self, message: str, errors: Mapping[str, str] | None = None, directory: Path = Path()) -> None:
+        # Pickle gives the message alone, and sets the attributes then.
+        super().__init__(message)
+        self.errors, self.directory = errors or {}, directory
 
 
 # Any: settings as in an experiment file, and objects from Python.

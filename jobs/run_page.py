@@ -1,9 +1,7 @@
 """The page of one run: its modules are loaded while rounds are played, and it is drawn while Ray ends."""
 
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 
 from jobs.console import Audience
 from rayfl.experiment.experiment import Experiment
@@ -48,35 +46,29 @@ class RunPage:
         self.directory, self._wanted, self._audience = directory, experiment.output.report, audience
         # Loading would delay the rounds of an executor in this process.
         self._loads = self._wanted and experiment.runtime.executor != "inline"
-        self._drawn: Future[None] = Future()
+        self._thread = ThreadPoolExecutor(1, "rayfl.page")
+        self._drawn: Future[None] | None = None
 
     def load(self) -> None:
         """Begin to load the modules that draw; the first round calls it, later calls do nothing."""
         if self._loads:
             self._loads = False
-            Thread(target=self._load, daemon=True).start()
-
-    def _load(self) -> None:
-        from rayfl.report.page import load_early
-
-        # Drawing reports the error.
-        with suppress(Exception):
-            load_early()
+            # Drawing reports an error of this.
+            self._thread.submit(_load)
 
     def begin(self) -> None:
         """Begin to draw."""
         if self._wanted:
             self._audience.display.stage(DRAWING)
-            Thread(target=self._draw, daemon=True).start()
-
-    def _draw(self) -> None:
-        try:
-            self._drawn.set_result(draw(self.directory))
-        # `finish` raises it.
-        except BaseException as error:  # noqa: BLE001
-            self._drawn.set_exception(error)
+            self._drawn = self._thread.submit(draw, self.directory)
 
     def finish(self) -> None:
         """Wait until the page is drawn. Errors are those of `draw`."""
-        if self._wanted:
+        if self._drawn is not None:
             self._drawn.result()
+
+
+def _load() -> None:
+    from rayfl.report.page import load_early
+
+    load_early()

@@ -55,17 +55,22 @@ def result_table(numbers: Summary) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("result")
     table.add_column("value", justify="right")
+    rows = {}
     for name, value in numbers["final"].items():
         best = numbers["best"][name]
-        table.add_row(f"final {name}", f"{100 * value:.2f} %")
-        table.add_row(f"best {name} (round {best['round']})", f"{100 * best['value']:.2f} %")
-    table.add_row("uplink, all clients", f"{numbers['uplink_megabytes']:.3f} MB")
-    table.add_row("downlink, all clients", f"{numbers['downlink_megabytes']:.3f} MB")
-    table.add_row("uplink a client and round", f"{numbers['uplink_kilobytes_per_client_round']:.2f} kB")
-    table.add_row("downlink a client and round", f"{numbers['downlink_kilobytes_per_client_round']:.2f} kB")
-    table.add_row("updates delivered", f"{numbers['delivered']} of {numbers['selected']}")
-    table.add_row("simulated time", f"{numbers['simulated_s']:.1f} s")
-    table.add_row("real time", f"{numbers['wall_s']:.1f} s")
+        rows |= {f"final {name}": f"{100 * value:.2f} %"}
+        rows |= {f"best {name} (round {best['round']})": f"{100 * best['value']:.2f} %"}
+    rows |= {
+        "uplink, all clients": f"{numbers['uplink_megabytes']:.3f} MB",
+        "downlink, all clients": f"{numbers['downlink_megabytes']:.3f} MB",
+        "uplink per client per round": f"{numbers['uplink_kilobytes_per_client_round']:.2f} kB",
+        "downlink per client per round": f"{numbers['downlink_kilobytes_per_client_round']:.2f} kB",
+        "updates delivered": f"{numbers['delivered']} of {numbers['selected']}",
+        "simulated time": f"{numbers['simulated_s']:.1f} s",
+        "real time": f"{numbers['wall_s']:.1f} s",
+    }
+    for row in rows.items():
+        table.add_row(*row)
     return table
 
 

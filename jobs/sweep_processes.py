@@ -1,6 +1,6 @@
 """Several runs of a sweep at once, each in a process of its own, so that one that dies does not harm the others.
 
-Each process is the command `rayfl run` or `rayfl resume`, and a Ray job of its own on the sweep's Ray. Its progress is
+Each process is the command `rayfl run --resume`, and a Ray job of its own on the sweep's Ray. Its progress is
 read from the run's records. If it fails, it writes its sentence to the file that RAYFL_ERROR_FILE names.
 """
 
@@ -20,7 +20,6 @@ from typing import Literal
 from actors.parent_process import ERROR_FILE
 from actors.signals import stoppable
 from jobs import console
-from jobs.earlier_run import describe_again, earlier_run
 from jobs.exit_codes import INTERRUPTED
 from jobs.overall import Overall
 from rayfl.errors import RayflError
@@ -94,21 +93,17 @@ class Processes:
     def _one(self, one: Combination, files: Path) -> Outcome | None:
         """One run from start to end, with `files` as a folder for it; None if it was not begun."""
         directory = self.directory / one.directory
-        records, files_of_run = _Records(directory), _Files(files)
+        records = _Records(directory, self.overwrite)
         files.mkdir()
-        try:
-            command = self._command(one.experiment, records, files_of_run.experiment)
-        except (ValueError, OSError) as error:
-            return Outcome(one, directory, "failed", str(error))
-        with files_of_run.log.open("wb") as log, self.lock:
+        with (files / "log").open("wb") as log, self.lock:
             if self.stopping:
                 return None
             # A session of its own, so that a terminal's Ctrl-C comes to it once, from `stop`.
             process = subprocess.Popen(
-                command,
+                self._command(one.experiment, directory, files / "experiment.toml"),
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env=self._environment(files_of_run.error),
+                env=self._environment(files / "error"),
                 start_new_session=True,
             )
             self.running[one.directory] = process
@@ -118,9 +113,12 @@ class Processes:
                 process.wait(_LOOK_S)
             self._show(one, records)
         del self.running[one.directory]
-        status, error = files_of_run.end(process.returncode)
+        if process.returncode == 0:
+            return Outcome(one, directory, "finished")
         # A signal that finds a process still starting ends it at once, in an exit code of its own.
-        return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
+        if self.stopping or process.returncode == INTERRUPTED:
+            return Outcome(one, directory, "stopped")
+        return Outcome(one, directory, "failed", _error(process.returncode, files))
 
     def _show(self, one: Combination, records: "_Records") -> None:
         """Show the rounds that a run has recorded since the last look."""
@@ -130,17 +128,11 @@ class Processes:
             if self.lines:
                 print(f"{one.title}  {words}", flush=True)
 
-    def _command(self, experiment: Experiment, records: "_Records", file: Path) -> list[str]:
+    def _command(self, experiment: Experiment, directory: Path, file: Path) -> list[str]:
         """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
-        directory = records.directory
-        before = None if self.overwrite else earlier_run(directory, experiment)
-        if before is not None:
-            describe_again(before, experiment)
-            records.last = len(before.rounds) - 1
-            return [sys.executable, "-m", "rayfl", "resume", str(directory)]
         file.write_text(toml.dumps(absolute(experiment.as_dict())), encoding="utf-8")
-        command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory)]
-        return command + ["--overwrite"] * self.overwrite
+        way = "--overwrite" if self.overwrite else "--resume"
+        return [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory), way]
 
     def _environment(self, error: Path) -> dict[str, str]:
         here = str(Path(__file__).resolve().parents[1])
@@ -150,13 +142,16 @@ class Processes:
 
 
 class _Records:
-    """The rounds of a run that another process records."""
+    """The rounds of a run that another process records, besides those that are there already."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, replaced: bool) -> None:
+        """replaced: whether a run that is there now will be removed."""
         self.directory = directory
-        self.last = -1
-        # The run that --overwrite replaces may still lie there.
-        self._seen = self._changed()
+        self.last, self._seen = -1, [0]
+        if replaced:
+            self._seen = self._changed()
+        else:
+            self.new()
 
     def new(self) -> Sequence[tuple[RoundRow, Mapping[str, float]]]:
         """The rounds that were recorded since the last call."""
@@ -172,26 +167,16 @@ class _Records:
         return found
 
     def _changed(self) -> list[int]:
-        times = []
-        for suffix in ("arrows", "parquet"):
-            with suppress(OSError):
-                times.append(table_path(self.directory, "rounds", suffix).stat().st_mtime_ns)
-        return times
+        """When the table of rounds was written to, in either of its forms."""
+        paths = [table_path(self.directory, "rounds", suffix) for suffix in ("arrows", "parquet")]
+        with suppress(OSError):
+            return [path.stat().st_mtime_ns for path in paths if path.exists()]
+        return []
 
 
-class _Files:
-    """The files between a sweep and the process of one run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.experiment, self.error, self.log = folder / "experiment.toml", folder / "error", folder / "log"
-
-    def end(self, code: int) -> tuple[Status, str]:
-        """Status and error from an exit code: the sentence of the process, or else its last line."""
-        if code == 0:
-            return "finished", ""
-        if code == INTERRUPTED:
-            return "stopped", ""
-        if self.error.is_file():
-            return "failed", self.error.read_text(encoding="utf-8")
-        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        return "failed", (lines or [f"its process ended with code {code}"])[-1]
+def _error(code: int, files: Path) -> str:
+    """The sentence that a process left in `files`, or else the last line of its log."""
+    if (files / "error").is_file():
+        return (files / "error").read_text(encoding="utf-8")
+    lines = [one for one in (files / "log").read_text(encoding="utf-8", errors="replace").splitlines() if one.strip()]
+    return (lines or [f"its process ended with code {code}"])[-1]

@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from logging import getLogger
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 
@@ -47,18 +47,10 @@ class Choice(Settings, Kind):
         return {"name": reference(type(self)), **self.model_dump()}
 
 
-K = TypeVar("K", bound=Kind)
-
-
-def named(kind: type[K]) -> dict[str, type[K]]:
-    """Every class of `kind` with a `name` in the package of the kind, by that name."""
-    return scanned(kind)
-
-
 # Any: `cache` forgets the type of the kind.
 @cache
-def scanned(kind: Any) -> Any:
-    """The result of `named` when it was first asked."""
+def named(kind: Any) -> Any:
+    """Every class of `kind` with a `name` in the package of the kind, by that name, when it was first asked for."""
     room = importlib.import_module(kind.package)
     found = {}
     for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
@@ -212,10 +204,5 @@ def from_table(kind: type[Choice]) -> BeforeValidator:
     return BeforeValidator(made)
 
 
-# Any: a table of a TOML file.
-def to_table(choice: Choice) -> dict[str, Any]:
-    """The table for `make`. By itself pydantic would write a field typed by a base class without its settings."""
-    return choice.to_table()
-
-
-TO_TABLE = PlainSerializer(to_table)
+TO_TABLE = PlainSerializer(lambda choice: choice.to_table())
+"""For the same annotation. By itself pydantic writes a field typed by a base class without its settings."""

@@ -6,10 +6,11 @@
   `rayfl.plugins`.
 
 A file is run once a process, as a module whose name carries a digest of its content, so that a copy of it is the same
-module. Other processes never read it: its source travels before all that is made of its classes (`Files`).
+module. Other processes never read it: its source travels before all that is made of its classes (`loaded_files`).
 """
 
 import difflib
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -18,7 +19,6 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +37,7 @@ MEMORY = "in memory: "
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A plugin file: its path and its source when it was read."""
+    """A plugin file: its path and its source when it was read. Unpickling it runs it, once a process."""
 
     path: str
     source: str
@@ -52,30 +52,23 @@ class PluginFile:
         """The bytes of the file."""
         return self.source.encode()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self.path, self.source)
+
 
 _files: dict[str, PluginFile] = {}
 """Every plugin file of this process by its module's name."""
 
 
-@dataclass(frozen=True)
-class Files:
-    """Plugin files. Unpickling this object runs those that this process has not run yet."""
-
-    files: tuple[PluginFile, ...]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.files,)
+def _arrived(path: str, source: str) -> PluginFile:
+    """The file from another process, which runs here now."""
+    _run(file := PluginFile(path, source))
+    return file
 
 
-def _arrived(files: tuple[PluginFile, ...]) -> Files:
-    for file in files:
-        _run(file)
-    return Files(files)
-
-
-def loaded_files() -> Files:
+def loaded_files() -> tuple[PluginFile, ...]:
     """The plugin files that this process has run so far."""
-    return Files(tuple(_files.values()))
+    return tuple(_files.values())
 
 
 def digest(content: bytes) -> str:
@@ -184,17 +177,21 @@ def _origin(module: str) -> str:
     return spec.origin if spec is not None and spec.origin else module
 
 
+# Any: whatever a module holds.
+def _reached(module: ModuleType | None, name: str) -> Any:
+    """The object with a dotted name in a module; None if there is none."""
+    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
+
+
 def _member(module: ModuleType, name: str, place: str) -> Any:
-    found = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = _reached(module, name)
     if found is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         raise RayflError(f"{place} has no {name!r}: {nearest(name, own)}")
     return found
 
 
-@cache
+@functools.cache
 def installed() -> dict[str, tuple[EntryPoint, ...]]:
     """The entry points of installed packages by their names; several where packages clash."""
     found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
@@ -236,24 +233,13 @@ def reference(found: Any) -> str:
     for entry, ones in installed().items():
         if len(ones) == 1 and ones[0].value == value:
             return entry
-    return value if _can_be_imported(found, module, name) else in_memory(value)
-
-
-def in_memory(what: str) -> str:
-    """The name of an object that cannot be loaded again."""
-    return f"{MEMORY}{what}"
+    can_be_imported = module != "__main__" and _reached(sys.modules.get(module), name) is found
+    return value if can_be_imported else f"{MEMORY}{value}"
 
 
 def is_in_memory(name: object) -> bool:
     """Whether this is the name of an object that cannot be loaded again."""
     return isinstance(name, str) and name.startswith(MEMORY)
-
-
-def _can_be_imported(found: Any, module: str, name: str) -> bool:
-    reached: Any = sys.modules.get(module)
-    for part in name.split("."):
-        reached = getattr(reached, part, None)
-    return module != "__main__" and reached is found
 
 
 def place_of(found: Any) -> str:

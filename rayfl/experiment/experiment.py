@@ -349,12 +349,10 @@ def make_experiment(table: Mapping[str, Any]) -> Experiment:
     return Experiment(**table)
 
 
-# Any: settings from Python.
-def read(path: Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings), and
-    with settings by their dotted keys.
+def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings).
 
     A `[sweep]` table is left out: this is the experiment that the sweep varies (`sweep.read_sweep` reads all).
     """
-    table, _ = with_overrides(read_table(path), overrides, settings)
+    table, _ = with_overrides(read_table(path), overrides)
     return make_experiment(table)

@@ -32,7 +32,7 @@ def test_classes_of_other_people_stay_outside():
     class Foreign(TopK):
         name = "foreign-of-this-test"
 
-    kinds.scanned.cache_clear()
+    kinds.named.cache_clear()
     assert Foreign.name not in kinds.named(Compressor)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rayfl.methods
-from rayfl.choices.kinds import find, named, scanned
+from rayfl.choices.kinds import find, named
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
 
@@ -25,9 +25,9 @@ class Renamed(FedAvg):
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch):
     """The lookup looks again, before and after."""
-    scanned.cache_clear()
+    named.cache_clear()
     yield monkeypatch
-    scanned.cache_clear()
+    named.cache_clear()
 
 
 def test_a_new_file_is_a_new_method(forgetful: pytest.MonkeyPatch, tmp_path: Path):

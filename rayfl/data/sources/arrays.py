@@ -76,7 +76,7 @@ class Arrays(Source):
         digest = hashlib.sha256()
         for key, array in self._arrays().items():
             digest.update(f"{key} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-        name = plugins.in_memory(f"data of {len(self.inputs)} arrays")
+        name = f"{plugins.MEMORY}data of {len(self.inputs)} arrays"
         return {"name": name, "digest": digest.hexdigest()[:12], "kind": self.kind, "test_share": self.test_share}
 
     def load(self) -> Dataset:
