@@ -7,8 +7,8 @@ from actors import package_folder
 from jobs.console import Audience
 from jobs.display import Display
 from jobs.earlier_run import earlier_run, fetch_newer
+from jobs.looking import result_table
 from jobs.run_page import finish_up
-from jobs.run_tables import result_table
 from jobs.single import folder_of, go_on, run
 from jobs.standard_output import print_table
 from rayfl.errors import RayflError

@@ -113,12 +113,9 @@ class Processes:
                 process.wait(_LOOK_S)
             self._show(one, records)
         del self.running[one.directory]
-        if process.returncode == 0:
-            return Outcome(one, directory, "finished")
+        status, error = _end(process.returncode, files)
         # A signal that finds a process still starting ends it at once, in an exit code of its own.
-        if self.stopping or process.returncode == INTERRUPTED:
-            return Outcome(one, directory, "stopped")
-        return Outcome(one, directory, "failed", _error(process.returncode, files))
+        return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
 
     def _show(self, one: Combination, records: "_Records") -> None:
         """Show the rounds that a run has recorded since the last look."""
@@ -174,9 +171,13 @@ class _Records:
         return []
 
 
-def _error(code: int, files: Path) -> str:
-    """The sentence that a process left in `files`, or else the last line of its log."""
+def _end(code: int, files: Path) -> tuple[Status, str]:
+    """Status and error of a process: the sentence that it left in `files`, or else the last line of its log there."""
+    if code == 0:
+        return "finished", ""
+    if code == INTERRUPTED:
+        return "stopped", ""
     if (files / "error").is_file():
-        return (files / "error").read_text(encoding="utf-8")
+        return "failed", (files / "error").read_text(encoding="utf-8")
     lines = [one for one in (files / "log").read_text(encoding="utf-8", errors="replace").splitlines() if one.strip()]
-    return (lines or [f"its process ended with code {code}"])[-1]
+    return "failed", (lines or [f"its process ended with code {code}"])[-1]

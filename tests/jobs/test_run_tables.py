@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.run_tables import age
+from jobs.looking import age
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.lock import locked
@@ -157,7 +157,7 @@ def test_equal_runs_come_in_one_order_whatever_the_order_in_which_they_are_named
 
 def test_nothing_of_torch_or_ray_is_loaded_for_a_table_or_a_mistake():
     code = (
-        "import sys, jobs.cli, jobs.errors, jobs.shipped, jobs.looking, jobs.run_tables, rayfl.report.overview; "
+        "import sys, jobs.cli, jobs.errors, jobs.shipped, jobs.looking, rayfl.report.overview; "
         "sys.exit(len({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
     )
     root = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from jobs import single as running
 from jobs import sweep as sweeping
-from jobs.sweep_processes import _Files
+from jobs.sweep_processes import _end
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import read_sweep
 from rayfl.rounds.errors import ClientError
@@ -312,7 +312,7 @@ def test_the_end_of_a_process(tmp_path: Path, code: int, sentence: str | None, l
     (tmp_path / "log").write_text(log)
     if sentence is not None:
         (tmp_path / "error").write_text(sentence)
-    assert _Files(tmp_path).end(code) == end
+    assert _end(code, tmp_path) == end
 
 
 def environment() -> dict[str, str]:

@@ -88,10 +88,10 @@ CASES = [
     # Files that say what the run is.
     *[
         cut(f"{name} {word}", name, content)
-        for name in ("experiment.json", "platform.json", "experiment.toml")
+        for name in ("experiment.json", "platform.json")
         for word, content in (("garbage", GARBAGE), ("half", half), ("gone", gone), ("a folder", folder))
-        # The halves of an experiment in TOML and of a platform may be whole tables.
-        if (name, word) not in (("experiment.toml", "half"), ("platform.json", "half"))
+        # Half of a platform may be a whole table.
+        if (name, word) != ("platform.json", "half")
     ],
     cut("experiment.json a list", "experiment.json", "[]"),
     cut("experiment.json null", "experiment.json", "null"),
@@ -104,8 +104,6 @@ CASES = [
     cut("platform.json deep", "platform.json", DEEP_JSON),
     cut("platform.json a FIFO", "platform.json", fifo),
     cut("platform.json empty table", "platform.json", "{}", "torch=None"),
-    cut("experiment.toml a FIFO", "experiment.toml", fifo),
-    cut("experiment.toml deep", "experiment.toml", "a = " + "[" * 20_000 + "]" * 20_000),
     described("a description without rounds", rounds=None),
     described("rounds text", rounds="many"),
     described("rounds a list", rounds=[1]),
