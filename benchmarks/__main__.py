@@ -9,7 +9,8 @@ from typing import Any, Literal
 import click
 
 from benchmarks.figures import Results
-from jobs.command_line import EXISTING, sentences
+from jobs.arguments import EXISTING
+from jobs.failures import sentences
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 

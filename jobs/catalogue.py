@@ -13,7 +13,6 @@ from rich.text import Text
 from jobs.standard_output import first_sentence, print_table
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment import toml
-from rayfl.experiment.table import override
 from rayfl.experiment.unknown_keys import CHOSEN, settings_of
 from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining
@@ -81,15 +80,16 @@ def _plain(value: Any) -> Any:
 # Any: values of TOML.
 def overrides(table: str, given: Mapping[str, Any]) -> list[str]:
     """The same table as words of a command line, quoted for a shell."""
-    return [f"{table}={given['name']}", *(_override(f"{table}.{key}", given[key]) for key in given if key != "name")]
+    keys = {key: table if key == "name" else f"{table}.{key}" for key in given}
+    return [shlex.quote(f"{keys[key]}={_word(value)}") for key, value in given.items()]
 
 
 # Any: a value of TOML.
-def _override(key: str, value: Any) -> str:
+def _word(value: Any) -> str:
+    """A value as an override has it: bare text if that is read as text."""
     read: dict[str, Any] = {}
     override(read, f"value={value}")
-    bare = isinstance(value, str) and read["value"] == value
-    return shlex.quote(f"{key}={value if bare else json.dumps(value)}")
+    return value if isinstance(value, str) and read["value"] == value else json.dumps(value)
 
 
 # Any: see `example`.

@@ -5,20 +5,33 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from actors import fork_server, parent_process
 from jobs import shipped
-from jobs.command_line import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, Commands, WithSettings
+from jobs.arguments import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, WithSettings
 from jobs.display import Display
-from jobs.exit_codes import INTERRUPTED
+from jobs.failures import FAILED, INTERRUPTED, sentences
 from jobs.standard_output import outliving_its_reader, print_table
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
 # Each command imports what it needs, so that a list of commands loads nothing else.
+
+
+class Commands(click.Group):
+    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (supervisor.py)."""
+
+    # Any: click's own signature.
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        supervisor.supervised(lambda: self.main(*args, **kwargs), FAILED)
+
+    # Any: click's own signature.
+    def invoke(self, ctx: click.Context) -> Any:
+        with sentences():
+            return super().invoke(ctx)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -69,13 +82,14 @@ def run(
 
         # A wrong setting is refused before Ray is loaded.
         experiment = make_experiment(table)
-        from jobs.run_and_print import run_and_print, run_or_resume
+        from jobs.console import Audience
+        from jobs.run_and_print import print_result, run_or_resume
+        from jobs.single import run as run_once
 
-        done = (
-            run_or_resume(experiment, output, display)
-            if resumed
-            else run_and_print(experiment, output, overwrite, display)
-        )
+        if resumed:
+            done = run_or_resume(experiment, output, display)
+        else:
+            done = print_result(run_once(experiment, output, overwrite, Audience(display=display)), display)
         if not done:
             sys.exit(INTERRUPTED)
 

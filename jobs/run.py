@@ -2,8 +2,7 @@
 
 from actors.parent_process import supervised
 from jobs.cli import run
-from jobs.command_line import sentences
-from jobs.exit_codes import FAILED
+from jobs.failures import FAILED, sentences
 
 
 def main() -> None:

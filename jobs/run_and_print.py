@@ -1,6 +1,5 @@
 """What the commands `rayfl run` and `rayfl resume` do: run or go on, and print the result."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from actors import package_folder
@@ -19,11 +18,7 @@ from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.own_entries import remove_entries, require_own_entries
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder
-
-
-def run_and_print(experiment: Experiment, output: Path | str | None, overwrite: bool, display: Display) -> bool:
-    """Run an experiment and print its result. False if a signal ended the run before its last round."""
-    return print_result(run(experiment, output, overwrite, Audience(display=display)), display)
+from rayfl.settings import dotted
 
 
 def run_or_resume(experiment: Experiment, output: Path | str | None, display: Display) -> bool:
@@ -50,7 +45,7 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, display: Di
     else:
         finish_up(folder, experiment.output.report, audience)
         print(f"{directory} is finished: nothing is left to run")
-    return print_result(directory, display, folder.output)
+    return print_result(directory, display)
 
 
 def _clear_what_began_nothing(directory: Path) -> None:
@@ -67,20 +62,16 @@ def _clear_what_began_nothing(directory: Path) -> None:
         remove_entries(directory)
 
 
-def print_result(directory: Path, display: Display, home: str | None = None) -> bool:
+def print_result(directory: Path, display: Display) -> bool:
     """Print the result of the run in `directory` below what the display has shown. False if a signal ended the run
-    before its last round. `home`: its `output.directory`; None: the one in its description."""
+    before its last round."""
     page, records = directory / "report.html", read_run(directory)
     display.close()
     print_table(result_table(summary(records)), 100)
     print(f"run directory: {directory.absolute()}")
     if page.exists():
         print(f"report:        {page}")
-    if home is None:
-        # Its user may have edited the description.
-        output = records.experiment.get("output")
-        home = str(output.get("directory", "")) if isinstance(output, Mapping) else ""
-    if url := RunFolder(directory, home).url:
+    if url := RunFolder(directory, str(dotted(records.experiment).get("output.directory", ""))).url:
         print(f"copy: {url}")
     elif sentence := package_folder.warning(directory):
         print(sentence)

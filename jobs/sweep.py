@@ -13,11 +13,10 @@ from pathlib import Path
 
 from actors import package_folder, parent_process, signals
 from jobs.console import Audience
+from jobs.display import Overall
 from jobs.earlier_run import earlier_run
-from jobs.errors import described, one_line
-from jobs.exit_codes import FAILED, INTERRUPTED
+from jobs.failures import FAILED, INTERRUPTED, one_line, sentence_and_code
 from jobs.looking import print_comparison
-from jobs.overall import Overall
 from jobs.run_page import DRAWING
 from jobs.single import go_on, run
 from jobs.sweep_processes import Outcome, Processes, Status
@@ -252,7 +251,7 @@ def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audie
         else:
             run(one.experiment, directory, overwrite, audience)
     except Exception as error:  # noqa: BLE001 (one run's error must not end the others)
-        return Outcome(one, directory, "failed", described(error)[0])
+        return Outcome(one, directory, "failed", sentence_and_code(error)[0])
     finally:
         # The sweep goes on by the command that began it.
         parent_process.report(run=None)

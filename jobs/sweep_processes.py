@@ -20,8 +20,8 @@ from typing import Literal
 from actors.parent_process import ERROR_FILE
 from actors.signals import stoppable
 from jobs import console
-from jobs.exit_codes import INTERRUPTED
-from jobs.overall import Overall
+from jobs.display import Overall
+from jobs.failures import INTERRUPTED
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment

@@ -24,8 +24,8 @@ from matplotlib import pyplot
 import rayfl
 from benchmarks.__main__ import main as benchmarks
 from docs.generate import hooks, markdown, messages, pages
+from jobs.arguments import WithSettings
 from jobs.cli import main
-from jobs.command_line import WithSettings
 from jobs.shipped import experiment_file
 from rayfl.choices.kinds import find, named
 from rayfl.experiment import toml

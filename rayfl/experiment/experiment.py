@@ -163,45 +163,57 @@ class Runtime(Settings):
     )
 
     @model_validator(mode="after")
-    def _gpu_shares_exist(self) -> "Runtime":
-        share = self.num_gpus
-        if self.device == "cuda" and self.executor == "ray" and share == 0:
-            raise RayflError(
-                "='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25", key=("device",)
+    def _is_possible(self) -> "Runtime":
+        share, kind, labels = self.num_gpus, self.accelerator_type, self.labels or {}
+        refusals = [
+            (
+                self.device == "cuda" and self.executor == "ray" and share == 0,
+                "device",
+                "='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25",
+            ),
+            (
+                share > 1 and share != int(share),
+                "num_gpus",
+                f"={share:g} an actor is not allowed; give a share below 1, or a whole number",
+            ),
+            (
+                0 < share < LEAST_SHARE,
+                "num_gpus",
+                f"={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}",
+            ),
+            (
+                self.precision == "tf32" and self.device_name == "cpu",
+                "precision",
+                "='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'",
+            ),
+            (
+                NODE_KEY in labels,
+                "labels",
+                f" has {NODE_KEY}, which every start of a node makes anew; choose by another label",
+            ),
+            (
+                kind is not None and not re.fullmatch(LABEL, kind),
+                "accelerator_type",
+                f"={shown(kind)} is no name that Ray has for one",
+            ),
+            (
+                kind is not None and ACCELERATOR_KEY in labels,
+                "accelerator_type",
+                f" is the label {ACCELERATOR_KEY}, which labels has too; give one of them",
+            ),
+        ]
+        refusals += [
+            (
+                not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value),
+                "labels",
+                f" has {shown(key)} = {shown(value)}, which selects no nodes; give a label's key, and its value as "
+                "'spot', '!spot', 'in(a, b)' or '!in(a, b)'",
             )
-        if share > 1 and share != int(share):
-            raise RayflError(
-                f"={share:g} an actor is not allowed; give a share below 1, or a whole number", key=("num_gpus",)
-            )
-        if 0 < share < LEAST_SHARE:
-            raise RayflError(
-                f"={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}", key=("num_gpus",)
-            )
-        if self.precision == "tf32" and self.device_name == "cpu":
-            raise RayflError("='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'", key=("precision",))
-        return self
-
-    @model_validator(mode="after")
-    def _labels_select(self) -> "Runtime":
-        for key, value in (self.labels or {}).items():
-            if not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value):
-                raise RayflError(
-                    f" has {shown(key)} = {shown(value)}, which selects no nodes; give a label's key, and its "
-                    "value as 'spot', '!spot', 'in(a, b)' or '!in(a, b)'",
-                    key=("labels",),
-                )
-            if key == NODE_KEY:
-                raise RayflError(
-                    f" has {key}, which every start of a node makes anew; choose by another label", key=("labels",)
-                )
-        if self.accelerator_type is not None and not re.fullmatch(LABEL, self.accelerator_type):
-            raise RayflError(
-                f"={shown(self.accelerator_type)} is no name that Ray has for one", key=("accelerator_type",)
-            )
-        if self.accelerator_type is not None and ACCELERATOR_KEY in (self.labels or {}):
-            raise RayflError(
-                f" is the label {ACCELERATOR_KEY}, which labels has too; give one of them", key=("accelerator_type",)
-            )
+            for key, value in labels.items()
+        ]
+        for is_wrong, key, words in refusals:
+            if is_wrong:
+                raise RayflError(words, (key,))
         return self
 
     @property
@@ -233,12 +245,6 @@ TAG = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$"
 """The tags that all trackers allow."""
 
 
-# Any: the user's value.
-def _one_is_a_list(value: Any) -> Any:
-    """output.track=mlflow on the command line is ["mlflow"]."""
-    return (value,) if isinstance(value, str) else value
-
-
 class Output(Settings):
     """The `[output]` table: where the run directory goes, and who follows the run."""
 
@@ -248,7 +254,10 @@ class Output(Settings):
     )
     report: bool = Field(default=True, description="write report.html at the end")
     save_models: bool = Field(default=True, description="save the final models")
-    track: Annotated[tuple[TrackerName, ...], BeforeValidator(_one_is_a_list)] = Field(
+    # output.track=mlflow on the command line is ["mlflow"].
+    track: Annotated[
+        tuple[TrackerName, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+    ] = Field(
         default=("tensorboard",), description="trackers that get the rounds: tensorboard, mlflow, wandb; []: none"
     )
     group: str | None = Field(
@@ -316,7 +325,7 @@ class Experiment(Settings):
         return name
 
     @model_validator(mode="after")
-    def _compression_is_free(self) -> "Experiment":
+    def _fits(self) -> "Experiment":
         if self.method.kind.own_compression:
             for name in ("uplink", "downlink"):
                 if getattr(self, name) != Dense():
@@ -325,10 +334,6 @@ class Experiment(Settings):
             raise RayflError(
                 " 'feedback' has no memory to feed back; give its inner compressor by itself", key=("downlink",)
             )
-        return self
-
-    @model_validator(mode="after")
-    def _learning_rate_lasts(self) -> "Experiment":
         self.method.hyper.for_num_rounds(self.rounds)
         return self
 

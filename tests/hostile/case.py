@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.exit_codes import FAILED, MISTAKE
+from jobs.failures import FAILED, MISTAKE
 from rayfl.experiment import toml
 
 Content = str | bytes | Callable[[Path], object]

@@ -12,8 +12,7 @@ from rich.console import Console
 from actors import signals
 from jobs import console
 from jobs.console import Audience
-from jobs.display import STOPPING, Display
-from jobs.overall import Overall
+from jobs.display import STOPPING, Display, Overall
 from jobs.single import run
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor, Wave

@@ -285,7 +285,7 @@ def test_a_mistake_is_an_exception_with_one_sentence(
 
 
 def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("jobs.display.in_notebook", lambda: True)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     with Display() as display, console.following(2, "a run", Audience("bar", display=display)) as on_round:
         for number in range(2):
             on_round(RoundRow(number, 4, 4, 8_000_000, 0, 0.0, 0.1), {"own/accuracy": 0.5})

@@ -28,7 +28,7 @@ DRAWS = {"vl_convert", "matplotlib", "pandas", "torchvision", "tensorboard", "ml
     [
         ("jobs.cli", {"torch", "ray", "numpy", "pyarrow", "pydantic", *DRAWS}),
         ("rayfl.settings", {"torch", "ray", "numpy", "pyarrow", *DRAWS}),
-        ("rayfl.experiment.table, jobs.errors", {"torch", "ray", *DRAWS}),
+        ("rayfl.experiment.table, jobs.failures", {"torch", "ray", *DRAWS}),
         ("jobs.catalogue, rayfl.experiment.experiment", {"ray", *DRAWS}),
         ("jobs.single", DRAWS),
         ("actors.client, actors.coordinator", {"torchvision", *DRAWS}),

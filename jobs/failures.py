@@ -4,30 +4,63 @@ A `RayflError` is a user's mistake. Any other ValueError is a bug, of rayfl or o
 """
 
 import os
+import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
 
 from actors.errors import ClusterError
-from actors.parent_process import TRACEBACK
-from jobs.exit_codes import FAILED, MISTAKE
+from actors.supervisor import TRACEBACK, leave_sentence
+from jobs.standard_output import discard_output, reader_has_left
 from rayfl.errors import RayflError, reason
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
 from rayfl.run_directory.atomic_files import DiskError
 
+FAILED = 1
+"""An error of a client, Ray, the cluster or the disk ended a run, or some runs of a sweep failed."""
+MISTAKE = 2
+"""The command refused a value of the user."""
+INTERRUPTED = 130
+"""A signal ended the run: the shells' code for a command that SIGINT ended."""
 _LONGEST = 300
 """Letters of an unexpected error that are shown."""
 
 
-def described(error: Exception) -> tuple[str, int]:
+@contextmanager
+def sentences() -> Iterator[None]:
+    """End every exception in one sentence: a user's mistake with exit code 2, everything else with 1.
+
+    If nobody reads the output any more, as under `| head`, the command ends without a word.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except (click.ClickException, click.Abort, click.exceptions.Exit):
+        raise
+    # One handler for all commands: nothing but a sentence reaches the user.
+    except Exception as error:  # noqa: BLE001
+        if isinstance(error, BrokenPipeError) and reader_has_left():
+            discard_output()
+            sys.exit(FAILED)
+        sentence, code = sentence_and_code(error)
+        leave_sentence(sentence)
+        print(f"rayfl: {sentence}", file=sys.stderr)
+        sys.exit(code)
+
+
+def sentence_and_code(error: Exception) -> tuple[str, int]:
     """A line for the user, and the command's exit code. Prints the traceback if `RAYFL_TRACEBACK` is set."""
     advice = f"; set {TRACEBACK}=1 to see where it comes from"
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
         advice = ""
-    words = " ".join(str(error).split())[:_LONGEST]
+    words, code = " ".join(str(error).split())[:_LONGEST], FAILED
     if isinstance(error, MethodError | HookError):
-        sentence, code = f"the run failed: {error}{advice}", FAILED
+        sentence = f"the run failed: {error}{advice}"
     elif isinstance(error, ClientError | ClusterError | DiskError):
-        sentence, code = f"the run failed: {error}", FAILED
+        sentence = f"the run failed: {error}"
     elif isinstance(error, RayflError):
         sentence, code = str(error), MISTAKE
     elif isinstance(error, OSError) and (error.filename or error.errno):
@@ -36,10 +69,9 @@ def described(error: Exception) -> tuple[str, int]:
     elif out_of_memory(error):
         lack = f" ({words})" if words else ""
         sentence = f"this machine's memory ran out{lack}; make the model or the data smaller, or use a larger one"
-        code = FAILED
     else:
         name = type(error).__name__
-        sentence, code = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}", FAILED
+        sentence = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}"
     return one_line(sentence), code
 
 

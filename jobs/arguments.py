@@ -1,20 +1,16 @@
-"""What all commands share: the types of their arguments, one sentence for every error, and the child process.
+"""The types of the commands' arguments, and of commands that take settings.
 
 Nothing here loads torch or Ray before a command needs them.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from actors.parent_process import leave_sentence, supervised
-from jobs.exit_codes import FAILED
 from jobs.shipped import experiment_file
-from jobs.standard_output import discard_output, reader_has_left
 from rayfl.errors import RayflError
 
 
@@ -68,30 +64,6 @@ FOLDER_PLACE = _Place(_folder)
 EXPERIMENT = _Place(lambda word: experiment_file(_local(word)))
 
 
-@contextmanager
-def sentences() -> Iterator[None]:
-    """End every exception in one sentence: a user's mistake with exit code 2, everything else with 1.
-
-    If nobody reads the output any more, as under `| head`, the command ends without a word.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except (click.ClickException, click.Abort, click.exceptions.Exit):
-        raise
-    # One handler for all commands: nothing but a sentence reaches the user.
-    except Exception as error:  # noqa: BLE001
-        if isinstance(error, BrokenPipeError) and reader_has_left():
-            discard_output()
-            sys.exit(FAILED)
-        from jobs.errors import described
-
-        sentence, code = described(error)
-        leave_sentence(sentence)
-        print(f"rayfl: {sentence}", file=sys.stderr)
-        sys.exit(code)
-
-
 class WithSettings(click.Command):
     """A command that takes settings as KEY=VALUE. A setting written as an option gets a sentence that says so."""
 
@@ -107,19 +79,7 @@ class WithSettings(click.Command):
             key = next(iter(places(option.lstrip("-"), Experiment)), None)
             if key is None:
                 raise
-            at = next((place for place, word in enumerate(given) if word.partition("=")[0] == option), len(given))
-            value = "".join(given[at : at + 1]).partition("=")[2] or "".join(given[at + 1 : at + 2]) or "VALUE"
-            raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={value}") from None
-
-
-class Commands(click.Group):
-    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (parent_process.py)."""
-
-    # Any: click's own signature.
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        supervised(lambda: self.main(*args, **kwargs), FAILED)
-
-    # Any: click's own signature.
-    def invoke(self, ctx: click.Context) -> Any:
-        with sentences():
-            return super().invoke(ctx)
+            # --lr=0.1, or --lr 0.1
+            value = re.search(rf"(?:^|\0){re.escape(option)}[=\0]([^\0]+)", "\0".join(given))
+            words = f"{key}={value[1] if value else 'VALUE'}"
+            raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {words}") from None

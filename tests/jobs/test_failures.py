@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.errors import ClusterError
-from jobs import errors
+from jobs import failures
 from rayfl.errors import RayflError
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
@@ -17,7 +17,7 @@ def of(raising) -> tuple[str, int]:
     try:
         raising()
     except Exception as error:  # noqa: BLE001
-        return errors.described(error)
+        return failures.sentence_and_code(error)
     raise AssertionError("nothing was raised")
 
 
@@ -73,7 +73,7 @@ def test_no_command_shows_a_traceback_unless_it_is_asked_for(tmp_path, monkeypat
     assert quiet.exit_code == 1 and quiet.stderr.startswith("rayfl: the run failed: Mine.load (")
     assert "KeyError: 'nothing'" in quiet.stderr and "mine.py:6" in quiet.stderr
     assert len(quiet.stderr.splitlines()) == 1
-    monkeypatch.setenv(errors.TRACEBACK, "1")
+    monkeypatch.setenv(failures.TRACEBACK, "1")
     shown = rayfl("run", file, "--inline").stderr
     assert "Traceback (most recent call last)" in shown and "set RAYFL_TRACEBACK" not in shown
 
@@ -148,7 +148,7 @@ def test_an_error_of_ones_own_method_is_no_mistake_and_the_run_stays(tmp_path, m
     again = rayfl("resume", tmp_path / "r", "runtime.executor=inline")
     assert again.exit_code == 1 and "round 2: Late.server_update (" in again.stderr
     assert again.stderr.count("go on with: ") == 1
-    monkeypatch.setenv(errors.TRACEBACK, "1")
+    monkeypatch.setenv(failures.TRACEBACK, "1")
     shown = rayfl("resume", tmp_path / "r", "runtime.executor=inline").stderr
     assert 'raise ValueError("mine is wrong")' in shown and "set RAYFL_TRACEBACK" not in shown
 
