@@ -13,6 +13,7 @@ from rich.text import Text
 from jobs.standard_output import first_sentence, print_table
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment import toml
+from rayfl.experiment.table import override
 from rayfl.experiment.unknown_keys import CHOSEN, settings_of
 from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from actors.package_folder import warning
+from jobs import single
 from tests.jobs.commands import rayfl
 
 FILE = """
@@ -37,9 +38,11 @@ def test_a_run_there_says_at_its_beginning_and_end_how_to_keep_it(package: Path,
     assert sentence is not None and "give --output or output.directory an absolute path" in sentence
     for command in (["run", "small.toml"], ["resume", directory, "--rounds", "2"]):
         caplog.clear()
+        # Each command has a process of its own.
+        single._warn_of_package.cache_clear()
         result = rayfl(*command)
         assert result.exit_code == 0, result.output
-        assert caplog.messages.count(sentence) == 1 and result.stdout.count(sentence) == 1
+        assert caplog.messages.count(warning(directory.parent)) == 1 and result.stdout.count(sentence) == 1
         assert result.stdout.index("rounds  pooled") < result.stdout.index(sentence)
 
 

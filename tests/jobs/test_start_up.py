@@ -135,7 +135,7 @@ def test_nothing_is_loaded_beside_rounds_in_this_process_or_for_no_page(
         raise AssertionError("nobody asked for it")
 
     monkeypatch.setattr("rayfl.report.page.load_early", refuse)
-    monkeypatch.setattr(RunPage, "_load", refuse)
+    monkeypatch.setattr(run_page, "_load", refuse)
     drawn: list[Path] = []
     monkeypatch.setattr(run_page, "draw", drawn.append)
     one = page(report, executor, tmp_path)
