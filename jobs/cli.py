@@ -22,11 +22,11 @@ from rayfl.version import __version__
 
 
 class Commands(click.Group):
-    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (supervisor.py)."""
+    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (parent_process.py)."""
 
     # Any: click's own signature.
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        supervisor.supervised(lambda: self.main(*args, **kwargs), FAILED)
+        parent_process.supervised(lambda: self.main(*args, **kwargs), FAILED)
 
     # Any: click's own signature.
     def invoke(self, ctx: click.Context) -> Any:

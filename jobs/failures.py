@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import click
 
 from actors.errors import ClusterError
-from actors.supervisor import TRACEBACK, leave_sentence
+from actors.parent_process import TRACEBACK, leave_sentence
 from jobs.standard_output import discard_output, reader_has_left
 from rayfl.errors import RayflError, reason
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory

@@ -109,7 +109,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     Raise RayflError, before anything is written, if the run cannot be resumed here, or would be written elsewhere.
     """
     audience = audience or Audience()
-    supervisor.report(run=str(before.directory))
+    parent_process.report(run=str(before.directory))
     folder = RunFolder.at(before.directory, experiment.output.directory)
     require_no_links(folder.directory)
     folder.require_writable_copy(may_hold_run=True)
