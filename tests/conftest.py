@@ -1,14 +1,15 @@
 """Set up test processes as rayfl sets up its own, and share one local Ray among the tests that use it.
 
-Under pytest-xdist (`-n 3 --dist loadfile`) one process takes all tests on the shared Ray, and another one the tests
-that start a Ray of their own; both take these tests first. Every other file goes to one process, so that the tests of a
-file share their fixtures.
+Under pytest-xdist (`-n 4 --dist loadfile`) the tests on Ray come first: one process takes all tests on the shared Ray,
+and the tests of a file that start a Ray themselves go to one process. Every other file goes to one process too, so that
+its tests share their fixtures.
 """
 
 from rayfl.determinism.process import prepare_process
 
 prepare_process()
 
+import contextlib  # noqa: E402
 import functools  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
@@ -24,29 +25,40 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray spells it)
 ON_RAY = "rayfl/on_ray"
 """Where pytest's cache holds the scopes of tests on Ray: the processes collect tests, another one deals them."""
 
+SHARED = "shared ray"
+"""The scope of the tests on the shared Ray."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests on Ray first: they take longest, and leave cores idle while processes start."""
     on_ray = {item.nodeid: scope for item in items if (scope := ray_scope(item))}
-    items.sort(key=lambda item: item.nodeid not in on_ray)
+    items.sort(key=lambda item: (item.nodeid not in on_ray, on_ray.get(item.nodeid) != SHARED))
     if hasattr(config, "workerinput") and getattr(config, "cache", None) is not None:
         config.cache.set(ON_RAY, on_ray)
 
 
 def ray_scope(item: pytest.Item) -> str:
-    """Return "shared ray" for a test with the fixture `cluster`, "own ray" for other tests on Ray, "" for the rest."""
+    """Return SHARED for a test on the shared Ray, "own ray FILE" for others on Ray, "" for the rest."""
     # An argument of a test may have the fixture's name.
     given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    if "cluster" in set(getattr(item, "fixturenames", ())) - set(given):
-        return "shared ray"
-    return "own ray" if item.get_closest_marker("ray") else ""
+    mark = item.get_closest_marker("ray")
+    if "cluster" in set(getattr(item, "fixturenames", ())) - set(given) or (mark and mark.kwargs.get("shared")):
+        return SHARED
+    return f"own ray {item.nodeid.split('::')[0]}" if mark else ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End the shared Ray before a test that starts a Ray itself: a process has one at a time."""
+    if ray_scope(item).startswith("own ray"):
+        shared_ray.close()
 
 
 @pytest.hookimpl(optionalhook=True)
 # Any: the types of xdist, which a run in one process does without.
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Schedule as `--dist loadfile`, but give each of the two scopes of tests on Ray to one process.
+    """Schedule as `--dist loadfile`, but give each scope of tests on Ray to one process.
 
     xdist's own groups (`--dist loadgroup`) do nothing under pytest 9.2: pytest-dev/pytest-xdist#1386.
     """
@@ -75,6 +87,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+shared_ray = contextlib.ExitStack()
+"""What ends the shared Ray of this process, if there is one."""
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A local Ray of 4 cores and 1 GPU, started as rayfl starts its own.
@@ -86,9 +102,12 @@ def cluster() -> Iterator[None]:
     from actors import access, fork_server, ray_internals
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Ray puts sockets below this folder, and the path of a socket has at most 107 characters.
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
-    with access.private(), fork_server.serving() as server:
+    with shared_ray:
+        # Ray puts sockets below this folder, and the path of a socket has at most 107 characters.
+        folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+        shared_ray.callback(shutil.rmtree, folder, ignore_errors=True)
+        shared_ray.enter_context(access.private())
+        server = shared_ray.enter_context(fork_server.serving())
         with ray_internals.lean_nodes(server and server.socket):
             ray.init(
                 address="local",
@@ -99,6 +118,5 @@ def cluster() -> Iterator[None]:
                 num_gpus=1,
                 object_store_memory=300 * 10**6,
             )
+        shared_ray.callback(ray.shutdown)
         yield
-        ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)

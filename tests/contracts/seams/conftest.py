@@ -7,7 +7,7 @@ from rayfl.testing.executors import Shuffled
 from tests.contracts.seams.ways import Way
 
 
-@pytest.fixture(params=["loop", "vmap", "three workers", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=["loop", "vmap", "three workers", pytest.param("ray", marks=pytest.mark.ray(shared=True))])
 def way(request: pytest.FixtureRequest) -> Way:
     if request.param == "ray":
         return Way("loop", request.getfixturevalue("three_actors").take)
