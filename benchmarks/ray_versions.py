@@ -23,7 +23,7 @@ from rayfl.errors import RayflError
 from rayfl.run_directory.record import read_run
 
 ROOT = Path(__file__).parents[1]
-ROUNDS = 20
+ROUNDS = 60
 _LIMIT_S = 400
 """Seconds that one command may take."""
 
@@ -102,13 +102,13 @@ class Trial:
         return self.compared("plain")
 
     def kill(self) -> str:
-        """Play on Ray, and kill an actor with SIGKILL when five rounds are over."""
+        """Play on Ray, and kill an actor with SIGKILL when the first round is over."""
         process = self.start(*self.words("killed"))
         assert process.stdout is not None
         lines, killed = [], False
         for line in process.stdout:
             lines.append(line)
-            if line.startswith(f"5/{ROUNDS} "):
+            if not killed and f"/{ROUNDS} rounds" in line:
                 killed = _kill_actor(process.pid)
         if process.wait(_LIMIT_S) or not killed:
             raise Failed("".join(lines)[-300:])

@@ -1,7 +1,9 @@
 """Heads of Ray clusters as people start them, with `ray start`, which ask for a token and listen on loopback."""
 
+import itertools
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -43,12 +45,21 @@ def environment() -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports of loopback that nobody uses now.
+
+    They lie between the ports of Ray's workers and those that Linux gives to programs that name none, so that nobody
+    is given one of them before the head binds it.
+    """
+    candidates = random.SystemRandom().sample(range(20_000, 32_768), 200)
+    return list(itertools.islice(filter(_is_free, candidates), count))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def answers(url: str) -> bool:
