@@ -186,9 +186,8 @@ def _number(field: str, title: str | None, scale: Spec) -> Spec:
 
 def told(field: str, title: str, percent: bool = False) -> Spec:
     """A line of a tooltip."""
-    if field == "series":
-        return {"field": field, "type": "nominal", "title": title}
-    return {"field": field, "type": "quantitative", "title": title, "format": _FORMAT[percent]}
+    kind = {"type": "nominal"} if field == "series" else {"type": "quantitative", "format": _FORMAT[percent]}
+    return {"field": field, "title": title, **kind}
 
 
 def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str], percent: bool = False) -> Spec:
@@ -277,11 +276,9 @@ def _json(value: object) -> object:
     """A value for JSON: numbers with six digits, null for those that are not finite."""
     if isinstance(value, np.ndarray | tuple):
         return [_json(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    if not isinstance(value, float):
-        return value
-    if not np.isfinite(value):
-        return None
-    return int(value) if value == int(value) and abs(value) < 1e15 else float(f"{value:.6g}")
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value
 
 
 def with_fewer_points(charts: Mapping[str, Spec], most: int) -> dict[str, Spec]:

@@ -157,15 +157,14 @@ def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]
     for name in names:
         lines = []
         for group in groups:
-            found = {
-                float(match[2]): last.mean[-1]
+            found = sorted(
+                (float(match[2]), last.mean[-1])
                 for other in metric_names(group.runs[0])
                 if (match := _AT_RETENTION.fullmatch(other)) and match[1] == name and (last := curve(group, other))
-            }
+            )
             if found:
-                ratios = sorted(found)
-                over = {"Retention ratio": np.array(ratios)}
-                lines.append(Line(group.label, over, np.array([found[ratio] for ratio in ratios])))
+                ratios, means = np.array(found).T
+                lines.append(Line(group.label, {"Retention ratio": ratios}, means))
         if lines:
             caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
             chart = lines_chart(lines, "Accuracy, %", [group.label for group in groups], percent=True)
@@ -182,8 +181,8 @@ def _communication(groups: Sequence[Group]) -> list[Figure]:
     if len(groups) == 1:
         labels = ["Up (clients to server or peers)", "Down"]
         lines = [line._replace(label=label) for line, label in zip([*up, *down], labels, strict=True)]
-        caption = "All that the clients together sent and received in each round."
-        return [Figure("Up and down", caption, lines_chart(lines, unit, labels, from_zero=True))]
+        chart = lines_chart(lines, unit, labels, from_zero=True)
+        return [Figure("Up and down", "All that the clients together sent and received in each round.", chart)]
     labels = [group.label for group in groups]
     return [
         Figure(heading, f"All that the clients together {verb} in each round.", chart)

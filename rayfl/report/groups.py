@@ -155,11 +155,6 @@ def smoothed(group: Group, name: str, last: int) -> Score:
     return over(last_mean(run, name, last) for run in group.runs)
 
 
-def best_first(groups: Sequence[Group], name: str, last: int) -> list[Group]:
-    """The groups by their smoothed final `name`, the largest first; equal groups are sorted by their labels."""
-    return sorted(groups, key=lambda group: (-rank_value(smoothed(group, name, last)), group.label))
-
-
 def rank_value(score: Score) -> float:
     """The mean, for sorting by the largest first; a group without a value comes last."""
     # Rounded, because the last bits of a mean over seeds depend on their order.
@@ -182,8 +177,3 @@ def accuracy_names(groups: Sequence[Group], metric: str | None = None) -> list[s
     personal = 2 * counts[_OWN] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
     first = metric if metric in counts else _OWN if personal else None
     return sorted(counts, key=lambda name: (name != first, -counts[name], rank.get(name, len(rank)), name))
-
-
-def measured(group: Group) -> Group:
-    """Drop runs without any evaluation; keep all of them if none has one."""
-    return group._replace(runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rayfl.errors import RayflError
 from rayfl.report.groups import accuracy_names, groups
-from rayfl.report.series import series
+from rayfl.report.summary import summary
 from rayfl.run_directory.lock import is_locked
 from rayfl.run_directory.record import Run, read_run
 
@@ -48,8 +48,7 @@ def overview(directory: Path) -> Overview:
     except RayflError:
         return Overview(directory, "damaged", 0, None, None, age)
     planned, names = run.experiment.get("rounds"), accuracy_names(groups([run]))
-    found = series(run, names[0]) if names else None
-    accuracy = (names[0], found.final) if found is not None else None
+    accuracy = (names[0], summary(run)["final"][names[0]]) if names else None
     return Overview(
         directory, state_of(run), len(run.rounds), planned if isinstance(planned, int) else None, accuracy, age
     )
@@ -57,9 +56,7 @@ def overview(directory: Path) -> Overview:
 
 def state_of(run: Run) -> State:
     """Whether a run is finished, is running in a process of this machine, or was stopped."""
-    if is_locked(run.directory):
-        return "running"
-    return "finished" if run.finished else "stopped"
+    return "running" if is_locked(run.directory) else "finished" if run.finished else "stopped"
 
 
 def _last_change(directory: Path) -> float:

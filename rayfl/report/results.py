@@ -4,7 +4,7 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -48,37 +48,22 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
         return RunResults(read_run(copy_for_reading(directory)))
     require_path(str(directory))
     place = Path(directory).absolute()
-    found = run_directories(place)
-    if found == [place]:
-        return RunResults(read_run(place))
-    return SweepResults(place, [RunResults(read_run(one)) for one in found])
+    found = [RunResults(read_run(one)) for one in run_directories(place)]
+    return found[0] if found[0].directory == place else SweepResults(place, found)
 
 
 class RunResults:
     """What a run recorded: its tables, its numbers, its models. Nothing here changes the directory.
 
-    arrow: the same as Arrow tables, `arrow.rounds`, `arrow.clients` and `arrow.metrics`.
+    directory: the run directory. finished: whether all rounds are recorded; `rayfl.resume(directory)` continues a run
+    that is not finished. settings: the resolved experiment, nested as in its file. arrow: the same as Arrow tables,
+    `arrow.rounds`, `arrow.clients` and `arrow.metrics`.
     """
 
     def __init__(self, run: Run, experiment: "Experiment | None" = None) -> None:
         """`experiment`: the experiment that was run, if this process has it, so that no class needs to be imported."""
-        self.arrow = run
-        self._experiment = experiment
-
-    @property
-    def directory(self) -> Path:
-        """The run directory."""
-        return self.arrow.directory
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds are recorded; `rayfl.resume(directory)` continues a run that is not finished."""
-        return self.arrow.finished
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """The resolved experiment, nested as in its file."""
-        return self.arrow.experiment
+        self.arrow, self._experiment = run, experiment
+        self.directory, self.finished, self.settings = run.directory, run.finished, run.experiment
 
     @property
     def summary(self) -> Summary:

@@ -39,6 +39,7 @@ class Summary(TypedDict):
 def summary(run: Run) -> Summary:
     """A run in numbers."""
     accuracies = {name: found for name in metric_names(run) if is_accuracy(name) and (found := series(run, name))}
+    totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}
     return {
         "name": run_name(run),
         "directory": str(run.directory.absolute()),
@@ -46,19 +47,15 @@ def summary(run: Run) -> Summary:
         "rounds": len(run.rounds),
         "final": {name: found.final for name, found in accuracies.items()},
         "best": {name: {"value": found.best[0], "round": found.best[1]} for name, found in accuracies.items()},
-        "uplink_megabytes": _total(run, "uplink_bits") / MEGABYTE_BITS,
-        "downlink_megabytes": _total(run, "downlink_bits") / MEGABYTE_BITS,
+        "uplink_megabytes": totals["uplink_bits"] / MEGABYTE_BITS,
+        "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,
         "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),
         "downlink_kilobytes_per_client_round": _mean_kilobytes(run, "downlink_bits"),
-        "selected": int(_total(run, "selected")),
-        "delivered": int(_total(run, "delivered")),
-        "simulated_s": _total(run, "simulated_s"),
-        "wall_s": _total(run, "wall_s"),
+        "selected": int(totals["selected"]),
+        "delivered": int(totals["delivered"]),
+        "simulated_s": totals["simulated_s"],
+        "wall_s": totals["wall_s"],
     }
-
-
-def _total(run: Run, column: str) -> float:
-    return float(run.rounds[column].to_numpy().sum())
 
 
 def _mean_kilobytes(run: Run, column: str) -> float:

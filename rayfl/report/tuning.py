@@ -7,7 +7,7 @@ from rayfl.experiment.identity import lies_in
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
 from rayfl.report.colors import key
-from rayfl.report.groups import Group, accuracy_names, best_first, measured, percent, rank_value, smoothed
+from rayfl.report.groups import Group, accuracy_names, percent, rank_value, smoothed
 
 
 class Choice(NamedTuple):
@@ -19,12 +19,18 @@ class Choice(NamedTuple):
 
 def compared(found: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[Choice]]:
     """The groups that a comparison shows, the best first; the accuracies, of which the first one decides; and the
-    choices by which tuned groups were left out."""
-    found = [measured(group) for group in found]
+    choices by which tuned groups were left out.
+
+    Seeds without any evaluation are left out, unless their group has no other. Equal groups are sorted by their labels.
+    """
+    measured = [tuple(run for run in group.runs if run.metrics.num_rows) for group in found]
+    found = [group._replace(runs=runs or group.runs) for group, runs in zip(found, measured, strict=True)]
     names = accuracy_names(found, options.metric)
     choices = choose(found, options.best_over, names[0], options.last) if names and options.best_over else []
     shown = [choice.winner for choice in choices] or found
-    return best_first(shown, names[0], options.last) if names else shown, names, choices
+    if names:
+        shown = sorted(shown, key=lambda one: (-rank_value(smoothed(one, names[0], options.last)), one.label))
+    return shown, names, choices
 
 
 def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[Choice]:
