@@ -74,8 +74,11 @@ def difference(pair: Pair, name: str, last: int) -> Difference:
 
 
 def _by_seed(group: Group, name: str, last: int) -> dict[object, float]:
-    found = {seed: last_mean(run, name, last) for seed, run in zip(group.seeds, group.runs, strict=True)}
-    return {seed: value for seed, value in found.items() if not np.isnan(value)}
+    return {
+        seed: value
+        for seed, run in zip(group.seeds, group.runs, strict=True)
+        if not np.isnan(value := last_mean(run, name, last))
+    }
 
 
 def ablations(
@@ -83,13 +86,12 @@ def ablations(
 ) -> list[dict[str, object]]:
     """A table per switched setting; the first of `names` has all columns, the others have their difference."""
     style = {id(group): number for number, group in enumerate(found)}
-    by_setting: dict[str, list[Pair]] = {}
-    for pair in pairs(found, tuned):
-        by_setting.setdefault(pair.setting, []).append(pair)
-    head = ["Run", "Without", "With", "Difference", "Higher in"]
-    head += [f"Difference: {wording.title(name)}" for name in names[1:]]
+    titles = [wording.title(name) for name in names]
+    head = ["Run", "Without", "With", "Difference", "Higher in", *(f"Difference: {title}" for title in titles[1:])]
+    every = pairs(found, tuned)
     tables = []
-    for setting, some in by_setting.items():
+    for setting in dict.fromkeys(pair.setting for pair in every):
+        some = [pair for pair in every if pair.setting == setting]
         # If several runs with the setting share one run without it, their labels tell the rows apart.
         repeated = len({id(pair.off) for pair in some}) < len(some)
         rows = []
@@ -98,8 +100,7 @@ def ablations(
             if any(effect.difference.count for effect in effects):
                 rows.append((key(group.label, style[id(group)]), _cells(effects)))
         if rows:
-            words = {"setting": setting, "metric": wording.title(names[0]), "last": last}
-            tables.append({"head": head, "rows": rows, **words})
+            tables.append({"head": head, "rows": rows, "setting": setting, "metric": titles[0], "last": last})
     return tables
 
 

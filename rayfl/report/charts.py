@@ -159,14 +159,13 @@ def _band(low: str, high: str) -> Spec:
 
 def _points(y: str, against: Sequence[str], percent: bool, few: bool) -> Spec:
     """The points of lines, which show their numbers to the pointer; they are invisible unless they are `few`."""
-    hints = [told("series", "Run"), *(told(name, name) for name in against), told("value", y, percent)]
     return {
         "params": [{"name": "hover", "select": {"type": "point", "on": "pointerover", "clear": "pointerout"}}],
         "mark": {"type": "circle", "size": 60, "clip": True},
         "encoding": {
             "y": {"field": "y", "type": "quantitative"},
             "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": float(few)},
-            "tooltip": hints,
+            "tooltip": [told("series", "Run"), *(told(name, name) for name in against), told("value", y, percent)],
         },
     }
 

@@ -7,8 +7,8 @@ from rayfl.errors import RayflError, nearest
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
-from rayfl.report.groups import Group, accuracy_names, groups
-from rayfl.report.page_tables import Column, accuracy_column, cost_columns, differing, has_seeds, run_columns
+from rayfl.report.groups import Group, accuracy_names, groups, has_seeds
+from rayfl.report.page_tables import Column, accuracy_column, cost_columns, differing, run_columns
 from rayfl.report.targets import cost_to_target
 from rayfl.report.tuning import compared
 from rayfl.run_directory.record import Run

@@ -7,7 +7,7 @@ import numpy as np
 
 from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, strips_chart
 from rayfl.report.graph_figure import graph_section
-from rayfl.report.groups import Group, curve, last_of_clients
+from rayfl.report.groups import Group, curve, has_seeds, last_of_clients
 from rayfl.report.mask_figures import mask_section
 from rayfl.report.series import MEGABYTE_BITS, Spread, cost, is_accuracy, metric_names, spread
 from rayfl.report.wording import metric, title
@@ -96,8 +96,7 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
     if len(dots) < 2:
         return Section(heading, "", [])
     intro = "All that the clients sent up in the whole run, and the accuracy at its end. Up and to the left is better."
-    if any(len(group.runs) > 1 for group in groups):
-        intro += " Dots are means over seeds, bars one standard deviation."
+    intro += " Dots are means over seeds, bars one standard deviation." * has_seeds(groups)
     silent = [label for label, one in found if one.cost.total_uplink_megabytes[-1] == 0]
     if silent:
         intro += f" Runs that sent nothing up have no dot: {', '.join(silent)}."
@@ -166,9 +165,14 @@ def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]
                 ratios, means = np.array(found).T
                 lines.append(Line(group.label, {"Retention ratio": ratios}, means))
         if lines:
-            caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
             chart = lines_chart(lines, "Accuracy, %", [group.label for group in groups], percent=True)
-            figures.append(Figure(f"By retention ratio: {title(name)}", caption, chart))
+            figures.append(
+                Figure(
+                    f"By retention ratio: {title(name)}",
+                    "The mean over the clients that keep the same share of the model, at the last evaluation.",
+                    chart,
+                )
+            )
     return figures
 
 

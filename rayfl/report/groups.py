@@ -62,6 +62,11 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     return [group._replace(label=label) for label, group in zip(labels, found, strict=True)]
 
 
+def has_seeds(found: Sequence[Group]) -> bool:
+    """Whether a group has several seeds."""
+    return any(len(group.runs) > 1 for group in found)
+
+
 def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
     """The settings that tell a group from others of the same name: " (convnet2, per_round=10)".
 

@@ -76,7 +76,6 @@ def _rendered(shown: Mapping[str, Any]) -> str:
         for outer, section in enumerate(shown["sections"], 1)
         for inner, figure in enumerate(section.figures, 1)
     }
-    library = Markup(javascript()) if drawn else ""
     most = MOST_POINTS
     while True:
         found = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": with_fewer_points(drawn, most)}
@@ -84,7 +83,7 @@ def _rendered(shown: Mapping[str, Any]) -> str:
             shown,
             light=LIGHT,
             dark=DARK,
-            javascript=library,
+            javascript=Markup(javascript()) if drawn else "",
             charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
             thinning="" if found["charts"] == drawn else f"Of longer lines {most} points are drawn, evenly spaced.",
         )
@@ -129,8 +128,10 @@ def _lede(found: Sequence[Group]) -> str:
     clients = max(len(run.clients["client"].unique()) for run in runs)
     rounds = max(len(run.rounds) for run in runs)
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-    parts = [plugins.short(table_name(runs[0], table)) for table in ("method", "data")]
-    method, data = (f" {word} {name}" if name else "" for word, name in zip(("with", "on"), parts, strict=True))
+    method, data = (
+        f" {word} {plugins.short(name)}" if (name := table_name(runs[0], table)) else ""
+        for word, table in (("with", "method"), ("on", "data"))
+    )
     return (
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}. "
         "Their data stayed with them; only the messages counted here travelled."

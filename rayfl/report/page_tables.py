@@ -10,7 +10,7 @@ import numpy as np
 from rayfl.experiment.identity import NOT_DETERMINING
 from rayfl.report import wording
 from rayfl.report.colors import key
-from rayfl.report.groups import Group, percent, rank_value, smoothed
+from rayfl.report.groups import Group, has_seeds, percent, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, method_of, run_label
 from rayfl.run_directory.origin import NAMES as ORIGIN
 from rayfl.run_directory.origin import read_origin
@@ -82,11 +82,6 @@ def ranking(found: Sequence[Group], names: Sequence[str], last: int = 3) -> dict
     )
 
 
-def has_seeds(found: Sequence[Group]) -> bool:
-    """Whether a group has several seeds."""
-    return any(len(group.runs) > 1 for group in found)
-
-
 def run_columns(found: Sequence[Group]) -> list[Column]:
     """The seeds, if a group has several, and the rounds."""
     seeds = Column("Seeds", [", ".join(str(seed) for seed in group.seeds) for group in found])
@@ -98,8 +93,9 @@ def run_columns(found: Sequence[Group]) -> list[Column]:
 def accuracy_column(head: str, found: Sequence[Group], name: str, last: int) -> Column:
     """Means of the last evaluations, largest first."""
     scores = [smoothed(group, name, last) for group in found]
-    words = [percent(score, has_seeds(found)) for score in scores]
-    return Column(head, words, [(-rank_value(score),) for score in scores])
+    return Column(
+        head, [percent(score, has_seeds(found)) for score in scores], [(-rank_value(score),) for score in scores]
+    )
 
 
 def cost_columns(found: Sequence[Group]) -> list[Column]:

@@ -53,16 +53,15 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100) -> Table:
         "client's train labels and those of all clients, from 0 (alike) to 1 (disjoint)",
         show_footer=True,
     )
-    result.add_column("client", footer="all", justify="right")
-    for split in splits:
-        result.add_column(split, footer=str(sizes[split].sum()), justify="right")
-    result.add_column("classes", footer=str(np.count_nonzero(counts.sum(axis=0))), justify="right")
+    sums = {split: str(sizes[split].sum()) for split in splits}
+    for head, footer in {"client": "all", **sums, "classes": str(np.count_nonzero(counts.sum(axis=0)))}.items():
+        result.add_column(head, footer=footer, justify="right")
     result.add_column("labels", footer=_label_text(counts.sum(axis=0)), overflow="fold", ratio=1)
     result.add_column("distance", footer=f"mean {far.mean():.2f}", justify="right")
     for client in range(shown):
-        row = [str(client), *(str(sizes[split][client]) for split in splits)]
-        row += [str(np.count_nonzero(counts[client])), _label_text(counts[client]), f"{far[client]:.2f}"]
-        result.add_row(*row)
+        own = [str(sizes[split][client]) for split in splits]
+        classes = str(np.count_nonzero(counts[client]))
+        result.add_row(str(client), *own, classes, _label_text(counts[client]), f"{far[client]:.2f}")
     return result
 
 

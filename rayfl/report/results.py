@@ -103,8 +103,8 @@ class RunResults:
     @property
     def model_names(self) -> list[str]:
         """The final models that the run has saved: "global", "personal", both or none."""
-        found = (path.stem for path in (self.directory / "models").glob("*.safetensors"))
-        return sorted({re.sub(r"-[0-9]{4,}$", "", stem) for stem in found})
+        files = (self.directory / "models").glob("*.safetensors")
+        return sorted({re.sub(r"-[0-9]{4,}$", "", path.stem) for path in files})
 
     def model(self) -> "nn.Module":
         """The final global model with its weights, in evaluation mode, on the CPU.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayfl.report import wording
-from rayfl.report.groups import Group, Score, over, smoothed
-from rayfl.report.page_tables import Column, accuracy_column, has_seeds, sortable
+from rayfl.report.groups import Group, Score, has_seeds, over, smoothed
+from rayfl.report.page_tables import Column, accuracy_column, sortable
 from rayfl.report.series import cost, series
 
 _SHARE = 0.95

@@ -78,8 +78,13 @@ def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int
         ]
         cells = [*(_cell(choice, one) for one in tuned), "\n".join(tried)]
         rows.append((key(choice.winner.label, place[id(choice.winner)]), cells))
-    head = ["Run", *(f"Best {one}" for one in tuned), "All that were tried (* the best)"]
-    return {"head": head, "rows": rows, "settings": tuned, "metric": wording.title(name), "last": last}
+    return {
+        "head": ["Run", *(f"Best {one}" for one in tuned), "All that were tried (* the best)"],
+        "rows": rows,
+        "settings": tuned,
+        "metric": wording.title(name),
+        "last": last,
+    }
 
 
 def _cell(choice: Choice, name: str) -> str:
