@@ -36,31 +36,19 @@ def _local(word: str) -> Path:
     return Path(word)
 
 
-def _folder(word: str) -> Path | str:
-    """An absolute path, or the URL of a folder in object storage."""
+def _place(word: str) -> Path | str:
+    """An absolute path, or the URL of a run or of a folder in object storage."""
     if ":/" in word:
-        from rayfl.run_directory.object_storage import is_url, require_url
+        from rayfl.run_directory.object_storage import is_url
 
         if is_url(word):
-            require_url(word)
             return word
     return _local(word).absolute()
 
 
-def _run(word: str) -> Path | str:
-    """The absolute path or the URL of a run."""
-    place = _folder(word)
-    if isinstance(place, str):
-        from rayfl.run_directory.object_storage import parted
-
-        parted(place)
-    return place
-
-
 EXISTING = _Place(_local)
 ABSOLUTE = _Place(lambda word: _local(word).absolute())
-RUN_PLACE = _Place(_run)
-FOLDER_PLACE = _Place(_folder)
+PLACE = _Place(_place)
 EXPERIMENT = _Place(lambda word: experiment_file(_local(word)))
 
 

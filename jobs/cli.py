@@ -11,7 +11,7 @@ import click
 
 from actors import fork_server, parent_process
 from jobs import shipped
-from jobs.arguments import ABSOLUTE, EXPERIMENT, FOLDER_PLACE, RUN_PLACE, WithSettings
+from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
 from jobs.failures import FAILED, INTERRUPTED, sentences
 from jobs.standard_output import outliving_its_reader, print_table
@@ -45,7 +45,7 @@ def main() -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
-@click.option("--output", type=RUN_PLACE, help="Run directory, or its URL; by default the next free runs/NAME.")
+@click.option("--output", type=PLACE, help="Run directory, or its URL; by default the next free runs/NAME.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Go on with the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
@@ -95,7 +95,7 @@ def run(
 
 
 @main.command(cls=WithSettings)
-@click.argument("directory", type=RUN_PLACE)
+@click.argument("directory", type=PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds in all, to continue a run that is finished.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
@@ -211,7 +211,7 @@ def _comparing(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command()
-@click.argument("directories", nargs=-1, required=True, type=RUN_PLACE)
+@click.argument("directories", nargs=-1, required=True, type=PLACE)
 @click.option("--output", type=ABSOLUTE, help="The page; by default report.html in the one run directory, or here.")
 @_comparing
 @click.option("--overwrite", is_flag=True, help="Replace the page's file even if it is no report of rayfl's.")
@@ -234,7 +234,7 @@ def report(
 
 
 @main.command()
-@click.argument("directories", nargs=-1, required=True, type=RUN_PLACE)
+@click.argument("directories", nargs=-1, required=True, type=PLACE)
 @_comparing
 # Any: the options of `_comparing`.
 def compare(directories: Sequence[Path | str], **given: Any) -> None:
@@ -246,7 +246,7 @@ def compare(directories: Sequence[Path | str], **given: Any) -> None:
 
 
 @main.command()
-@click.argument("folders", nargs=-1, type=FOLDER_PLACE)
+@click.argument("folders", nargs=-1, type=PLACE)
 def ls(folders: Sequence[Path | str]) -> None:
     """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, accuracy, age."""
     with Display("loading") as display:
@@ -257,7 +257,7 @@ def ls(folders: Sequence[Path | str]) -> None:
 
 
 @main.command()
-@click.argument("place", metavar="RUN", type=RUN_PLACE)
+@click.argument("place", metavar="RUN", type=PLACE)
 def show(place: Path | str) -> None:
     """Show a run's experiment, platform and results. RUN is its directory or URL."""
     with Display("loading") as display:
@@ -310,10 +310,10 @@ def init(file: Path) -> None:
     print(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
 
 
-def _catalogue(command: str, table: str, extra: str = "") -> None:
+def _catalogue(command: str, table: str) -> None:
     """Add the command that lists what the experiment's `table` can choose, or shows one of them."""
 
-    @main.command(command, help=f"List the {command}{extra}, or show NAME (or FILE.py:CLASS): settings and an example.")
+    @main.command(command, help=f"List the {command}, or show NAME (or FILE.py:CLASS): settings and an example.")
     @click.argument("name", required=False)
     def list_or_show(name: str | None) -> None:
         with Display("loading") as display:
@@ -322,17 +322,20 @@ def _catalogue(command: str, table: str, extra: str = "") -> None:
             display.close()
             if name is not None:
                 catalogue.print_one(table, name)
-                return
-            catalogue.print_list(table)
-            print(f"rayfl {command} NAME shows one, with all its settings and an example.")
+            else:
+                catalogue.print_list(table)
+                print(f"rayfl {command} NAME shows one, with all its settings and an example.")
 
 
-_catalogue("methods", "method", " with their papers")
-_catalogue("models", "model")
-_catalogue("datasets", "data")
-_catalogue("partitions", "partition")
-_catalogue("compressors", "uplink")
-_catalogue("topologies", "topology")
+for _command, _table in {
+    "methods": "method",
+    "models": "model",
+    "datasets": "data",
+    "partitions": "partition",
+    "compressors": "uplink",
+    "topologies": "topology",
+}.items():
+    _catalogue(_command, _table)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,33 @@
-"""The page of one run: its modules are loaded while rounds are played, and it is drawn while Ray ends."""
+"""The pages of runs. A single run loads the modules beside its rounds, and draws its page while Ray ends."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from jobs.console import Audience
 from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.run_folder import RunFolder
 
 DRAWING = "drawing the page"
 
 
-def draw(directory: Path) -> None:
-    """Draw the page of a run into its directory.
+def draw(
+    directory: Path,
+    runs: Sequence[Path] = (),
+    name: str = "report.html",
+    options: ReportOptions | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Draw the page of the run in `directory`, or of several `runs`, into the directory; returns its path.
 
     Raise RayflError if another page is there; DiskError if the disk refuses.
     """
     from rayfl.report.page import report
 
     with writing(directory, f"draw the page with: rayfl report {directory}"):
-        report([directory], directory / "report.html")
+        return report(runs or [directory], directory / name, options, overwrite)
 
 
 def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
@@ -47,7 +55,7 @@ class RunPage:
         # Loading would delay the rounds of an executor in this process.
         self._loads = self._wanted and experiment.runtime.executor != "inline"
         self._thread = ThreadPoolExecutor(1, "rayfl.page")
-        self._drawn: Future[None] | None = None
+        self._drawn: Future[Path] | None = None
 
     def load(self) -> None:
         """Begin to load the modules that draw; the first round calls it, later calls do nothing."""

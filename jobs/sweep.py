@@ -17,20 +17,18 @@ from jobs.display import Overall
 from jobs.earlier_run import earlier_run
 from jobs.failures import FAILED, INTERRUPTED, one_line, sentence_and_code
 from jobs.looking import print_comparison
-from jobs.run_page import DRAWING
+from jobs.run_page import DRAWING, draw
 from jobs.single import go_on, run
 from jobs.sweep_processes import Outcome, Processes, Status
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.prepare import prepare
-from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.sweep import Combination
 from rayfl.rounds.ledger import RoundRow
-from rayfl.run_directory.atomic_files import writing
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.output_files import REPORT, require_replaceable
-from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 
 log = getLogger("rayfl")
@@ -103,11 +101,18 @@ def run_all(
     directory, url = folder.directory, folder.url
     combinations = [_of_sweep(one, directory.name, url) for one in combinations]
     audience.display.stage(f"checking {len(combinations)} experiments")
-    waiting, outcomes, most_calls = _validated(combinations, directory, parallel, overwrite)
-    if waiting:
+    if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
+        raise RayflError(f"{directory} is no directory of a sweep; name another one")
+    require_replaceable(directory / PAGE, REPORT, overwrite)
+    require_settings([one.experiment.as_dict() for one in combinations], first.report.best_over)
+    most_actors = {one.directory: _most_actors(one, directory, parallel, overwrite) for one in combinations}
+    outcomes = [
+        Outcome(one, directory / one.directory, "skipped") for one in combinations if not most_actors[one.directory]
+    ]
+    if waiting := [one for one in combinations if most_actors[one.directory]]:
         with _session([one.experiment for one in waiting], audience) as address:
             parallel = min(parallel, len(waiting))
-            waiting = [_sharing(one, parallel, most_calls[one.directory]) for one in waiting]
+            waiting = [_sharing(one, parallel, most_actors[one.directory]) for one in waiting]
             overall = Overall(audience.display, len(waiting))
             if parallel == 1:
                 outcomes += _one_by_one(waiting, directory, overwrite, audience, overall)
@@ -119,7 +124,12 @@ def run_all(
     swept = Swept(directory, outcomes)
     if finished := [outcome.directory for outcome in swept.with_status("finished", "skipped")]:
         audience.display.stage(DRAWING)
-        _draw_page(finished, directory, combinations[0].experiment.report, overwrite, url)
+        page = draw(directory, finished, PAGE, first.report, overwrite)
+        if url is not None:
+            try:
+                Storage(url).put(PAGE, page)
+            except OSError as error:
+                log.warning("%s cannot be written to (%s): the page is in %s alone", url, error, page)
     return swept
 
 
@@ -131,64 +141,32 @@ def _of_sweep(one: Combination, name: str, url: str | None) -> Combination:
     return replace(one, experiment=one.experiment.model_copy(update={"output": changed}))
 
 
-def _draw_page(
-    finished: Sequence[Path], directory: Path, options: ReportOptions, overwrite: bool, url: str | None
-) -> None:
-    """Draw the page, and copy it to `url` if the sweep has a place there."""
-    from rayfl.report.page import report
+def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -> int:
+    """Return how many actors the run of a combination can use in the sweep's directory; 0 if it is finished.
 
-    with writing(directory, f"draw the page with: rayfl report {directory}"):
-        page = report(finished, directory / PAGE, options, overwrite)
-    if url is not None:
-        try:
-            Storage(url).put(PAGE, page)
-        except OSError as error:
-            log.warning("%s cannot be written to (%s): the page is in %s alone", url, error, page)
-
-
-def _validated(
-    combinations: Sequence[Combination], directory: Path, parallel: int, overwrite: bool
-) -> tuple[list[Combination], list[Outcome], dict[str, int]]:
-    """The combinations to run, the outcomes of those that finished before, and how many actors each can use, by its
-    directory."""
-    if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
-        raise RayflError(f"{directory} is no directory of a sweep; name another one")
-    require_replaceable(directory / PAGE, REPORT, overwrite)
-    require_settings([one.experiment.as_dict() for one in combinations], combinations[0].experiment.report.best_over)
-    waiting, skipped, most_calls = [], [], {}
-    for one in combinations:
-        try:
-            # Also compressors that cannot carry this model: they say so as they make their memory.
-            setup = prepare(one.experiment)
-            setup.uplink.init(setup.initial)
-            most_calls[one.directory] = setup.most_actors
-            place = directory / one.directory
-            found = None if overwrite else earlier_run(place, one.experiment)
-            if found is None:
-                require_free(place, overwrite)
-            _require_names(one.experiment, found, parallel)
-        except ValueError as error:
-            raise RayflError(f"{one.title}: {error}") from None
-        if found is not None and found.finished:
-            skipped.append(Outcome(one, directory / one.directory, "skipped"))
-        else:
-            waiting.append(one)
-    return waiting, skipped, most_calls
-
-
-def _require_names(experiment: Experiment, found: Run | None, parallel: int) -> None:
-    """RayflError where something from Python that has no name would have to be known by it."""
-    for what in experiment.in_memory:
-        if parallel > 1:
-            raise RayflError(
-                f"{what} was given from Python and cannot be imported, so no other process can run it: put it into a "
-                "file or a module, or run one at a time"
-            )
-        if found is not None:
-            raise RayflError(
-                f"{what} was given from Python and cannot be imported, so nobody can tell whether the run in "
-                f"{found.directory} is of the same: name another directory, or overwrite it"
-            )
+    Raise RayflError if it cannot run, or cannot run there.
+    """
+    directory = home / one.directory
+    try:
+        # Also compressors that cannot carry this model: they say so as they make their memory.
+        setup = prepare(one.experiment)
+        setup.uplink.init(setup.initial)
+        found = None if overwrite else earlier_run(directory, one.experiment)
+        if found is None:
+            require_free(directory, overwrite)
+    except ValueError as error:
+        raise RayflError(f"{one.title}: {error}") from None
+    if parallel > 1 and (unnamed := one.experiment.in_memory):
+        raise RayflError(
+            f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so no other process can run it: "
+            "put it into a file or a module, or run one at a time"
+        )
+    if found is not None and (unnamed := one.experiment.in_memory):
+        raise RayflError(
+            f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so nobody can tell whether the "
+            f"run in {directory} is of the same: name another directory, or overwrite it"
+        )
+    return 0 if found is not None and found.finished else setup.most_actors
 
 
 @contextmanager

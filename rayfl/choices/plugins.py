@@ -12,7 +12,7 @@ module. Other processes never read it: its source travels before all that is mad
 import difflib
 import functools
 import hashlib
-import importlib.util
+import importlib
 import inspect
 import linecache
 import re
@@ -45,12 +45,7 @@ class PluginFile:
     @property
     def module(self) -> str:
         """The name of the module that it makes."""
-        return f"{_PREFIX}{digest(self.content)}"
-
-    @property
-    def content(self) -> bytes:
-        """The bytes of the file."""
-        return self.source.encode()
+        return f"{_PREFIX}{digest(self.source.encode())}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (self.path, self.source)
@@ -140,15 +135,17 @@ def _run(file: PluginFile) -> ModuleType:
         exec(code, module.__dict__)
     except Exception as error:  # noqa: BLE001 (a file may raise anything)
         del sys.modules[file.module]
-        raise _failed(error, file.path) from None
+        raise _failed(error) from None
     _files[file.module] = file
     return module
 
 
-def _failed(error: Exception, path: str) -> RayflError:
-    """The error of an import, with the line of the file that raised it."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    where = f"{path}:{lines[-1]}" if lines else path
+def _failed(error: Exception) -> RayflError:
+    """The error of an import, with the line of the first file beside Python's own and this one."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    theirs = [one for one in frames if "importlib" not in one.filename]
+    lines = [one.lineno for one in theirs if one.filename == theirs[0].filename]
+    where = f"{theirs[0].filename}:{lines[-1]}" if lines else "a plug-in"
     words = " ".join(str(error).split())
     return RayflError(f"{where} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
 
@@ -158,7 +155,7 @@ def _imported(module: str, name: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(error, _origin(module)) from None
+            raise _failed(error) from None
         raise RayflError(
             f"there is no module {error.name!r} for {name!r}; install it, or name a file as in path/to/file.py:"
             f"{name.partition(':')[2]}"
@@ -166,15 +163,7 @@ def _imported(module: str, name: str) -> ModuleType:
     except SyntaxError as error:
         raise RayflError(f"{error.filename}:{error.lineno} is no Python: {error.msg}; correct it") from None
     except Exception as error:  # noqa: BLE001 (a module may raise anything)
-        raise _failed(error, _origin(module)) from None
-
-
-def _origin(module: str) -> str:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        spec = None
-    return spec.origin if spec is not None and spec.origin else module
+        raise _failed(error) from None
 
 
 # Any: whatever a module holds.

@@ -148,15 +148,10 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
             found = task.evaluated(params, batch)
     except Exception as error:
         raise RayflError(f"{given}, and raises {error_text(error)}; it must return logits {wanted}") from error
-    if not isinstance(found, Tensor):
-        what = f"a value of type {type(found).__name__}"
-    elif list(found.shape) != wanted:
-        what = str(list(found.shape))
-    elif not found.is_floating_point():
-        what = f"values of type {found.dtype}"
-    else:
-        return
-    raise RayflError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
+    is_tensor = isinstance(found, Tensor)
+    if not is_tensor or list(found.shape) != wanted or not found.is_floating_point():
+        what = f"values of type {found.dtype} {list(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+        raise RayflError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
 
 
 def check(setup: Setup, experiment: Experiment, task: Classification) -> None:

@@ -71,7 +71,8 @@ def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str
     own = meant.rpartition(".")[2]
     if own in error.known and (len(keys) == 2 or "." not in meant):
         return _did_you_mean(error, [own])
-    if len(keys) == 2 and table in CHOSEN and (others := _with(CHOSEN[table], own)):
+    choices = sorted(known(CHOSEN[table]).items()) if len(keys) == 2 and table in CHOSEN else []
+    if others := [name for name, one in choices if own in settings_of(one)]:
         return _of_others(error, CHOSEN[table], others, tables[table])
     return _did_you_mean(error, found) if (found := places(word, experiment)) else error
 
@@ -109,11 +110,6 @@ def _every_key(experiment: type[Settings]) -> list[str]:
 def settings_of(found: Any) -> Mapping[str, FieldInfo]:
     """The settings of a method, a model, ... by name; none for a function."""
     return getattr(getattr(found, "Hyper", found), "model_fields", {})
-
-
-def _with(kind: type[Kind], setting: str) -> list[str]:
-    """The names of those of a kind that have a setting."""
-    return [name for name, one in sorted(known(kind).items()) if setting in settings_of(one)]
 
 
 def _did_you_mean(error: UnknownKey, keys: list[str]) -> RayflError:

@@ -50,7 +50,7 @@ def test_a_run_there_says_at_its_beginning_and_end_how_to_keep_it(package: Path,
 def test_a_sweep_there_says_it_for_the_whole_sweep(
     package: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("jobs.sweep._draw_page", lambda *_: None)
+    monkeypatch.setattr("jobs.sweep.draw", lambda *_: None)
     result = rayfl("sweep", "small.toml", "sweep.seed=[1, 2]")
     assert result.exit_code == 0, result.output
     sentence = warning(package / "runs" / "small")

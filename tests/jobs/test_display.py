@@ -157,7 +157,7 @@ def test_a_command_on_a_terminal_shows_all_of_it_above_its_table(
     text = rayfl("run", file, "--output", tmp_path / "run").stdout
     places = [text.index(words) for words in ("loading", "reading the data", "round 1/1", "drawing the page", "uplink")]
     assert places == sorted(places) and "rounds  pooled" not in text
-    monkeypatch.setattr("jobs.sweep._draw_page", lambda *_: None)
+    monkeypatch.setattr("jobs.sweep.draw", lambda *_: None)
     text = rayfl("sweep", file, "output.report=false", "sweep.seed=[1, 2]", "--dir", tmp_path / "sweep").stdout
     assert "2 of 2 runs" in text and text.index("checking 2 experiments") < text.index("2 of 2 runs")
 

@@ -329,7 +329,7 @@ def test_a_sweeps_runs_are_a_group_of_one_experiment_with_their_models(tmp_path:
         'rounds = 1\ndata = "digits"\npartition = "iid"\nclients.count = 2\nmodel = "logistic"\nmethod = "fedavg"\n'
         "[runtime]\nexecutor = 'inline'\n[output]\nreport = false\ntrack = ['mlflow']\n[sweep]\nseed = [1, 2]\n"
     )
-    monkeypatch.setattr("jobs.sweep._draw_page", lambda *_: None)
+    monkeypatch.setattr("jobs.sweep.draw", lambda *_: None)
     result = rayfl("sweep", file, "--dir", tmp_path / "sweep")
     assert result.exit_code == 0, result.output
     (tmp_path / "link").mkdir()
