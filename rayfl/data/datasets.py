@@ -14,6 +14,8 @@ from torch import Tensor
 from rayfl.choices.kinds import Choice
 from rayfl.errors import RayflError
 
+MOMENTS_CHUNK = 4096
+"""Images counted at once, so that a dataset of gigabytes needs only megabytes more."""
 PADDING = 4
 """Pixels of black on each side before the random crop of CIFAR-like augmentation."""
 
@@ -137,3 +139,20 @@ def cropped(images: Tensor, crops: Tensor) -> Tensor:
     places = (rows[:, :, None] * framed.shape[-1] + columns[:, None, :]).view(batch, 1, height * width)
     flat = framed.view(batch, channels, -1).gather(2, places.expand(batch, channels, height * width))
     return flat.view(batch, channels, height, width)
+
+
+def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and population standard deviation of each channel on the [0, 1] scale, from exact counts of grey values.
+
+    images: uint8 [n, channels, height, width], n at least 1. A channel with only one value gets a deviation of 1.
+    """
+    channels = images.shape[1]
+    counts = np.zeros((channels, 256), np.int64)
+    for start in range(0, len(images), MOMENTS_CHUNK):
+        for channel in range(channels):
+            counts[channel] += np.bincount(images[start : start + MOMENTS_CHUNK, channel].ravel(), minlength=256)
+    grey = np.arange(256) / 255
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    means = shares @ grey
+    deviations = [float(np.sqrt(share @ (grey - mean) ** 2)) or 1.0 for share, mean in zip(shares, means, strict=True)]
+    return tuple(map(float, means)), tuple(deviations)

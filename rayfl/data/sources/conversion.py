@@ -7,8 +7,7 @@ from typing import Literal
 import numpy as np
 
 from rayfl.data.check import check_finite, check_lengths, check_shapes, whole_labels
-from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.sources.moments import moments
+from rayfl.data.datasets import Dataset, Samples, moments
 from rayfl.errors import RayflError
 
 _LOG = getLogger("rayfl.data")

@@ -7,12 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.check import first_row, whole_labels
-from rayfl.data.datasets import Dataset
+from rayfl.data.datasets import Dataset, moments
+from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff
 from rayfl.data.sources.fetch import Fetched
-from rayfl.data.sources.leaf import read_leaf
-from rayfl.data.sources.moments import moments
-from rayfl.data.sources.per_owner import OwnerSamples, read_splits
-from rayfl.data.sources.tff import read_tff
 from rayfl.errors import RayflError
 
 SIDE = 28
@@ -37,20 +34,20 @@ class FederatedEMNIST(Fetched):
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        train, test = read_splits(self, "fed_emnist", _leaf, _tff)
+        train, test = read_splits(self, "fed_emnist", _tff, _leaf)
         mean, std = moments(train.inputs)
         return Dataset(self.name, train, test, NUM_CLASSES, "image", mean, std)
 
 
-def _leaf(folder: Path) -> Iterator[OwnerSamples]:
-    for user in read_leaf(folder):
+def _leaf(path: Path) -> Iterator[OwnerSamples]:
+    for name, x, y in read_leaf(path):
         try:
-            pixels, labels = np.array(user.x, np.float64), np.array(user.y, np.float64)
+            pixels, labels = np.array(x, np.float64), np.array(y, np.float64)
         except (ValueError, TypeError, OverflowError):
             raise RayflError(
-                f"{user.path}: writer {user.name!r} has images that are no numbers, or such labels; make it again"
+                f"{path}: writer {name!r} has images that are no numbers, or such labels; make it again"
             ) from None
-        yield _written(user.path, user.name, pixels, labels)
+        yield _written(path, name, pixels, labels)
 
 
 def _tff(path: Path) -> Iterator[OwnerSamples]:

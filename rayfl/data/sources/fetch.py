@@ -2,9 +2,10 @@
 
 import zlib
 from http.client import HTTPException
+from importlib import import_module
 from pathlib import Path
 from tarfile import TarError
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 from zipfile import BadZipFile
 
 from pydantic import Field
@@ -14,9 +15,39 @@ from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
 
-Root = Annotated[Path | None, Field(strict=False, description="folder of the files; default: downloaded to cache")]
 Cache = Annotated[Path, Field(strict=False, description="folder of downloads and of decoded arrays")]
 CACHE = Path("~/.cache/rayfl")
+
+
+class Downloaded(Source):
+    """A dataset whose files lie in `root`; without a root torchvision's class `kind` downloads them to `cache`."""
+
+    root: Path | None = Field(
+        default=None, strict=False, description="folder of the files; default: downloaded to cache"
+    )
+    cache: Cache = CACHE
+
+    kind: ClassVar[str]
+
+    def fetch(self, advice: str, *inside: str, **options: object) -> Path:
+        """The folder of the files: `root`, or the folder `inside` the cache in which torchvision's class has put them.
+
+        options: arguments of torchvision's class. If a download fails, RayflError ends with `advice`.
+        """
+        if self.root is not None:
+            return expanded(self.root)
+        cache = expanded(self.cache)
+        try:
+            getattr(torchvision().datasets, self.kind)(cache, download=True, **options)
+        except (OSError, RuntimeError, HTTPException, EOFError, zlib.error, BadZipFile, TarError) as error:
+            reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
+            if "corrupted" in str(error):
+                # torchvision's word for a file whose checksum is not the published one.
+                reason = "what came is not the published file: its checksum is another"
+            raise RayflError(
+                f"{self.name} is not on this machine and cannot be downloaded ({reason}): {advice}"
+            ) from None
+        return cache.joinpath(*inside)
 
 
 class Fetched(Source):
@@ -28,31 +59,22 @@ class Fetched(Source):
     advice: ClassVar[str]
     """Advice on the files to fetch, as the middle of a sentence: "fetch ... and unpack it"."""
 
+    @property
     def folder(self) -> Path:
-        """The folder of the files. If it does not exist, RayflError says what to fetch and where to put it."""
-        folder = expanded(self.root or self.cache / self.name)
-        if not folder.is_dir():
-            raise self.missing(f"there is no folder {folder}")
-        return folder
+        """The folder of the files, which may not exist."""
+        return expanded(self.root or self.cache / self.name)
 
     def missing(self, reason: str) -> RayflError:
         """The error for files that are missing or damaged; `reason` says which."""
-        folder = expanded(self.root or self.cache / self.name)
-        what = "is incomplete or damaged" if folder.is_dir() else "is not on this machine"
-        place = f"its files belong into {folder} or where data.root says"
+        what = "is incomplete or damaged" if self.folder.is_dir() else "is not on this machine"
+        place = f"its files belong into {self.folder} or where data.root says"
         return RayflError(f"{self.name} {what} ({reason}): {self.advice}; {place}")
 
 
-def download(name: str, kind: str, cache: Path, advice: str, **options: object) -> None:
-    """Let torchvision's class `kind` download the missing files into `cache`.
-
-    If that fails, RayflError ends with `advice`.
-    """
+# Any: a package that need not be installed.
+def optional(package: str, extra: str, what: str) -> Any:
+    """Import an optional package. If it is not installed, RayflError says that `what` needs rayfl's `extra`."""
     try:
-        getattr(torchvision().datasets, kind)(expanded(cache), download=True, **options)
-    except (OSError, RuntimeError, HTTPException, EOFError, zlib.error, BadZipFile, TarError) as error:
-        reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
-        if "corrupted" in str(error):
-            # torchvision's word for a file whose checksum is not the published one.
-            reason = "what came is not the published file: its checksum is another"
-        raise RayflError(f"{name} is not on this machine and cannot be downloaded ({reason}): {advice}") from None
+        return import_module(package)
+    except ImportError:
+        raise RayflError(f"{what} needs the package {package}: run `pip install 'rayfl[{extra}]'`") from None

@@ -1,6 +1,5 @@
 """A Hugging Face dataset on disk, as `datasets.Dataset.save_to_disk` writes it."""
 
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,6 +7,7 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import Kind, dataset
+from rayfl.data.sources.fetch import optional
 from rayfl.errors import RayflError, nearest
 from rayfl.limits.regular_files import expanded
 
@@ -32,13 +32,7 @@ class HuggingFace(Source):
 
     def load(self) -> Dataset:
         """Load the dataset. RayflError if the folder, a split or a column is missing."""
-        try:
-            # Any: an optional package.
-            datasets: Any = import_module("datasets")
-        except ImportError:
-            raise RayflError(
-                "data 'huggingface' needs the package datasets: pip install 'rayfl[huggingface]'"
-            ) from None
+        datasets = optional("datasets", "huggingface", "data 'huggingface'")
         folder = expanded(self.path)
         try:
             found = datasets.load_from_disk(str(folder))

@@ -1,4 +1,4 @@
-"""Reads the IDX format of MNIST and similar datasets: a magic number, big-endian sizes, then values (may be gzipped).
+"""Reads the IDX files of MNIST and similar datasets: a magic number, big-endian sizes, then bytes (may be gzipped).
 
 Source: the file format section of Yann LeCun's MNIST page (http://yann.lecun.com/exdb/mnist/).
 """
@@ -8,7 +8,6 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,51 +15,41 @@ from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import require_regular
 
-TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-
-
 MOST_DIMENSIONS = 8
-_CHUNK_BYTES = 16 << 20
+_OF_BYTES = b"\0\0\x08"
+"""The first bytes of a file whose values are unsigned bytes."""
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in `path`, read-only, in native byte order. RayflError if it is unreadable, cut off or not IDX."""
+    """The uint8 array in `path`, read-only; a name that ends in .gz is unpacked. RayflError if there is none.
+
+    At most as many bytes are unpacked as the header announces.
+    """
     try:
         require_regular(path)
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            return _values(path, gzip.GzipFile(fileobj=file) if packed else file)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            dimensions = magic[3] if magic[:3] == _OF_BYTES and len(magic) == 4 else 0
+            header = file.read(4 * dimensions)
+            if not 0 < dimensions <= MOST_DIMENSIONS or len(header) < 4 * dimensions:
+                raise RayflError(
+                    f"{path} is not an IDX file of bytes: it begins with {magic.hex(' ')!r}; fetch it again"
+                )
+            shape = struct.unpack(f">{dimensions}I", header)
+            memory.require(math.prod(shape), str(path), "fetch it again")
+            content = file.read(math.prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise RayflError(f"{path} cannot be read ({why}): fetch it again or give another root") from None
+    if len(content) != math.prod(shape):
+        found = "more" if len(content) > math.prod(shape) else len(content)
+        raise RayflError(f"{path} has {found} bytes of values where its header says {math.prod(shape)}: fetch it again")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def find_idx(folder: Path, stem: str) -> Path | None:
-    """`folder/stem` or `folder/stem.gz`, whichever exists; None if neither does."""
+def find_idx(folder: Path, stem: str, advice: str) -> Path:
+    """`folder/stem` or `folder/stem.gz`, whichever exists. If neither does, RayflError ends with `advice`."""
     for path in (folder / stem, folder / f"{stem}.gz"):
         if path.is_file():
             return path
-    return None
-
-
-# Any: a binary file, or what unpacks one.
-def _values(path: Path, file: Any) -> np.ndarray:
-    """The array in an open file. At most as many bytes are unpacked as its header announces."""
-    magic = file.read(4)
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not 0 < magic[3] <= MOST_DIMENSIONS:
-        raise RayflError(f"{path} is not an IDX file: its first bytes are {magic.hex(' ')!r}; fetch it again")
-    sizes = file.read(4 * magic[3])
-    if len(sizes) < 4 * magic[3]:
-        raise RayflError(f"{path} is cut off within its header: fetch it again")
-    shape, dtype = struct.unpack(f">{magic[3]}I", sizes), np.dtype(TYPES[magic[2]])
-    expected, header = dtype.itemsize * math.prod(shape), 4 + len(sizes)
-    memory.require(expected, str(path), "fetch it again")
-    content = bytearray()
-    while len(content) <= expected and (piece := file.read(min(_CHUNK_BYTES, expected + 1 - len(content)))):
-        content += piece
-    if len(content) != expected:
-        found = f"{len(content) + header}" if len(content) < expected else "more"
-        raise RayflError(f"{path} has {found} bytes where its header says {expected + header}: fetch it again")
-    values = np.frombuffer(memoryview(content).toreadonly(), dtype).reshape(shape)
-    return values.astype(dtype.newbyteorder("="), copy=False)
+    raise RayflError(f"{folder} has no {stem} or {stem}.gz: {advice}")

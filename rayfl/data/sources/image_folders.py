@@ -1,26 +1,74 @@
-"""CINIC-10 and Tiny-ImageNet: image files in one folder per class.
+"""Image files in one folder per class: a user's own, CINIC-10, and Tiny-ImageNet.
 
-All images are decoded at the first load and kept on disk as bytes, 0.3 GB for each 90,000 images of CINIC-10 and 1.4 GB
-for Tiny-ImageNet; later loads map them. The workers of a machine share one copy.
+The images of the published sets are decoded at the first load and kept on disk as bytes, 0.3 GB for each 90,000 images
+of CINIC-10 and 1.4 GB for Tiny-ImageNet; later loads map them. The workers of a machine share one copy.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.array_cache import cached_arrays
+from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.fetch import Fetched
-from rayfl.data.sources.image_file import read_image
 from rayfl.data.torchvision import torchvision
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
+from rayfl.limits.regular_files import expanded, require_regular
 
-Files = Sequence[tuple[str | Path, int]]
+Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
+MOST_PIXELS = 80_000_000
+"""Pixels of the largest image that is decoded: 240 MB as bytes. A file of a few kilobytes may announce far more."""
+
+
+class OwnImageFolder(Source):
+    """Images in one folder per class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
+
+    Classes are numbered in the order of their names. Each load reads all images into memory.
+    """
+
+    name: ClassVar[str] = "image-folder"
+    path: str = Field(
+        min_length=1, examples=["my_images"], description="the folder of class folders, or of train and test"
+    )
+    side: int | None = Field(default=None, ge=1, description="pixels to which every side is scaled; default: as it is")
+    channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test")
+
+    def load(self) -> Dataset:
+        """Load the dataset. RayflError if there are no images, or images of several sizes."""
+        folder = expanded(self.path)
+        if not folder.is_dir():
+            raise RayflError(f"there is no folder {self.path}; give data.path a folder of class folders")
+        splits = [folder / "train", folder / "test"]
+        splits = splits if all(split.is_dir() for split in splits) else [folder]
+        classes = class_names(splits[0])
+        train, *test = (self._samples(split, classes) for split in splits)
+        return dataset(self.name, self.path, train, test[0] if test else None, self.test_share, kind="image")
+
+    def _samples(self, folder: Path, classes: Sequence[str]) -> Samples:
+        if strange := [name for name in class_names(folder) if name not in classes]:
+            raise RayflError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
+        files = labelled_files(folder, classes)
+        if not files:
+            raise RayflError(f"{folder} has no images in its class folders; give data.path another folder")
+        if self.side is not None:
+            scaled = len(files) * self.channels * self.side**2
+            memory.require(scaled, f"data.side={self.side} for {len(files)} images", "give a smaller side")
+        return decoded(files, self._pixels, None, "set data.side to scale all images")
+
+    def _pixels(self, path: Path) -> np.ndarray:
+        image = read_image(path, "mend or remove it")
+        if self.side is not None:
+            image = image.resize((self.side, self.side))
+        return np.asarray(image if self.channels == 3 else image.convert("L"))
 
 
 class _ImageFolders(Fetched):
@@ -33,61 +81,34 @@ class _ImageFolders(Fetched):
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
 
-    def _files(self, folder: Path, classes: Sequence[str]) -> Files:
-        """The images in `folder`/CLASS, at any depth. RayflError unless the classes are those given."""
-        kind = torchvision().datasets.ImageFolder
-        if not folder.is_dir():
-            raise self.missing(f"there is no folder {folder}")
-        try:
-            found = kind(str(folder))
-        except FileNotFoundError as error:
-            raise self.missing(str(error).partition("\n")[0].rstrip(". ")) from None
-        if list(found.classes) != list(classes):
-            raise self.missing(
-                f"{folder} has the {len(found.classes)} classes {_some(found.classes)} where the train split has the "
-                f"{len(classes)} classes {_some(classes)}"
-            )
-        return found.samples
-
-    def _classes(self, folder: Path) -> list[str]:
-        """The names of the class folders, sorted. RayflError if there are none, or too many."""
-        classes = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    def _classes(self) -> list[str]:
+        """The names of the train split's classes. RayflError if there are none, or too many."""
+        classes = class_names(self.folder / "train")
         if not 1 <= len(classes) <= self.num_classes:
-            raise self.missing(f"{folder} has {len(classes)} class folders where {self.num_classes} belong")
+            raise self.missing(f"{self.folder / 'train'} has {len(classes)} class folders of {self.num_classes}")
         return classes
 
-    def _dataset(self, train: Files, test: Files) -> Dataset:
-        paths = [Path(path) for path, _ in (*train, *test)]
-        train_samples, test_samples = cached_arrays(
-            self.cache, self.name, paths, lambda: (self._samples(train), self._samples(test))
-        )
-        return Dataset(
-            name=self.name,
-            train=train_samples,
-            test=test_samples,
-            num_classes=self.num_classes,
-            kind="image",
-            mean=self.mean,
-            std=self.std,
-            augment=self.augment,
-        )
-
-    def _samples(self, files: Files) -> Samples:
-        memory.require(len(files) * 3 * self.side**2, self.name, "use a machine with more")
-        images = np.empty((len(files), 3, self.side, self.side), np.uint8)
-        for row, (path, _) in enumerate(files):
-            images[row] = self._pixels(Path(path))
-        return Samples(images, np.array([label for _, label in files], np.int64))
-
-    def _pixels(self, path: Path) -> np.ndarray:
-        """One image, uint8 [3, side, side]; grey ones get three equal channels."""
-        pixels = np.asarray(read_image(path, f"fetch {self.name} again"))
-        if pixels.shape != (self.side, self.side, 3):
-            height, width = pixels.shape[:2]
-            raise RayflError(
-                f"{self.name}: {path} is {width}x{height} pixels and not {self.side}x{self.side}: {self.advice}"
+    def _files(self, split: str, classes: Sequence[str]) -> Files:
+        """The images of a split. RayflError unless it has images of just the given classes."""
+        folder = self.folder / split
+        found = class_names(folder)
+        files = labelled_files(folder, classes) if found == [*classes] else []
+        if len({label for _, label in files}) < len(classes):
+            raise self.missing(
+                f"{folder} has no images for each of the {len(classes)} classes {_some(classes)} of the train split: "
+                f"it has the {len(found)} classes {_some(found)}"
             )
-        return pixels.transpose(2, 0, 1)
+        return files
+
+    def _dataset(self, train: Files, test: Files) -> Dataset:
+        def read() -> tuple[Samples, Samples]:
+            pixels = partial(read_image, advice=f"fetch {self.name} again")
+            one, other = (decoded(files, pixels, self.side, self.advice) for files in (train, test))
+            return one, other
+
+        paths = [path for path, _ in (*train, *test)]
+        samples = cached_arrays(self.cache, self.name, paths, read)
+        return Dataset(self.name, *samples, self.num_classes, "image", self.mean, self.std, self.augment)
 
 
 class CINIC10(_ImageFolders):
@@ -112,12 +133,10 @@ class CINIC10(_ImageFolders):
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        folder = self.folder()
-        classes = self._classes(folder / "train")
-        train = [*self._files(folder / "train", classes)]
-        if self.with_validation:
-            train += self._files(folder / "valid", classes)
-        return self._dataset(train, self._files(folder / "test", classes))
+        classes = self._classes()
+        splits = ("train", "valid") if self.with_validation else ("train",)
+        train = [file for split in splits for file in self._files(split, classes)]
+        return self._dataset(train, self._files("test", classes))
 
 
 class TinyImageNet(_ImageFolders):
@@ -140,24 +159,79 @@ class TinyImageNet(_ImageFolders):
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        folder = self.folder()
-        classes = self._classes(folder / "train")
-        return self._dataset(self._files(folder / "train", classes), self._annotated(folder / "val", classes))
+        classes = self._classes()
+        return self._dataset(self._files("train", classes), self._annotated(classes))
 
-    def _annotated(self, folder: Path, classes: Sequence[str]) -> Files:
+    def _annotated(self, classes: Sequence[str]) -> Files:
         """The validation images in the order of the annotations: file, class and a box a line, between tabs."""
-        path = folder / "val_annotations.txt"
+        path = self.folder / "val" / "val_annotations.txt"
         if not path.is_file():
             raise self.missing(f"there is no {path}")
-        label_of = {name: label for label, name in enumerate(classes)}
-        files: list[tuple[Path, int]] = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            image, _, rest = line.partition("\t")
-            label = label_of.get(rest.partition("\t")[0])
-            if label is None:
-                raise self.missing(f"line {number} of {path} does not name an image and a class of the train split")
-            files.append((folder / "images" / image, label))
-        return files
+        try:
+            rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
+            return [(path.parent / "images" / image, classes.index(name)) for image, name, *_ in rows]
+        except ValueError as error:
+            raise self.missing(
+                f"a line of {path} does not name an image and a class of the train split: {error}"
+            ) from None
+
+
+def class_names(folder: Path) -> list[str]:
+    """The names of the class folders in `folder`, sorted."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path.name for path in found if path.is_dir() and not path.name.startswith("."))
+
+
+def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
+    """The images in `folder`/CLASS, at any depth, in the order of their paths, with the number of their class."""
+    reader, numbers = torchvision().datasets.folder, {name: number for number, name in enumerate(classes)}
+    found = reader.make_dataset(str(folder), numbers, reader.IMG_EXTENSIONS, allow_empty=True) if classes else []
+    return sorted((Path(path), label) for path, label in found)
+
+
+def decoded(files: Files, pixels: Callable[[Path], np.ndarray], side: int | None, advice: str) -> Samples:
+    """The images, uint8 [n, channels, height, width]. RayflError, which ends with `advice`, if they are too large for
+    the memory or of several sizes.
+
+    pixels: reads an image as uint8 [height, width, channels]; side: pixels of each side, by default those of the first
+    image.
+    """
+    images = np.empty(0, np.uint8)
+    for row, (path, _) in enumerate(files):
+        image = np.atleast_3d(pixels(path)).transpose(2, 0, 1)
+        if row == 0:
+            memory.require(len(files) * image.nbytes, f"the data of {len(files)} images like {path}", advice)
+            shape = image.shape if side is None else (len(image), side, side)
+            images = np.empty((len(files), *shape), np.uint8)
+        if image.shape != images.shape[1:]:
+            given, others = ("x".join(map(str, one.shape[:-3:-1])) for one in (image, images))
+            raise RayflError(f"{path} is {given} pixels and not {others}: {advice}")
+        images[row] = image
+    return Samples(images, np.array([label for _, label in files], np.int64))
+
+
+# Any: a picture of Pillow, which torchvision brings along.
+def read_image(path: Path, advice: str) -> Any:
+    """The image in three colours. If it cannot be decoded or is too large, RayflError ends with `advice`."""
+    from PIL import Image
+
+    try:
+        require_regular(path)
+        with warnings.catch_warnings(action="ignore"):
+            # Pillow warns of large images, and these are refused.
+            opened = Image.open(path)
+        with opened as image:
+            if image.width * image.height <= MOST_PIXELS:
+                return image.convert("RGB")
+            why = f"it is {image.width}x{image.height} pixels, more than the {MOST_PIXELS:,} that are decoded"
+    except MemoryError:
+        raise
+    except OSError as error:
+        why = reason(error)
+    # Pillow's decoders raise many types of exceptions for damaged files.
+    except Exception as error:  # noqa: BLE001
+        why = str(error).partition("\n")[0] or type(error).__name__
+    raise RayflError(f"{path} cannot be read ({why}); {advice}")
 
 
 def _some(names: Sequence[str]) -> str:

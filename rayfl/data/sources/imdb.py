@@ -60,8 +60,7 @@ class IMDB(Fetched):
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        folder = self.folder()
-        split = TOKENIZERS[self.tokenizer]
+        folder, split = self.folder, TOKENIZERS[self.tokenizer]
         (train, train_labels), (test, test_labels) = (self._reviews(folder / half, split) for half in ("train", "test"))
         numbers = _numbered(train, self.vocabulary)
         return Dataset(

@@ -1,62 +1,36 @@
-"""MNIST and Fashion-MNIST: 60,000 train and 10,000 test images of 28x28 grey pixels in 10 classes."""
+"""MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 pixels in IDX files."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.check import whole_labels
-from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.fetch import CACHE, Cache, Root, download
+from rayfl.data.datasets import Dataset, Samples, moments
+from rayfl.data.sources.fetch import Downloaded
 from rayfl.data.sources.idx import find_idx, read_idx
 from rayfl.errors import RayflError
-from rayfl.limits.regular_files import expanded
 
 FASHION_MNIST_OF_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-STEMS = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
 
 
-class _FourFiles(Source):
-    """Four IDX files in `root`; if no root is given, downloaded to `cache` by torchvision's class."""
+class _FourFiles(Downloaded):
+    """60,000 train and 10,000 test images of 10 classes in four IDX files."""
 
-    root: Root = None
-    cache: Cache = CACHE
     padding: int = Field(default=0, ge=0, le=98, description="black pixels around an image; 2 makes it 32x32")
 
     mean: ClassVar[float]
     std: ClassVar[float]
-    kind: ClassVar[str]
-    """The name of torchvision's class."""
     advice: ClassVar[str] = "put its four idx files into a folder and set data.root"
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
-        folder = expanded(self.root) if self.root is not None else self._fetched()
-        return Dataset(
-            name=self.name,
-            train=self._framed(read_samples(folder, *STEMS["train"])),
-            test=self._framed(read_samples(folder, *STEMS["test"])),
-            num_classes=10,
-            kind="image",
-            mean=(self.mean,),
-            std=(self.std,),
-        )
-
-    def _framed(self, samples: Samples) -> Samples:
-        if not self.padding:
-            return samples
-        frame = (self.padding, self.padding)
-        return replace(samples, inputs=np.pad(samples.inputs, ((0, 0), (0, 0), frame, frame)))
-
-    def _fetched(self) -> Path:
-        """The folder into which torchvision's class downloads and unpacks the four files."""
-        download(self.name, self.kind, self.cache, self.advice)
-        return expanded(self.cache) / self.kind / "raw"
+        folder = self.fetch(self.advice, self.kind, "raw")
+        frame = ((0, 0), (0, 0), (self.padding, self.padding), (self.padding, self.padding))
+        bare = (read_samples(folder, f"{half}-", self.advice) for half in ("train", "t10k"))
+        train, test = (replace(samples, inputs=np.pad(samples.inputs, frame)) for samples in bare)
+        return Dataset(self.name, train, test, 10, "image", (self.mean,), (self.std,))
 
 
 class MNIST(_FourFiles):
@@ -77,25 +51,62 @@ class FashionMNIST(_FourFiles):
     kind: ClassVar[str] = "FashionMNIST"
     advice: ClassVar[str] = f"run `apt-get install dataset-fashion-mnist`, or {_FourFiles.advice}"
 
-    def _fetched(self) -> Path:
-        return FASHION_MNIST_OF_DEBIAN if FASHION_MNIST_OF_DEBIAN.is_dir() else super()._fetched()
+    def fetch(self, advice: str, *inside: str, **options: object) -> Path:
+        """The folder of the files: that of Debian's package if no root is given and the package is installed."""
+        installed = self.root is None and FASHION_MNIST_OF_DEBIAN.is_dir()
+        return FASHION_MNIST_OF_DEBIAN if installed else super().fetch(advice, *inside, **options)
 
 
-def read_samples(folder: Path, images_stem: str, labels_stem: str) -> Samples:
-    """Images uint8 [n, 1, height, width] and their labels from two IDX files. RayflError if one is missing or wrong."""
-    (images_path, images), (labels_path, labels) = _array(folder, images_stem), _array(folder, labels_stem)
-    if images.dtype != np.uint8:
-        raise RayflError(f"{images_path} has values of type {images.dtype}, and images are bytes; fetch it again")
+class EMNIST(Downloaded):
+    """EMNIST in one of its splits: handwritten digits and letters (Cohen, Afshar, Tapson, van Schaik, IJCNN 2017).
+
+    split: byclass (814,255 images, 62 classes), bymerge, balanced (131,600 images, 47 classes), letters (26),
+    digits (10) or mnist, as in torchvision, whose class downloads the files to `cache` if no `root` is given.
+
+    Images are transposed, as in the files and in torchvision. The labels of `letters` count from 0 here, not from 1.
+    Mean and deviation are those of the train images. The source `femnist` also has the writer of each image.
+    """
+
+    name: ClassVar[str] = "emnist"
+    kind: ClassVar[str] = "EMNIST"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = Field(
+        default="balanced", description="which of EMNIST's splits"
+    )
+    num_classes: ClassVar[dict[str, int]] = {
+        "byclass": 62,
+        "bymerge": 47,
+        "balanced": 47,
+        "letters": 26,
+        "digits": 10,
+        "mnist": 10,
+    }
+    advice: ClassVar[str] = (
+        "fetch https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, unpack it and set data.root to the folder that "
+        "holds emnist-*-idx3-ubyte.gz"
+    )
+
+    def load(self) -> Dataset:
+        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
+        folder = self.fetch(self.advice, "EMNIST", "raw", split=self.split)
+        train, test = (read_samples(folder, f"emnist-{self.split}-{half}-", self.advice) for half in ("train", "test"))
+        if self.split == "letters":
+            for samples in (train, test):
+                samples.labels[:] -= 1
+        mean, std = moments(train.inputs)
+        return Dataset(self.name, train, test, self.num_classes[self.split], "image", mean, std)
+
+
+def read_samples(folder: Path, stem: str, advice: str) -> Samples:
+    """Images uint8 [n, 1, height, width] and their labels from STEMimages-idx3-ubyte and STEMlabels-idx1-ubyte.
+
+    RayflError if one of the files is missing or wrong.
+    """
+    images_path = find_idx(folder, f"{stem}images-idx3-ubyte", advice)
+    labels_path = find_idx(folder, f"{stem}labels-idx1-ubyte", advice)
+    images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim != 3 or images.shape[:1] != labels.shape:
         raise RayflError(
-            f"{folder}: {images_stem} has images of shape {images.shape} and labels of shape {labels.shape}; fetch it "
-            f"again"
+            f"{images_path} has images of shape {images.shape}, and {labels_path} labels of shape {labels.shape}; "
+            "fetch them again"
         )
-    return Samples(images[:, None], whole_labels(str(labels_path), "", labels), place=str(labels_path))
-
-
-def _array(folder: Path, stem: str) -> tuple[Path, np.ndarray]:
-    path = find_idx(folder, stem)
-    if path is None:
-        raise RayflError(f"{folder} has no {stem} or {stem}.gz: put the four idx files there or set data.root")
-    return path, read_idx(path)
+    return Samples(images[:, None], labels.astype(np.int64), place=str(labels_path))

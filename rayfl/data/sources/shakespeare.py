@@ -12,10 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
+from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff
 from rayfl.data.sources.fetch import Fetched
-from rayfl.data.sources.leaf import read_leaf
-from rayfl.data.sources.per_owner import OwnerSamples, read_splits
-from rayfl.data.sources.tff import read_tff
 from rayfl.errors import RayflError
 
 LENGTH = 80
@@ -50,7 +48,7 @@ class Shakespeare(Fetched):
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        train, test = read_splits(self, "shakespeare", _leaf, _tff)
+        train, test = read_splits(self, "shakespeare", _tff, _leaf)
         return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
 
 
@@ -66,15 +64,12 @@ def windows(snippet: str) -> tuple[np.ndarray, np.ndarray]:
     return np.lib.stride_tricks.sliding_window_view(line[:-1], LENGTH), line[LENGTH:]
 
 
-def _leaf(folder: Path) -> Iterator[OwnerSamples]:
-    for user in read_leaf(folder):
-        texts = [*user.x, *user.y]
-        lengths = [LENGTH] * len(user.x) + [1] * len(user.y)
-        if any(not isinstance(text, str) or len(text) != length for text, length in zip(texts, lengths, strict=True)):
-            raise RayflError(
-                f"{user.path}: role {user.name!r} has samples that are not {LENGTH} characters and the next"
-            )
-        yield OwnerSamples(user.name, tokens("".join(user.x)).reshape(-1, LENGTH), tokens("".join(user.y)))
+def _leaf(path: Path) -> Iterator[OwnerSamples]:
+    for name, x, y in read_leaf(path):
+        sizes = ((x, LENGTH), (y, 1))
+        if any(not isinstance(text, str) or len(text) != size for texts, size in sizes for text in texts):
+            raise RayflError(f"{path}: role {name!r} has samples that are not {LENGTH} characters and the next")
+        yield OwnerSamples(name, tokens("".join(x)).reshape(-1, LENGTH), tokens("".join(y)))
 
 
 def _tff(path: Path) -> Iterator[OwnerSamples]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.datasets import Samples
+from rayfl.data.sources import image_folders
 from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.image_folders import CINIC10
 from tests.data.sources.test_image_folders import write_cinic
@@ -92,6 +93,6 @@ def test_images_are_decoded_once(tmp_path, monkeypatch):
     write_cinic(tmp_path)
     source = CINIC10(root=tmp_path, cache=tmp_path / "cache")
     first = source.load()
-    monkeypatch.setattr(CINIC10, "_pixels", lambda *_: pytest.fail("decoded an image again"))
+    monkeypatch.setattr(image_folders, "read_image", lambda *_, **__: pytest.fail("decoded an image again"))
     second = source.load()
     assert np.array_equal(first.test.inputs, second.test.inputs) and len(second.train) == 6

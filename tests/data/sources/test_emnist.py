@@ -4,8 +4,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from rayfl.data.sources.emnist import EMNIST
-from rayfl.data.sources.moments import moments
+from rayfl.data.datasets import moments
+from rayfl.data.sources.mnist import EMNIST
 from rayfl.data.torchvision import torchvision
 from tests.data.files import numbered
 from tests.data.sources.test_mnist import mirror_of, write_idx
@@ -66,7 +66,7 @@ def test_an_impossible_download_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_moments_are_those_of_numpy_over_many_chunks(monkeypatch):
-    monkeypatch.setattr("rayfl.data.sources.moments.CHUNK", 3)
+    monkeypatch.setattr("rayfl.data.datasets.MOMENTS_CHUNK", 3)
     images = np.random.default_rng(0).integers(0, 256, (10, 2, 4, 5)).astype(np.uint8)
     mean, std = moments(images)
     np.testing.assert_allclose(mean, (images / 255).mean(axis=(0, 2, 3)), rtol=1e-12)

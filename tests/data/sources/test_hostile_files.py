@@ -12,9 +12,8 @@ import pytest
 from rayfl.choices.kinds import make
 from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.fetch import download
-from rayfl.data.sources.image_file import read_image
-from rayfl.data.sources.leaf import read_leaf
+from rayfl.data.sources.by_owner import read_leaf
+from rayfl.data.sources.image_folders import read_image
 from rayfl.data.torchvision import torchvision
 from tests.refusals import refused
 
@@ -115,32 +114,26 @@ def test_labels_of_a_built_in_set_are_in_range_and_whole(tmp_path: Path):
     with refused(names=[labels, "test label 10", "row 1", "0 to 9"]):
         load("mnist", root=str(tmp_path))
     labels.write_bytes(bytes([0, 0, 0x0D, 1]) + struct.pack(">I2f", 2, 3.5, 1))
-    with refused(names=[labels, "3.5", "row 0", "whole numbers"]):
-        load("mnist", root=str(tmp_path))
-    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(bytes([0, 0, 0x0D, 3]) + struct.pack(">3I2f", 2, 1, 1, 0, 0))
-    with refused(names=["t10k-images-idx3-ubyte", "float32", "bytes"]):
+    with refused(names=[labels, "IDX file of bytes", "fetch it again"]):
         load("mnist", root=str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("content", "names"),
+    "content",
     [
-        ('{"users": ' + "[" * 100_000, ["nested too deep"]),
-        ("{", ["line 1", "JSON"]),
-        ("9" * 5000, ["not lists"]),
-        ("[]", ["not lists"]),
-        ("{}", ["users"]),
-        (json.dumps({"users": ["a"], "num_samples": [], "user_data": {}}), ["lengths differ"]),
-        (
-            json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": 3, "y": 1}}}),
-            ["not lists"],
-        ),
+        '{"users": ' + "[" * 100_000,
+        "{",
+        "9" * 5000,
+        "[]",
+        "{}",
+        json.dumps({"users": ["a"], "num_samples": [], "user_data": {}}),
+        json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": 3, "y": 1}}}),
     ],
 )
-def test_json_that_is_not_leafs(tmp_path: Path, content: str, names: list[str]):
+def test_json_that_is_not_leafs(tmp_path: Path, content: str):
     (tmp_path / "a.json").write_text(content)
-    with refused(names=["a.json", "JSON", "LEAF", *names]):
-        list(read_leaf(tmp_path))
+    with refused(names=[tmp_path / "a.json", "JSON", "LEAF", "users", "num_samples", "user_data"]):
+        list(read_leaf(tmp_path / "a.json"))
 
 
 def test_a_damaged_set_is_not_said_to_be_missing(tmp_path: Path):
@@ -160,10 +153,10 @@ def test_a_download_with_a_wrong_checksum_says_so(tmp_path: Path, monkeypatch: p
     utils = torchvision().datasets.utils
     monkeypatch.setattr(utils, "_get_redirect_url", lambda url, **options: url)
     monkeypatch.setattr(utils, "_urlretrieve", lambda url, filename, **options: Path(filename).write_bytes(b"other"))
-    for name, kind in (("mnist", "MNIST"), ("cifar10", "CIFAR10"), ("emnist", "EMNIST")):
+    for name in ("mnist", "cifar10", "emnist"):
         options = {"split": "digits"} if name == "emnist" else {}
         with refused(names=[name, "not the published file", "checksum"]):
-            download(name, kind, tmp_path, "fetch it", **options)
+            load(name, cache=str(tmp_path), **options)
 
 
 def test_tables_that_are_pipes_or_no_tables(tmp_path: Path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.sources import mnist
-from rayfl.data.sources.mnist import MNIST, STEMS, FashionMNIST
+from rayfl.data.sources.mnist import MNIST, FashionMNIST
 from rayfl.data.torchvision import torchvision
 from tests.refusals import refused
 
@@ -24,11 +24,10 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 
 def write_four_files(folder: Path, num_train: int = 3, num_test: int = 2) -> None:
     """Train images filled with 1, 2, ... and test images with 101, 102, ...; labels count up from 0."""
-    for split, number, first in (("train", num_train, 1), ("test", num_test, 101)):
-        images, labels = STEMS[split]
+    for split, number, first in (("train", num_train, 1), ("t10k", num_test, 101)):
         filled = np.arange(first, first + number, dtype=np.uint8)
-        write_idx(folder / f"{images}.gz", filled[:, None, None].repeat(28, 1).repeat(28, 2))
-        write_idx(folder / f"{labels}.gz", np.arange(number, dtype=np.uint8))
+        write_idx(folder / f"{split}-images-idx3-ubyte.gz", filled[:, None, None].repeat(28, 1).repeat(28, 2))
+        write_idx(folder / f"{split}-labels-idx1-ubyte.gz", np.arange(number, dtype=np.uint8))
 
 
 @contextmanager

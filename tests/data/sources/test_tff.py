@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rayfl.data.partitions.natural import Natural
-from rayfl.data.sources.fed_cifar100 import FedCIFAR100
+from rayfl.data.sources.by_owner import read_tff
+from rayfl.data.sources.cifar import FedCIFAR100
 from rayfl.data.sources.femnist import FederatedEMNIST
 from rayfl.data.sources.shakespeare import BEGIN, END, PAD, Shakespeare, tokens, windows
-from rayfl.data.sources.tff import clients
 from rayfl.determinism.seeding import generator
 from tests.refusals import refused
 
@@ -28,11 +28,9 @@ def images(*greys: int) -> np.ndarray:
     return np.array(greys, np.float32)[:, None, None].repeat(28, 1).repeat(28, 2) / np.float32(255)
 
 
-def test_clients_come_in_the_order_of_their_names_with_the_features_asked_for():
-    examples = {"b": {"x": np.array([1]), "y": np.array([2]), "id": "?"}, "a": {"x": np.array([3]), "y": np.array([4])}}
-    for group in examples.values():
-        group["x"], group["y"] = ({(): value} for value in (group["x"], group["y"]))
-    found = [(name, [values.tolist() for values in arrays]) for name, arrays in clients(examples, "y", "x")]
+def test_clients_come_in_the_order_of_their_names_with_the_features_asked_for(tmp_path):
+    write(tmp_path / "a.h5", {"b": {"x": [1], "y": [2], "id": "?"}, "a": {"x": [3], "y": [4]}})
+    found = [(name, [values.tolist() for values in arrays]) for name, arrays in read_tff(tmp_path / "a.h5", "y", "x")]
     assert found == [("a", [[4], [3]]), ("b", [[2], [1]])]
 
 
