@@ -16,13 +16,13 @@ from actors import heap
 from actors.client import Actor
 from actors.coordinator import Coordinator, News, Progress, RunSpec
 from actors.errors import final_error
+from actors.placement import Placement
 from actors.retry_policy import Loss, Setbacks, try_again
-from actors.session import placement, session
 from actors.setups import put_setup
 from actors.signals import stoppable
 from rayfl.determinism.platform import Platform
-from rayfl.determinism.process import trim
-from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.determinism.process import InstructionSet, trim
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.rounds.executor import OnWave
 from rayfl.rounds.ledger import OnRound
@@ -52,43 +52,42 @@ class Listener:
 def play_on_ray(
     experiment: Experiment,
     setup: Setup,
+    placement: Placement,
     directory: Path,
     listener: Listener,
     resumed: bool = False,
     files: KeptFiles | None = None,
     driver: Platform | None = None,
 ) -> bool:
-    """Play an experiment on Ray into `directory`. True if all rounds were played, False if a signal ended the run.
+    """Play an experiment into `directory`, on the Ray that this process uses.
 
-    `resumed`: continue the unfinished run in `directory`. `files` (the experiment's table and the files that it names)
-    and `driver` (the platform of this process) are written there with the actors' platform. Losses are logged. The
-    first SIGINT or SIGTERM ends the run after the current round, the second one at once; it can be resumed either way.
-    Raise RayflError if the cluster cannot hold the actors; ClientError if a client's code fails; ClusterError if Ray
-    does.
+    Return True if all rounds were played, False if a signal ended the run. `resumed`: continue the unfinished run in
+    `directory`. `files` (the experiment's table and the files that it names) and `driver` (the platform of this
+    process) are written there with the actors' platform. Losses are logged. The first SIGINT or SIGTERM ends the run
+    after the current round, the second one at once; it can be resumed either way. Raise ClientError if a client's code
+    fails; ClusterError if Ray does.
     """
-    with session(experiment.runtime, setup):
-        if experiment.runtime.cluster and heap.overflows(setup):
-            log.warning(heap.ADVICE)
-        pool = placement(experiment.runtime, setup)
-        for sentence in pool.notices:
-            log.warning(sentence)
-        spec = RunSpec(
-            pool,
-            directory.absolute(),
-            experiment.output.save_models,
-            experiment.checkpoint,
-            resumed,
-            driver or {},
-            files,
-            experiment.output.track,
-            environment(experiment.output.track),
-        )
-        reference = put_setup(setup)
-        # Free the memory in which the data were read and partitioned; from here on this process follows the run.
-        trim()
-        following = _Following(listener)
-        with stoppable(following.stop):
-            return following.play(experiment.runtime, reference, spec)
+    if experiment.runtime.cluster and heap.overflows(setup):
+        log.warning(heap.ADVICE)
+    for sentence in placement.notices:
+        log.warning(sentence)
+    spec = RunSpec(
+        placement,
+        directory.absolute(),
+        experiment.output.save_models,
+        experiment.checkpoint,
+        resumed,
+        driver or {},
+        files,
+        experiment.output.track,
+        environment(experiment.output.track),
+    )
+    reference = put_setup(setup)
+    # Free the memory in which the data were read and partitioned; from here on this process follows the run.
+    trim()
+    following = _Following(listener)
+    with stoppable(following.stop):
+        return following.play(reference, spec)
 
 
 class _Following:
@@ -107,11 +106,11 @@ class _Following:
         if self.coordinator is not None:
             self.coordinator.stop.remote()
 
-    def play(self, runtime: Runtime, setup: ray.ObjectRef, spec: RunSpec) -> bool:
+    def play(self, setup: ray.ObjectRef, spec: RunSpec) -> bool:
         """Play to the end, with another coordinator if one dies. See `play_on_ray`."""
         setbacks = Setbacks()
         while True:
-            self.coordinator = coordinator = _start_coordinator(runtime)
+            self.coordinator = coordinator = _start_coordinator(spec.placement.instruction_set)
             if self.asked:
                 self.stop()
             try:
@@ -160,9 +159,9 @@ class _Following:
             self.stop()
 
 
-def _start_coordinator(runtime: Runtime) -> Actor:
+def _start_coordinator(instruction_set: InstructionSet) -> Actor:
     """Start a coordinator on this node."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return Coordinator.options(scheduling_strategy=here).remote(  # pyright: ignore[reportAttributeAccessIssue]
-        runtime.instruction_set
+        instruction_set
     )

@@ -94,20 +94,20 @@ def _allows(condition: str, value: str | None) -> bool:
     return (value in allowed) != condition.startswith("!")
 
 
-def packed(room: Mapping[str, int], used: Mapping[str, int]) -> str:
+def fullest_node_with_room(room: Mapping[str, int], used: Mapping[str, int]) -> str:
     """The node for the next actor of a packed pool; "" if none has room.
 
-    `room`: how many actors fit on each node. `used`: how many are on it now. Of the nodes with actors, the one with
-    the least room left is chosen; if none of them has room, the node with the most room.
+    `room`: how many actors fit on each node. `used`: how many are on it now. Of the nodes with actors, choose the one
+    with the least room left; if none of them has room, choose the node with the most room.
     """
     left = {node: held - used.get(node, 0) for node, held in room.items() if held > used.get(node, 0)}
-    begun = [node for node in left if used.get(node)]
-    if begun:
-        return min(begun, key=lambda node: (left[node], node))
+    in_use = [node for node in left if used.get(node)]
+    if in_use:
+        return min(in_use, key=lambda node: (left[node], node))
     return max(left, key=lambda node: (left[node], node), default="")
 
 
-def nodes() -> list[Node]:
+def living_nodes() -> list[Node]:
     """The living nodes of the cluster that this process belongs to."""
     return [
         Node(
@@ -122,20 +122,21 @@ def nodes() -> list[Node]:
     ]
 
 
-def place(runtime: Runtime, nodes: Sequence[Node], most_calls: int = sys.maxsize, joined: bool = False) -> Placement:
+def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int = sys.maxsize) -> Placement:
     """The pool that an experiment asks for, if a round can use `most_calls` actors.
 
-    `joined`: rayfl did not start the cluster, so nodes may join and leave. Actors without room then wait for nodes, and
-    a run on a cluster without workers waits for the first one. Raise RayflError if these nodes cannot hold the pool.
+    `nodes`: by default the nodes of the Ray that this process uses. If rayfl did not start the cluster, nodes may join
+    and leave: actors without room then wait for nodes, and a run on a cluster without workers waits for the first one.
+    Raise RayflError if the nodes cannot hold the pool.
     """
-    waits = joined and not _has_cores(nodes)
+    nodes = living_nodes() if nodes is None else nodes
+    joined, waits = runtime.cluster is not None, _waits(runtime, nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
     most, room = _most(runtime, most_calls), max(1, _room(runtime, chosen))
     wanted = most if isinstance(runtime.actors, int) else min(most, room)
-    at_once = min(wanted, room) if joined else wanted
     placement = Placement(
         num_actors=wanted,
-        num_cpus=runtime.num_cpus or _default_cpus(runtime, chosen, at_once),
+        num_cpus=runtime.num_cpus or _default_cpus(runtime, chosen, min(wanted, room) if joined else wanted),
         num_gpus=runtime.num_gpus,
         start_timeout_s=runtime.start_timeout_s,
         call_timeout_s=runtime.call_timeout_s,
@@ -162,26 +163,32 @@ def require_room_here(runtime: Runtime) -> None:
 
 
 def share(
-    runtime: Runtime, nodes: Sequence[Node], parallel: int, most_calls: int = sys.maxsize, joined: bool = False
+    runtime: Runtime, parallel: int, most_calls: int = sys.maxsize, nodes: Sequence[Node] | None = None
 ) -> Runtime:
-    """The runtime of each of `parallel` runs at once, with which the actors of all fit.
+    """The runtime of each of `parallel` runs at once, with which the actors of all fit. `nodes`: as in `place`.
 
-    Raise RayflError if they do not. If the experiment does not set the number of actors, the runs share all the room. A
-    single run is left to `place`.
+    Raise RayflError if they do not fit. If the experiment does not set the number of actors, the runs share all the
+    room. A single run is left to `place`.
     """
+    nodes = living_nodes() if nodes is None else nodes
     if parallel == 1:
-        place(runtime, nodes, most_calls, joined)
+        place(runtime, nodes, most_calls)
         return runtime
     if isinstance(runtime.actors, int):
         actors = runtime.actors
     else:
-        room = _room(runtime, nodes if joined and not _has_cores(nodes) else _chosen(runtime, nodes))
+        room = _room(runtime, nodes if _waits(runtime, nodes) else _chosen(runtime, nodes))
         actors = min(max(1, room // parallel), _most(runtime, most_calls))
     try:
-        placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes, joined=joined)
+        placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes)
     except RayflError as error:
         raise RayflError(f"{error} (--parallel {parallel}: {actors} actors a run)") from None
     return runtime.model_copy(update={"actors": actors, "num_cpus": placement.num_cpus})
+
+
+def _waits(runtime: Runtime, nodes: Sequence[Node]) -> bool:
+    """Whether the cluster has no worker yet, and may get some."""
+    return runtime.cluster is not None and not _has_cores(nodes)
 
 
 def _has_cores(nodes: Sequence[Node]) -> bool:
@@ -209,6 +216,7 @@ def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
         raise RayflError(
             f"no node{f' with {asked}' if asked else ''} holds a client actor with runtime.num_gpus="
             f"{runtime.num_gpus:g}{cpus} ({_listed(chosen)}); ask for less an actor, or start a node that has more"
+            + (", or compute without GPUs: runtime.num_gpus=0 and runtime.device='cpu'" if runtime.num_gpus else "")
         )
     return chosen
 

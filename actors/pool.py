@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.client import Actor, ClientActor, Joined
 from actors.errors import ClusterError, unwrapped
 from actors.kinds import Kinds
-from actors.placement import Placement, nodes, packed
+from actors.placement import Placement, fullest_node_with_room, living_nodes
 from actors.retry_policy import Cause, Loss, try_again
 from actors.setups import FilesMissing, put_whole
 from rayfl.determinism.platform import Platform
@@ -126,10 +126,10 @@ class ActorPool:
         if self._odd_nodes:
             labels[NODE_KEY] = f"!in({','.join(sorted(self._odd_nodes))})"
         packs = size.strategy == "pack"
-        room = size.room(nodes(), self._odd_nodes) if packs else {}
+        room = size.room(living_nodes(), self._odd_nodes) if packs else {}
         used = Counter(each.node for each in (*self.ready.values(), *self._starting.values()))
         for _ in range(count):
-            node = packed(room, used)
+            node = fullest_node_with_room(room, used)
             used[node] += 1
             options = {
                 "num_cpus": size.num_cpus,
@@ -246,7 +246,7 @@ class ActorPool:
 
     def _room(self) -> int:
         """The actors that the cluster's nodes hold."""
-        return sum(self.placement.room(nodes(), self._odd_nodes).values())
+        return sum(self.placement.room(living_nodes(), self._odd_nodes).values())
 
     @property
     def _late(self) -> bool:

@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from ray.cluster_utils import Cluster
 
-from actors import access, fork_server, ray_internals
+from actors import fork_server, ray_internals, start_or_join
 from actors.errors import ClusterError
 from actors.fork_server import ForkServer
 
 log = logging.getLogger("rayfl")
 
 Started = TypeVar("Started")
-NODE = {"object_store_memory": 200 * 10**6, "node_ip_address": access.LOOPBACK}
+NODE = {"object_store_memory": 200 * 10**6, "node_ip_address": start_or_join.LOOPBACK}
 
 
 class Nodes:
@@ -67,7 +67,7 @@ def own_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Iterator[Nodes]:
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     before = signal.getsignal(signal.SIGTERM)
-    with access.private(), fork_server.serving() as server:
+    with start_or_join.private(), fork_server.serving() as server:
         head = {"num_cpus": 0, "include_dashboard": False}
         cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head | NODE), server)
         try:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from actors.driver import Listener, play_on_ray
+from actors.placement import place
+from actors.session import session
 from benchmarks.workloads import WORKLOADS
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.platform import describe
@@ -34,7 +36,10 @@ def main(name: str, actors: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = create_run_directory(Path(scratch) / name)
         describe_run(directory, experiment.as_dict(), describe(1), "")
-        play_on_ray(experiment, setup, directory, Listener(lambda row, means: times.append(row.wall_s)))
+        with session(experiment.runtime, setup):
+            placement = place(experiment.runtime, most_calls=setup.most_actors)
+            listener = Listener(lambda row, means: times.append(row.wall_s))
+            play_on_ray(experiment, setup, placement, directory, listener)
     print(json.dumps({"seconds": times[workload.warmup :], "version": __version__}), flush=True)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from actors import session
 from actors.driver import Listener, play_on_ray
+from actors.placement import place
 from benchmarks.memory import Resident, resident
 from benchmarks.store_use import store_use
 from rayfl.determinism.platform import describe
@@ -62,7 +63,8 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
             look(played, mark)
 
     with session.session(experiment.runtime, setup):
-        play_on_ray(experiment, setup, directory, Listener(take_down))
+        placement = place(experiment.runtime, most_calls=setup.most_actors)
+        play_on_ray(experiment, setup, placement, directory, Listener(take_down))
         use = store_use()
     played.spilled_bytes, played.restored_bytes = use.spilled_bytes, use.restored_bytes
     played.between_s = [after - before for before, after in pairwise(marks)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors import fork_server, package_folder, parent_process, signals
 from jobs import console
@@ -32,6 +32,10 @@ from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted
+
+# Runs in one process need no Ray.
+if TYPE_CHECKING:
+    from actors.placement import Placement
 
 _LOG = getLogger("rayfl.jobs")
 
@@ -144,7 +148,7 @@ def _play(
     resume = None if before is None else f"rayfl resume {folder.directory}"
     here = prepared.platform if prepared.inline else None
     with ExitStack() as copying:
-        with _ray(prepared, audience, resume), opening as folder:
+        with _ray(prepared, audience, resume) as pool, opening as folder:
             parent_process.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
                 # On Ray the coordinator adds which machines compute.
@@ -157,7 +161,8 @@ def _play(
             round_done = copying.enter_context(folder.mirrored())
             page = RunPage(prepared.experiment, folder.directory, audience)
             try:
-                _play_rounds(prepared, folder.directory, audience, (round_done, page.load), resumed=before is not None)
+                listeners = (round_done, page.load)
+                _play_rounds(prepared, pool, folder.directory, audience, listeners, resumed=before is not None)
             except MethodError as error:
                 way_back = f"rayfl resume {folder.directory}"
                 raise MethodError(f"{error}; the rounds before it are kept, go on with: {way_back}") from error
@@ -174,26 +179,28 @@ def _warn_of_package(folder: Path) -> None:
 
 
 @contextmanager
-def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator[None]:
-    """A Ray with room for the experiment's actors, if it needs one. It fails before anything is written.
+def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator["Placement | None"]:
+    """A Ray with room for the experiment's actors, if it needs one; yields their placement. It fails before anything is
+    written.
 
     `resume`: the command that goes on with a run that was begun before.
     """
     experiment, setup = prepared.experiment, prepared.setup
     if prepared.inline:
         fork_server.end()
-        yield
+        yield None
         return
     from actors import session
+    from actors.placement import place
 
     audience.display.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
     with session.session(experiment.runtime, setup, resume):
-        session.placement(experiment.runtime, setup)
-        yield
+        yield place(experiment.runtime, most_calls=setup.most_actors)
 
 
 def _play_rounds(
     prepared: Prepared,
+    placement: "Placement | None",
     directory: Path,
     audience: Audience,
     listeners: Sequence[Callable[[], object]],
@@ -212,7 +219,7 @@ def _play_rounds(
             show(row, means)
             audience.on_round(row, means)
 
-        if prepared.inline:
+        if placement is None:
             with signals.stoppable(show.stopping) as stopping, suppress(Stopped):
                 play_run(
                     setup,
@@ -229,4 +236,4 @@ def _play_rounds(
             from actors.driver import Listener, play_on_ray
 
             listener = Listener(on_round, show.wave, show.stopping, audience.stopping)
-            play_on_ray(experiment, setup, directory, listener, resumed, prepared.files, prepared.platform)
+            play_on_ray(experiment, setup, placement, directory, listener, resumed, prepared.files, prepared.platform)

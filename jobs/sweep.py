@@ -190,10 +190,10 @@ def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
     """The combination with its share of the cluster. RayflError if that is too small for its actors."""
     if one.experiment.runtime.executor == "inline":
         return one
-    from actors import session
+    from actors.placement import share
 
     try:
-        runtime = session.shared(one.experiment.runtime, parallel, most_calls)
+        runtime = share(one.experiment.runtime, parallel, most_calls)
     except ValueError as error:
         raise RayflError(f"{one.title}: {error}") from None
     return replace(one, experiment=one.experiment.model_copy(update={"runtime": runtime}))

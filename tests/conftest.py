@@ -99,14 +99,14 @@ def cluster() -> Iterator[None]:
     """
     import ray
 
-    from actors import access, fork_server, ray_internals
+    from actors import fork_server, ray_internals, start_or_join
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with shared_ray:
         # Ray puts sockets below this folder, and the path of a socket has at most 107 characters.
         folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
         shared_ray.callback(shutil.rmtree, folder, ignore_errors=True)
-        shared_ray.enter_context(access.private())
+        shared_ray.enter_context(start_or_join.private())
         server = shared_ray.enter_context(fork_server.serving())
         with ray_internals.lean_nodes(server and server.socket):
             ray.init(

@@ -148,9 +148,9 @@ def _start_ray() -> None:
     """A local Ray of two cores, which ends with this process."""
     import ray
 
-    from actors import access
+    from actors import start_or_join
 
-    ending.enter_context(access.private())
+    ending.enter_context(start_or_join.private())
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     ending.callback(ray.shutdown)
 

@@ -23,7 +23,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs
-from tests.actors.toys import experiment, logged
+from tests.actors.toys import experiment, logged, play_on_ray
 from tests.refusals import refused
 
 
@@ -51,7 +51,7 @@ class Handle:
 def handles(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Handle]], None]:
     """Let the driver start such coordinators."""
     monkeypatch.setattr(ray, "kill", lambda handle: None)
-    return lambda make: monkeypatch.setattr(driver, "_start_coordinator", lambda runtime: make())
+    return lambda make: monkeypatch.setattr(driver, "_start_coordinator", lambda instruction_set: make())
 
 
 @pytest.mark.ray
@@ -70,7 +70,7 @@ def test_coordinators_that_die(
     handles(lambda: Handle(run, ends=len(resumed) == 24))
 
     def play() -> bool:
-        return driver.play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener())
+        return play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener())
 
     if forward:
         assert play()
@@ -93,7 +93,7 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(tmp_path: Path, 
 
     handles(lambda: Handle(run, ends=False))
     chosen = experiment()
-    assert driver.play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener()) is False
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener()) is False
     assert len(lives) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_ends_without_news_is_over(tmp_path: Path, handles: Any) -> N
     handles(lambda: Handle(lambda spec: Progress([], over=False), ends=True))
     chosen, rounds = experiment(), list[int]()
     listener = driver.Listener(lambda row, means: rounds.append(row.round))
-    assert driver.play_on_ray(chosen, prepare(chosen), tmp_path, listener) and not rounds
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, listener) and not rounds
 
 
 def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:

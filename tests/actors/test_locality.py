@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from actors.locality import Inputs, WaitingJobs
-from actors.placement import packed
+from actors.placement import fullest_node_with_room
 
 
 def test_the_home_of_a_job_is_where_most_of_its_inputs_lie() -> None:
@@ -63,10 +63,10 @@ def test_homes_are_known_as_long_as_a_job_has_one() -> None:
 
 def test_a_packed_pool_fills_one_node_after_the_other() -> None:
     room, there, order = {"small": 2, "large": 4, "mid": 3}, Counter[str](), list[str]()
-    while node := packed(room, there):
+    while node := fullest_node_with_room(room, there):
         there[node] += 1
         order.append(node)
     assert order == ["large"] * 4 + ["mid"] * 3 + ["small"] * 2
     # One was lost on small: it is made up for there, where most of what there is is in use already.
-    assert packed(room, {"small": 1, "large": 2}) == "small"
-    assert packed({}, {}) == ""
+    assert fullest_node_with_room(room, {"small": 1, "large": 2}) == "small"
+    assert fullest_node_with_room({}, {}) == ""

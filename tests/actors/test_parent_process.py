@@ -79,7 +79,9 @@ def test_the_lines_of_other_code_are_shown_with_tracebacks(tmp_path: Path) -> No
 
 
 def test_a_run_that_did_not_begin_is_to_be_run_again(tmp_path: Path) -> None:
-    assert supervised("os._exit(1)", tmp_path).stderr.endswith("Ray has ended its process; run it again\n")
+    sentence = supervised("os._exit(1)", tmp_path).stderr.removesuffix("\n")
+    check_sentence(sentence, ["Ray"])
+    assert "rayfl resume" not in sentence
 
 
 def test_a_terminal_gets_its_cursor_and_a_new_line_back() -> None:

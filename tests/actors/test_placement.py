@@ -5,7 +5,7 @@ import sys
 import pytest
 import ray
 
-from actors.placement import Node, Placement, nodes, place, require_room_here, share
+from actors.placement import Node, Placement, living_nodes, place, require_room_here, share
 from rayfl.experiment.experiment import Runtime
 from tests.refusals import refused
 
@@ -127,7 +127,7 @@ def test_the_room_of_a_cluster_is_that_of_its_nodes() -> None:
     ],
 )
 def test_a_joined_cluster_may_grow(runtime, cluster, expected, most: int, notice: str) -> None:
-    placement = place(Runtime(**runtime), cluster, most_calls=10, joined=True)
+    placement = place(Runtime(address="head:1", **runtime), cluster, most_calls=10)
     assert (placement.num_actors, placement.num_cpus, placement.most) == (*expected, most)
     assert any(notice in sentence for sentence in placement.notices) if notice else not placement.notices
 
@@ -175,10 +175,10 @@ def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: li
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_nodes_of_a_running_cluster() -> None:
-    (node,) = nodes()
+    (node,) = living_nodes()
     assert node == Node(ray.util.get_node_ip_address(), 4.0, 1.0, node.labels, node.labels["ray.io/node-id"])
     with refused(names=["num_gpus=0.25", "holds 4 of them"]):
-        place(Runtime(actors=5, num_gpus=0.25), nodes())
+        place(Runtime(actors=5, num_gpus=0.25))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_nodes_of_a_running_cluster() -> None:
     ],
 )
 def test_runs_at_once_share_the_cluster(runtime, cluster, parallel, expected) -> None:
-    shared = share(Runtime(**runtime), cluster, parallel, most_calls=20)
+    shared = share(Runtime(**runtime), parallel, 20, cluster)
     assert (shared.actors, pytest.approx(shared.num_cpus)) == expected
     # What all runs ask for together fits.
     together = shared.model_copy(update={"actors": expected[0] * parallel})
@@ -205,16 +205,16 @@ def test_runs_at_once_share_the_cluster(runtime, cluster, parallel, expected) ->
 
 
 def test_a_run_by_itself_keeps_what_it_asks_for() -> None:
-    assert share(Runtime(), LAPTOP, 1) == Runtime()
+    assert share(Runtime(), 1, nodes=LAPTOP) == Runtime()
     with refused(names=["head: 0 cores"]):
-        share(Runtime(), HEAD, 1)
+        share(Runtime(), 1, nodes=HEAD)
     # Two runs on a cluster that has no workers yet ask for one actor each.
-    assert share(Runtime(), HEAD, 2, joined=True).actors == 1
+    assert share(Runtime(address="head:1"), 2, nodes=HEAD).actors == 1
 
 
 def test_runs_that_do_not_fit_beside_each_other_are_refused() -> None:
     with refused(names=["holds 8", "--parallel 3", "4 actors"]):
-        share(Runtime(actors=4, num_gpus=0.25), PAIR, 3)
+        share(Runtime(actors=4, num_gpus=0.25), 3, nodes=PAIR)
 
 
 def test_what_this_machine_cannot_hold_is_refused_before_a_local_ray_starts(

@@ -1,7 +1,6 @@
 """RayExecutor: the same bits as in one process, whoever did the work, in whatever order, and whoever died."""
 
 import os
-import re
 import signal
 import time
 from dataclasses import replace
@@ -32,6 +31,7 @@ from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob, RoundInputs, TrainJob
 from rayfl.tree import State
 from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, logged, played, with_method
+from tests.refusals import check_sentence, refused
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -101,8 +101,7 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path, caplog: p
         executor.close()
     assert causes == ["death"], "which is what Prometheus finds in rayfl_losses"
     (sentence,) = logged(caplog)
-    pattern = r"round 1, train, clients \d to \d: client actor \d+ is gone \(.*\); its call is sent again, try 2 of 10"
-    assert re.fullmatch(pattern, sentence)
+    check_sentence(sentence, ["round 1", "train", "clients", "try 2 of 10"])
     assert others == records
     assert_same_bits(run_state, other)
 
@@ -132,10 +131,10 @@ def test_an_odd_machine_is_left_aside_and_a_run_without_another_ends_in_its_sent
     finally:
         executor.close()
     (sentence,) = logged(caplog)
-    assert re.fullmatch(r"node \S+ is left aside, because the run has cpu=.*, and here cpu=odd", sentence)
+    check_sentence(sentence, ["node", f"cpu={written[0]['cpu']}", "cpu=odd"])
     kinds = Odd(written[0], resume="rayfl resume DIR")
     kinds.count = 2
-    with pytest.raises(ClusterError, match=r"computes as the run did: .* with nodes like those: rayfl resume DIR, or"):
+    with refused(names=["cpu=odd", "rayfl resume DIR", "runtime.mixed=true"], error=ClusterError):
         RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), kinds, written.append)
     assert len(written) == 1
 
@@ -170,8 +169,7 @@ def test_an_actor_that_does_not_answer_is_replaced(tmp_path: Path, caplog: pytes
     status = Path(f"/proc/{hung}/status")
     assert not status.exists() or "Z (zombie)" in status.read_text()
     # On a machine that is busy enough other calls may be late too.
-    about = f"client actor {hung} is gone (no answer in call_timeout_s=10); its call is sent again, try "
-    assert any(about in sentence for sentence in logged(caplog))
+    assert any(str(hung) in sentence and "call_timeout_s=10" in sentence for sentence in logged(caplog))
     assert others == records
     assert_same_bits(run_state, other)
 
@@ -216,9 +214,8 @@ def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(m
     setup = with_method(Fatal)
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
-        pytest.raises(
-            ClientError, match=r"round 1, train, clients \d to \d: the actor died or did not answer in 2 tries"
-        ),
+        # Ray's own reason makes the sentence long.
+        pytest.raises(ClientError, match=r"^round 1, train, clients .* 2 tries"),
     ):
         played(setup, executor)
 
@@ -234,10 +231,9 @@ def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> 
         assert len(executor.pids) == 3
         assert executor.run(executor.put(RoundInputs(0, setup.plan(0))), [Job(EvaluateJob(()))])[0].result == ()
     first = min(client for client in setup.population.sample_round(2).selected if client >= 3)
-    expected = (
-        f"round 2, client {first}: Failing.begin (toys.py, line 64): ZeroDivisionError: client {first} divides by zero"
-    )
-    assert str(raised.value) == str(inline.value) == expected
+    assert str(raised.value) == str(inline.value)
+    error = f"ZeroDivisionError: client {first} divides by zero"
+    check_sentence(str(raised.value), [f"round 2, client {first}", "Failing.begin", "toys.py", error])
     assert "in begin" in raised.value.__notes__[0]
 
 
@@ -249,7 +245,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told(tmp_path: Path) -> None:
     jobs = [Job(work) for work in (uploads(0, 0, 1, 2, 3), uploads(4, 4), uploads(5, 0))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0), first=tmp_path / "failed")
     try:
-        with pytest.raises(ClientError, match="round 2, client 3: "):
+        with refused(names=["round 2", "client 3"], error=ClientError):
             executor.run(executor.put(RoundInputs(2, plan, message)), jobs)
     finally:
         executor.close()
@@ -261,7 +257,7 @@ def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
     setup = prepare(experiment())
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
-        pytest.raises(ClientError, match="round 7, pooled: AssertionError"),
+        refused(names=["round 7", "pooled", "AssertionError"], error=ClientError),
     ):
         # No model was put into what the job shares.
         executor.run(executor.put(RoundInputs(7, setup.plan(7))), [Job(PooledJob(0, 1))])
@@ -286,7 +282,7 @@ def test_quarters_of_a_gpu_start_and_a_fifth_one_is_late() -> None:
     setup = prepare(experiment())
     with session.executor(setup, Runtime(actors=4, num_gpus=0.25, num_cpus=0.5, device="cpu")) as executor:
         assert len(executor.pids) == 4
-        with pytest.raises(ClusterError, match=r"0 of 1 client actors .* ready within runtime.start_timeout_s=0\.5"):
+        with refused(names=["0 of 1", "runtime.start_timeout_s=0.5"], error=ClusterError):
             RayExecutor(ray.put(setup), Placement(1, 0.5, 0.25, start_timeout_s=0.5))
 
 
@@ -297,7 +293,7 @@ def test_a_gpu_that_ray_counts_and_torch_does_not_see_is_refused() -> None:
         pytest.fail("this test is for machines without a GPU: give the case with one its own test")
     setup = prepare(experiment(runtime={"num_gpus": 0.25}))
     with (
-        pytest.raises(ValueError, match="torch sees no GPU"),
+        refused(names=["device='cuda'", "runtime.device='cpu'"]),
         session.executor(setup, Runtime(actors=1, num_gpus=0.25)),
     ):
         raise AssertionError("an actor without a GPU must not start")

@@ -37,20 +37,20 @@ RUN = """
 import os, sys
 from pathlib import Path
 {before}
-from actors import driver, fork_server, ray_internals, session
+from actors import driver, fork_server, ray_internals
 from rayfl.experiment.prepare import prepare
-from tests.actors.toys import experiment
+from tests.actors.toys import experiment, play_on_ray
 import ray
 
 def play():
     print(sum(ray_internals.find(part) is not None for part in ray_internals.PARTS))
     chosen = experiment("scaffold", runtime={"actors": 2, "num_cpus": 0.5})
     listener = driver.Listener(lambda row, means: print(fork_server._begun is not None, bool(asked())))
-    driver.play_on_ray(chosen, prepare(chosen), Path(sys.argv[1]), listener)
+    play_on_ray(chosen, prepare(chosen), Path(sys.argv[1]), listener)
 
 def asked():
     # Whether this Ray asks for a token.
-    from actors.access import _refuses
+    from actors.start_or_join import _refuses
     return _refuses(ray.get_runtime_context().gcs_address, {})
 
 if __name__ == "__main__":

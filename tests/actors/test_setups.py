@@ -14,6 +14,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from tests.actors.toys import assert_same_bits, experiment, logged, played
+from tests.refusals import check_sentence, refused
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -37,9 +38,9 @@ def test_actors_map_the_files_or_are_sent_the_data(
     for sent in (False, True):
         if sent:
             (tmp_path / "inputs.npy").rename(tmp_path / "elsewhere.npy")
-            with pytest.raises(setups.FilesMissing, match=f"the files in {tmp_path} are not on node"):
+            with refused(names=[tmp_path, "node"], error=setups.FilesMissing):
                 setups.read_setup(reference)
-            with pytest.raises(ClusterError, match="nor on the coordinator's: restore them"):
+            with refused(names=[tmp_path, "coordinator", "restore"], error=ClusterError):
                 setups.put_whole(reference)
         # The setup of this process has mapped the file already, which is why it outlives its name.
         with session.executor(setup, Runtime(actors=2)) as executor:
@@ -65,4 +66,4 @@ def test_a_node_without_the_files_is_sent_the_data(
     assert others == records
     assert_same_bits(run_state, other)
     (sentence,) = logged(caplog)
-    assert sentence.startswith(f"the files in {tmp_path} are not on node") and sentence.endswith("to such nodes, once")
+    check_sentence(sentence, [tmp_path, "node"])

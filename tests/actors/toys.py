@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from actors import driver, session
+from actors.driver import Listener
+from actors.placement import place
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.experiment.experiment import Experiment
@@ -41,6 +44,15 @@ def experiment(method: str = "fedavg", /, **changes: Any) -> Experiment:
     if method == "local":
         settings["clients"] = {"count": 10}
     return Experiment(**{**settings, **changes})
+
+
+def play_on_ray(
+    experiment: Experiment, setup: Setup, directory: Path, listener: Listener, resumed: bool = False
+) -> bool:
+    """`driver.play_on_ray` in a session of its own, or in the one that there is."""
+    with session.session(experiment.runtime, setup):
+        placement = place(experiment.runtime, most_calls=setup.most_actors)
+        return driver.play_on_ray(experiment, setup, placement, directory, listener, resumed)
 
 
 def with_method(kind: type[FedAvg], **attributes: Any) -> Setup:

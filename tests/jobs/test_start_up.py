@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray._private.node import Node
 
-from actors import session
+from actors import start_or_join
 from jobs import run_page
 from jobs.console import Audience
 from jobs.run_page import RunPage
@@ -170,7 +170,7 @@ def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(RuntimeError):
-        session._init(None, False)
+        start_or_join._init(None, False)
     assert found == [None, None, None]
     # Also after an error Ray is what it was.
     assert {name: getattr(Node, name) for name in skipped} == skipped

@@ -16,7 +16,8 @@ import psutil
 import pytest
 import ray
 
-from actors import access, ray_internals
+from actors import ray_internals, start_or_join
+from actors.start_or_join import LOOPBACK
 from tests.actors.toys import logged
 from tests.refusals import check_sentence
 
@@ -77,7 +78,7 @@ def listening(processes: list[psutil.Process]) -> Iterator[tuple[str, str, int]]
 
 def test_a_session_listens_on_loopback_alone(processes: list[psutil.Process]) -> None:
     found = list(listening(processes))
-    assert [one for one in found if one[1].removeprefix("::ffff:") != access.LOOPBACK] == []
+    assert [one for one in found if one[1].removeprefix("::ffff:") != LOOPBACK] == []
     assert {name[:15] for name, _, _ in found} >= SERVERS
     # This process is the driver.
     assert processes[0].name() in {name for name, _, _ in found}
@@ -110,12 +111,15 @@ def test_no_server_of_a_session_takes_a_call_without_the_token(processes: list[p
     answers = {call: set() for call in CALLS}
     for name, _, port in listening(processes):
         for call in CALLS:
-            with grpc.insecure_channel(f"{access.LOOPBACK}:{port}") as channel, pytest.raises(grpc.RpcError) as raised:
+            with (
+                grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel,
+                pytest.raises(grpc.RpcError) as raised,
+            ):
                 channel.unary_unary(f"/ray.rpc.{call}")(b"", timeout=5)
             answers[call].add(raised.value.code())
         if name.startswith("ray::RuntimeEnv"):
             # It installs packages, over HTTP.
-            request = urllib.request.Request(f"http://{access.LOOPBACK}:{port}/get_or_create_runtime_env", b"")
+            request = urllib.request.Request(f"http://{LOOPBACK}:{port}/get_or_create_runtime_env", b"")
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(request, timeout=5)
     # Of the others, one does not know the call, and one speaks HTTP.
@@ -126,14 +130,14 @@ def test_no_server_of_a_session_takes_a_call_without_the_token(processes: list[p
 
 JOINING = """
 import json, os, sys
-from actors import access, ray_internals
+from actors import start_or_join, ray_internals
 from actors.errors import ClusterError
 
 for environment in json.loads(sys.argv[2]):
     os.environ.update(environment)
     ray_internals.read_token_again()
     try:
-        with access.joined(sys.argv[1]):
+        with start_or_join.token_for(sys.argv[1]):
             print("joined by", os.environ.get("RAY_AUTH_MODE"))
     except ClusterError as error:
         print(error)
@@ -173,12 +177,12 @@ def test_a_cluster_without_tokens_is_named(caplog: pytest.LogCaptureFixture) -> 
     server = grpc.server(ThreadPoolExecutor(1))
     handlers = {call: grpc.unary_unary_rpc_method_handler(answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    address = f"{access.LOOPBACK}:{server.add_insecure_port(f'{access.LOOPBACK}:0')}"
+    address = f"{LOOPBACK}:{server.add_insecure_port(f'{LOOPBACK}:0')}"
     server.start()
     try:
-        with access.joined(address):
+        with start_or_join.token_for(address):
             pass
     finally:
         server.stop(None).wait()
     (sentence,) = logged(caplog)
-    assert sentence.startswith(f"the cluster at {address} has no token authentication: whoever reaches its ports")
+    check_sentence(sentence, [address, "token", "RAY_AUTH_MODE=token"])

@@ -1,0 +1,214 @@
+"""Start a local Ray, or join a cluster.
+
+A Ray that rayfl starts listens on 127.0.0.1 and requires a random token. A cluster that rayfl joins keeps its rules.
+
+The token is Ray's own token authentication: without it, Ray's servers and actors' processes refuse every call. Ray
+reads its mode and token from the environment once a process, and Ray's processes inherit the environment. So a
+session's token is in the environment of the session's processes, which only their user can read, and nowhere else.
+"""
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+
+from actors import fork_server, heap, ray_internals
+from actors.errors import ClusterError
+from rayfl.errors import RayflError
+
+log = logging.getLogger("rayfl")
+
+LOOPBACK = "127.0.0.1"
+"""The address of a node that no other machine can reach."""
+
+_ANSWER_S = 5.0
+"""Seconds in which a cluster's head must accept a connection, and say whether it requires a token."""
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Context manager: a Ray that is started in the block requires a new random token and may listen on 127.0.0.1.
+
+    This process and the processes that it starts in the block have the token. End the Ray in the block, too. The
+    environment variables about tokens, which are for clusters, are restored after the block. Raise ClusterError if this
+    process has loaded a Ray that cannot require a token.
+    """
+    without = {"RAY_AUTH_TOKEN_PATH": None, "RAY_ENABLE_K8S_TOKEN_AUTH": None}
+    token = ray_internals.new_token()
+    with _variables(token | without if token else {}), ray_internals.loopback():
+        yield
+
+
+@contextmanager
+def started(memory_mb: int | None, crowded: bool, resume: str | None) -> Iterator[None]:
+    """Context manager: a local Ray with a store of `memory_mb`, which ends with the block.
+
+    `crowded`: the coordinator's memory cannot hold the small states that Ray would keep there. `resume`: the command
+    that continues the run. Raise ClusterError if Ray does not start at a second try either.
+    """
+    with private():
+        try:
+            _start(memory_mb, crowded, resume)
+            yield
+        finally:
+            ray.shutdown()
+            fork_server.end()
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Context manager: join the cluster at `address` (host:port or auto), and leave it after the block.
+
+    Raise RayflError for a wrong address; ClusterError if no cluster answers, or if it refuses this process.
+    """
+    _require_reachable(address)
+    fork_server.end()
+    with token_for(address):
+        try:
+            _join(address)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Raise ClusterError if nothing listens at host:port, which Ray would try for minutes. "auto" is left to Ray."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    allowed = host and "//" not in host and host.isascii() and re.fullmatch("[0-9]{1,5}", port)
+    if not allowed or not 0 < int(port) < 1 << 16:
+        dashboard = f"--address {address} " if address.startswith("http") else ""
+        raise RayflError(
+            f"address={address!r} is not allowed: give host:port of a Ray head, auto or local, or unset RAY_ADDRESS; "
+            f"to run on that cluster itself: ray job submit {dashboard}--working-dir . -- python -m jobs.run FILE"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address!r} ({error.strerror or error}); start one, or unset RAY_ADDRESS and "
+            "runtime.address to run on this machine alone"
+        ) from None
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"Ray could not join the cluster at {address!r}: {error}; are the versions of Ray and Python equal?"
+        ) from error
+
+
+@contextmanager
+def token_for(address: str) -> Iterator[None]:
+    """Context manager: in the block, `ray.init` has the token of the cluster at `address` (host:port or auto).
+
+    If the cluster requires a token, it is read from RAY_AUTH_TOKEN, from the file that RAY_AUTH_TOKEN_PATH names or
+    from ~/.ray/auth_token. If the cluster requires none, a warning is logged. Raise ClusterError if the required token
+    is missing or wrong.
+    """
+    # None if no Ray runs on this machine; ray.init has its own error for that.
+    found = ray_internals.running_head() if address == "auto" else address
+    refused = _refuses(found, {}) if found else None
+    if refused is False:
+        log.warning(
+            f"the cluster at {address} has no token authentication: whoever reaches its ports runs code there as its "
+            "user; start it with RAY_AUTH_MODE=token"
+        )
+    mode = os.environ.get("RAY_AUTH_MODE", "token" if refused else None)
+    with _variables({"RAY_AUTH_MODE": mode}), ray_internals.loopback():
+        if refused and found:
+            token = {} if os.environ["RAY_AUTH_MODE"].lower() == "disabled" else ray_internals.token_headers()
+            if token is not None and _refuses(found, token):
+                raise ClusterError(
+                    f"the cluster at {address!r} {'refuses this token' if token else 'asks for a token'}; give its "
+                    "token in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names or in ~/.ray/auth_token, and "
+                    "leave RAY_AUTH_MODE unset"
+                )
+        yield
+
+
+def _refuses(head: str, token: Mapping[str, str]) -> bool | None:
+    """Whether a cluster's head refuses a call with these headers; None if it does not answer."""
+    import grpc
+
+    # Closed at once: a process with an open channel must not fork, as ray.init does.
+    with grpc.insecure_channel(head) as channel:
+        try:
+            metadata = tuple((name.lower(), value) for name, value in token.items())
+            channel.unary_unary(ray_internals.GET_CLUSTER_ID)(b"", timeout=_ANSWER_S, metadata=metadata)
+        except grpc.RpcError as error:
+            # Any: a grpc.RpcError of a call is a grpc.Call, too, and its type does not say so.
+            code = error.code()  # pyright: ignore[reportAttributeAccessIssue]
+            return True if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) else None
+    return False
+
+
+@contextmanager
+def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Context manager: set environment variables (None: unset) in the block, and restore the earlier ones after it."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    ray_internals.read_token_again()
+
+
+def _start(memory_mb: int | None, crowded: bool, resume: str | None) -> None:
+    try:
+        _init(memory_mb, crowded)
+    # Ray raises anything, Exception itself too.
+    except Exception:  # noqa: BLE001
+        ray.shutdown()
+        try:
+            _init(memory_mb, crowded)
+        except Exception as error:
+            words = " ".join(str(error).split())[:300]
+            raise ClusterError(
+                f"Ray did not start, nor at a second try ({type(error).__name__}: {words}); no run was started or "
+                "changed: look at memory, disk and rights of /dev/shm and Ray's folder (RAY_TMPDIR, or /tmp/ray), or "
+                f"set {ray_internals.PLAIN}=1 if this version of Ray is new, then "
+                + (f"go on with: {resume}" if resume else "run it again")
+            ) from error
+
+
+def _init(memory_mb: int | None, crowded: bool) -> None:
+    limits = {"max_direct_call_object_size": heap.LOW_LIMIT_BYTES} if crowded else {}
+    settings = ray_internals.system_config(
+        # By default Ray frees objects once a second, and until then every round's models fill new pages of the store.
+        free_objects_period_milliseconds=50,
+        # Ray keeps a history of the last 100,000 calls, 3 to 4 kB each, for its dashboard, which is off.
+        task_events_report_interval_ms=0,
+        # Otherwise Ray starts workers now, and ray.init waits for all of them: for ever if one dies as it starts.
+        prestart_worker_first_driver=False,
+        # Ray takes a worker that died as it started for a slow one and waits for it: 60 s by default, and two such
+        # deaths take all of runtime.start_timeout_s.
+        worker_register_timeout_seconds=30,
+        **limits,
+    )
+    server = fork_server.begin()
+    with ray_internals.lean_nodes(server and server.socket):
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=None if memory_mb is None else memory_mb * 10**6,
+            logging_level=logging.CRITICAL,
+            log_to_driver=False,
+            **settings,
+        )
