@@ -212,8 +212,8 @@ def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
     Raise DiskError if the disk refuses.
     """
     from rayfl.determinism.platform import ON_CPU, differences, of_driver, with_driver, with_kind
-    from rayfl.run_directory.atomic_files import writing
     from rayfl.run_directory.description import write_platform
+    from rayfl.run_directory.disk import writing
 
     found = platform
     if spec.driver:

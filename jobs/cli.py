@@ -279,7 +279,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         from rayfl.experiment.prepare import make_partition
         from rayfl.experiment.sweep import read_sweep
         from rayfl.report import partition_picture as drawing
-        from rayfl.run_directory.output_files import PARTITION_PICTURE, require_replaceable, write_output
+        from rayfl.run_directory.outputs import PARTITION_PICTURE, require_replaceable, write_output
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)

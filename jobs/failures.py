@@ -16,7 +16,7 @@ from actors.parent_process import TRACEBACK, leave_sentence
 from jobs.standard_output import discard_output, reader_has_left
 from rayfl.errors import RayflError, reason
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
-from rayfl.run_directory.atomic_files import DiskError
+from rayfl.run_directory.disk import DiskError
 
 FAILED = 1
 """An error of a client, Ray, the cluster or the disk ended a run, or some runs of a sweep failed."""

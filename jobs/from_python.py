@@ -7,7 +7,7 @@ objects in place of names. Beside a path or an `Experiment` they replace its set
 
 A mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code
 `rayfl.rounds.errors.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
-`rayfl.run_directory.atomic_files.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and the
+`rayfl.run_directory.disk.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and the
 second time at once; it can be resumed.
 """
 

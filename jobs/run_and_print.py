@@ -13,7 +13,7 @@ from jobs.standard_output import print_table
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.summary import summary
-from rayfl.run_directory.lock import locked
+from rayfl.run_directory.disk import locked
 from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.own_entries import remove_entries, require_own_entries
 from rayfl.run_directory.record import read_run

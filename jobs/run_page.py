@@ -7,7 +7,7 @@ from pathlib import Path
 from jobs.console import Audience
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.run_directory.atomic_files import writing
+from rayfl.run_directory.disk import writing
 from rayfl.run_directory.run_folder import RunFolder
 
 DRAWING = "drawing the page"

@@ -27,7 +27,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import Storage
-from rayfl.run_directory.output_files import REPORT, require_replaceable
+from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 

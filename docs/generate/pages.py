@@ -229,7 +229,7 @@ def columns_section() -> str:
 
 def run_files_section() -> str:
     """The files of a run directory."""
-    return table(["file", "content"], [[name, text] for files in PARTS for name, text in files.described.items()])
+    return table(["file", "content"], [[name, text] for files in PARTS for name, text in files.documented.items()])
 
 
 SECTIONS: Mapping[str, Callable[[], str]] = {

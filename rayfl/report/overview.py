@@ -10,7 +10,7 @@ from typing import Literal
 from rayfl.errors import RayflError
 from rayfl.report.groups import accuracy_names, groups
 from rayfl.report.summary import summary
-from rayfl.run_directory.lock import is_locked
+from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]

@@ -28,7 +28,7 @@ from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import compared, tuning
 from rayfl.report.vega_script import javascript
-from rayfl.run_directory.output_files import REPORT, require_replaceable, write_output
+from rayfl.run_directory.outputs import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 
 _FEWEST_POINTS = 12

@@ -9,7 +9,7 @@ from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.data.partitions.matching_test_split import label_counts
 from rayfl.errors import RayflError
-from rayfl.run_directory.output_files import WRITTEN_BY
+from rayfl.run_directory.outputs import WRITTEN_BY
 
 SPLITS = ("train", "validation", "heldout", "test")
 
@@ -91,7 +91,7 @@ def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -
     axes.set_title(f"{dataset.name}: {num_clients} clients, mean distance {distances(counts).mean():.2f}", loc="left")
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "rayfl"}):
-        # rayfl recognizes its own pictures by this mark: run_directory/output_files.py.
+        # rayfl recognizes its own pictures by this mark: run_directory/outputs.py.
         mark = {"Software": WRITTEN_BY} if image_format == "png" else {"Date": None, "Creator": WRITTEN_BY}
         figure.savefig(buffer, format=image_format, metadata=mark)
     return buffer.getvalue()

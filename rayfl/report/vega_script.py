@@ -9,7 +9,7 @@ from importlib.metadata import version
 from rayfl.data.sources.fetch import CACHE
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded, read_text
-from rayfl.run_directory.atomic_files import write_text
+from rayfl.run_directory.disk import write_text
 
 _END = "\n/* whole */"
 """The end of a complete file."""

@@ -7,13 +7,16 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.rounds.executor import Executor, Handle, Ref
+from rayfl.compress.base import Packet
+from rayfl.errors import RayflError, reason
+from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
+from rayfl.run_directory.disk import portions
 from rayfl.run_directory.manifest import (
     SERVER,
     DamagedFile,
@@ -21,11 +24,12 @@ from rayfl.run_directory.manifest import (
     checkpoints,
     new_checkpoint,
     read_manifest,
+    rounds_saved,
     write_manifest,
 )
-from rayfl.run_directory.state_files import load_states, save_states
+from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
-from rayfl.tree import Arrays, State
+from rayfl.tree import State
 
 log = logging.getLogger("rayfl")
 
@@ -53,17 +57,28 @@ def save(
     """Write a checkpoint of `run_state` into a run directory.
 
     `num_rows`: the rows that each table of the records has so far; `load` compares them. `identity`: that of the setup.
-    Raise OSError if the disk refuses; then the earlier checkpoints are as they were.
+    If the disk refuses, log why; the earlier checkpoints stay as they were, and the run goes on without this one.
     """
-    with new_checkpoint(directory, run_state.round) as place:
-        write_manifest(
-            place,
-            list(_write_states(place, run_state, executor)),
-            identity=identity,
-            round=run_state.round,
-            rows=num_rows or {},
-            states=len(run_state.states),
-            memories=len(run_state.server_memories),
+    earlier = [found for found in rounds_saved(directory) if found < run_state.round]
+    try:
+        with new_checkpoint(directory, run_state.round) as place:
+            write_manifest(
+                place,
+                list(_write_states(place, run_state, executor)),
+                identity=identity,
+                round=run_state.round,
+                rows=num_rows or {},
+                states=len(run_state.states),
+                memories=len(run_state.server_memories),
+            )
+    except OSError as error:
+        log.warning(
+            "no checkpoint before round %d, because %s cannot be written to (%s); the run goes on, and would resume "
+            "from %s",
+            run_state.round,
+            directory,
+            reason(error),
+            f"the checkpoint before round {earlier[0]}" if earlier else "the start",
         )
 
 
@@ -72,25 +87,11 @@ def _write_states(place: Path, run_state: RunState, executor: Executor) -> Itera
     save_states(place / SERVER, {"server": tree.to_arrays(run_state.server)})
     yield place / SERVER
     for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
-        for number, states in enumerate(_batches(refs, executor)):
+        states_by_client = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()))
+        for number, states in enumerate(portions(states_by_client, tree.num_bytes, FILE_BYTES)):
             path = place / f"{kind}-{number:04d}.safetensors"
             save_states(path, states)
             yield path
-
-
-def _batches(refs: Mapping[int, Ref], executor: Executor) -> Iterator[dict[str, Arrays]]:
-    """States by client, in batches that each fill a file."""
-    batch: dict[str, Arrays] = {}
-    size = 0
-    for client in sorted(refs):
-        state = executor.get(refs[client])
-        batch[str(client)] = state
-        size += tree.num_bytes(state)
-        if size >= FILE_BYTES:
-            yield batch
-            batch, size = {}, 0
-    if batch:
-        yield batch
 
 
 def load(
@@ -127,26 +128,29 @@ def load(
 def _read(place: Path, about: Manifest, executor: Executor, first: State | None) -> RunState:
     """The run state in a checkpoint whose files are as they were written. Raise DamagedFile if they hold none."""
 
-    # Any: a packet.
-    def handle(packet: object) -> Handle:
-        return executor.handle(executor.put(packet))
+    # Any: a state's leaf, and what stands for it.
+    def with_handles(leaf: Any) -> Any:
+        """A state with a handle in place of every packet."""
+        if isinstance(leaf, Mapping):
+            return {name: with_handles(inner) for name, inner in leaf.items()}
+        return executor.handle(executor.put(leaf)) if isinstance(leaf, Packet) else leaf
 
     def states(kind: str, count: int) -> dict[int, Ref]:
         """References to the states of one kind by client."""
         refs: dict[int, Ref] = {}
         for name in sorted(name for name in about.files if name.startswith(kind)):
-            for key, state in load_states(place / name, handle):
+            for key, state in load_states(place / name):
                 if not re.fullmatch(r"0|[1-9][0-9]{0,17}", key) or int(key) in refs:
                     raise DamagedFile(f"{name} holds the state of client {shown(key)}")
-                refs[int(key)] = executor.put(state)
+                refs[int(key)] = executor.put(with_handles(state))
         if len(refs) != count:
             raise DamagedFile(f"it holds {len(refs)} {kind} of {count}")
         return refs
 
-    found = dict(load_states(place / SERVER, handle))
+    found = dict(load_states(place / SERVER))
     if set(found) != {"server"}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
-    server = tree.to_tensors(found["server"])
+    server = tree.to_tensors(with_handles(found["server"]))
     if first is not None:
         _check_types(server, first)
     return RunState(

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.errors import RayflError, reason
-from rayfl.limits import json_files
-from rayfl.run_directory.atomic_files import write_json, write_text, write_whole
-from rayfl.run_directory.lock import locked
-from rayfl.run_directory.run_files import RunFiles
+from rayfl.limits.json_files import read_json
+from rayfl.run_directory.disk import locked, write_json, write_text, write_whole
+from rayfl.run_directory.part import Part
 
 EXPERIMENT = "experiment.json"
 """A directory is a run's if it has this file."""
 TOML = "experiment.toml"
 PLATFORM = "platform.json"
-FILES = RunFiles(
+PART = Part(
     (r"experiment\.json", r"experiment\.toml", r"platform\.json"),
     {
         "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; the TOML file runs again",
@@ -25,8 +24,7 @@ FILES = RunFiles(
         "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: what other kinds of machine did",
     },
 )
-INPUT_FOLDER = "files"
-INPUT_FILES = RunFiles(
+INPUT_FILES = Part(
     (r"files/[a-z]+-[0-9a-f]{12}(\..*)?",),
     {
         "`files/`": "copies of the files that the experiment names: its trace, its graph, the weights that it begins "
@@ -38,7 +36,7 @@ INPUT_FILES = RunFiles(
 def input_name(kind: str, digest: str, suffix: str) -> str:
     """The path in a run directory of the copy of an input file. `kind`: one word of small letters; it says what the
     file is; `digest`: 12 hexadecimal digits of its content; `suffix`: the ending of the original."""
-    return f"{INPUT_FOLDER}/{kind}-{digest}{suffix}"
+    return f"files/{kind}-{digest}{suffix}"
 
 
 # Any: settings of any type.
@@ -94,7 +92,7 @@ def read_platform(directory: Path) -> Mapping[str, object]:
 
 def _read(path: Path) -> Mapping[str, object]:
     try:
-        return json_files.read_json(path)
+        return read_json(path)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None

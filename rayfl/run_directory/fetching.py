@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.atomic_files import sync_directory, writing
 from rayfl.run_directory.description import EXPERIMENT, PLATFORM
-from rayfl.run_directory.lock import LOCK, locked
+from rayfl.run_directory.disk import LOCK, locked, sync_directory, writing
 from rayfl.run_directory.mirror import reached
 from rayfl.run_directory.object_storage import Storage, opened
 from rayfl.run_directory.own_entries import is_own_file, own_files, remove_entries, require_own_entries

@@ -26,8 +26,8 @@ from pydantic import Field
 from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
 from rayfl.limits.regular_files import require_regular
-from rayfl.run_directory.atomic_files import sync_directory, write_json
-from rayfl.run_directory.run_files import RunFiles
+from rayfl.run_directory.disk import sync_directory, write_json
+from rayfl.run_directory.part import Part
 from rayfl.settings import Settings, shown
 from rayfl.version import __version__
 
@@ -35,7 +35,7 @@ FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
 _CHECKPOINT, _STATES = r"checkpoints/[0-9]{8,}(\.partial)?", r"(server|(states|memories)-[0-9]{4,})\.safetensors"
-FILES = RunFiles(
+PART = Part(
     (rf"{_CHECKPOINT}/manifest\.json", rf"{_CHECKPOINT}/{_STATES}"),
     {"`checkpoints/`": "the states from which the run resumes, after the number of rounds that a folder is called by"},
 )
@@ -95,6 +95,9 @@ def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
     home = directory / FOLDER
     home.mkdir(parents=True, exist_ok=True)
     place = home / f"{round:08d}"
+    before = checkpoints(directory)
+    # A run that resumed from an earlier checkpoint cannot use the later ones.
+    kept = [one for one in before if int(one.name) < round][: _KEPT - 1]
     partial = home / f"{place.name}.partial"
     for left in (*home.glob("*.partial"), place):
         shutil.rmtree(left, ignore_errors=True)
@@ -106,10 +109,7 @@ def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_directory(home)
-    # A run that came back to here without the later checkpoints cannot use them.
-    found = checkpoints(directory)
-    kept = [one for one in found if int(one.name) <= round][:_KEPT]
-    for old in set(found) - set(kept):
+    for old in {*before} - {place, *kept}:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -177,18 +177,13 @@ def read_manifest(place: Path) -> Manifest:
     if SERVER not in manifest.files:
         raise DamagedFile(f"its manifest lacks {SERVER}")
     for name, file in manifest.files.items():
-        _check(place, name, file)
+        try:
+            require_regular(place / name)
+            with open(place / name, "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                found = hashlib.file_digest(stream, "sha256").hexdigest() if size == file.bytes else None
+        except OSError as error:
+            raise DamagedFile(f"{name} cannot be read: {reason(error)}") from None
+        if found != file.sha256:
+            raise DamagedFile(f"{name} is not what was written")
     return manifest
-
-
-def _check(place: Path, name: str, file: _File) -> None:
-    """Raise DamagedFile unless a file is there, whole and unchanged."""
-    try:
-        require_regular(place / name)
-        with open(place / name, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            found = hashlib.file_digest(stream, "sha256").hexdigest() if size == file.bytes else None
-    except OSError as error:
-        raise DamagedFile(f"{name} cannot be read: {reason(error)}") from None
-    if found != file.sha256:
-        raise DamagedFile(f"{name} is not what was written")

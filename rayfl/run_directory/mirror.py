@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from rayfl.run_directory.atomic_files import DiskError
 from rayfl.run_directory.description import EXPERIMENT
+from rayfl.run_directory.disk import DiskError
 from rayfl.run_directory.manifest import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.own_entries import is_own_file, own_files
@@ -61,11 +61,12 @@ class Copies:
             copied = self._found()
         here = set(own_files(self.directory))
         gone = copied.keys() - here
-        steps = [(_order(name), name) for name in here] + [(_removal_order(name), name) for name in gone]
         lost: set[str] = set()
-        for _, name in sorted(steps):
+        for name in sorted(here | gone, key=lambda name: (_step(name, name in gone), name)):
             if name in gone:
-                self._remove(name)
+                # If it may not be removed it stays, and does no harm.
+                with suppress(StorageError):
+                    self.storage.remove(name)
                 del copied[name]
             # The run may remove an old checkpoint meanwhile: a manifest without its other files must not be copied.
             elif not (name.endswith(MANIFEST) and name.rpartition("/")[0] in lost):
@@ -85,17 +86,10 @@ class Copies:
         for name in (one for one in there if round_of(one) is not None):
             # The run may remove an old checkpoint meanwhile.
             with suppress(FileNotFoundError):
-                if (self.directory / name).read_bytes() == self.storage.read(name):
+                if (self.directory / name).read_bytes() == b"".join(self.storage.pieces(name)):
                     folder = name.removesuffix(MANIFEST)
                     found |= {one: _stamp(self.directory / one) for one in there if one.startswith(folder)}
         return found
-
-    def _remove(self, name: str) -> None:
-        """Remove a file from the copy; one that may not be removed stays and does no harm."""
-        try:
-            self.storage.remove(name)
-        except StorageError as error:
-            log.debug("%s in %s could not be removed: %s", name, self.storage.url, error)
 
     def is_behind(self) -> bool:
         """Whether the copy lacks a file, or has not come as far as the run."""
@@ -114,18 +108,17 @@ def _stamp(path: Path) -> _Stamp:
     return status.st_size, status.st_mtime_ns
 
 
-def _order(name: str) -> int:
-    """When a file is copied: the experiment after what belongs to it, then records, checkpoints, manifests."""
-    if round_of(name) is not None:
-        return 5
-    folder = name.partition("/")[0]
-    return {EXPERIMENT: 1, "records": 2, FOLDER: 4}.get(folder, 0)
+def _step(name: str, gone: bool) -> int:
+    """When a file is copied or, if it is `gone` here, removed.
 
-
-def _removal_order(name: str) -> int:
-    """When a file is removed: records before checkpoints are copied, as a finished table is read instead of a stream
-    that has gone on; all others at the end, manifests first."""
-    return 3 if name.startswith("records/") else 6 if round_of(name) is not None else 7
+    The experiment is copied after its own files, then records, checkpoints, and their manifests. Records are removed
+    before checkpoints are copied, because a finished table is read instead of a stream that has gone on. All other
+    files are removed at the end, manifests first.
+    """
+    part = MANIFEST if round_of(name) is not None else name.partition("/")[0]
+    if gone:
+        return {"records": 3, MANIFEST: 6}.get(part, 7)
+    return {EXPERIMENT: 1, "records": 2, FOLDER: 4, MANIFEST: 5}.get(part, 0)
 
 
 class Mirror:
@@ -167,10 +160,10 @@ class Mirror:
                         self._directory,
                     )
                 self._failing = True
-                continue
-            if self._failing:
-                log.warning("%s can be written to again, and has all of the run", self._url)
-            self._failing = False
+            else:
+                if self._failing:
+                    log.warning("%s can be written to again, and has all of the run", self._url)
+                self._failing = False
 
     def __enter__(self) -> Callable[[], None]:
         return self.round_done

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from rayfl.errors import RayflError, reason
-from rayfl.run_directory.atomic_files import DiskError
+from rayfl.run_directory.disk import DiskError
 from rayfl.settings import shown
 
 # A command that meets no URL loads neither.
@@ -59,28 +59,24 @@ def require_url(url: str) -> None:
         )
     if parts.scheme not in _BY_PYARROW:
         _require_fsspec(url, parts.scheme)
-    if not url.startswith(f"{parts.scheme}://") or not parts.netloc:
-        raise RayflError(f"{shown(url)} names no bucket: write it as s3://bucket/folder")
-    if parts.fragment or "::" in url or ".." in parts.path.split("/"):
-        raise RayflError(f"{shown(url)} is not allowed: write it as s3://bucket/folder")
+    whole = url.startswith(f"{parts.scheme}://") and parts.netloc
+    if not whole or parts.fragment or "::" in url or ".." in parts.path.split("/"):
+        raise RayflError(f"{shown(url)} names no folder of a bucket: write it as s3://bucket/folder")
 
 
 def _require_fsspec(url: str, scheme: str) -> None:
     import fsspec
 
-    lack = ""
+    cause = "a folder of this machine is given as its path"
     if scheme not in _LOCAL:
         try:
             fsspec.get_filesystem_class(scheme)
             return
-        except ImportError as error:
-            lack = f" ({error})"
-        except ValueError:
-            pass
-    other = "; a folder of this machine is given as its path" if scheme in ("file", "local") else ""
+        except (ImportError, ValueError) as error:
+            cause = str(error)
     raise RayflError(
-        f"{shown(url)}: no run can be kept in {scheme}://{lack}; known are s3, gs, abfs, hdfs and what an installed "
-        f"package adds to fsspec{other}"
+        f"{shown(url)}: no run can be kept in {scheme}:// ({cause}); known are s3, gs, abfs, hdfs and the protocols "
+        "that installed packages add to fsspec"
     )
 
 
@@ -128,22 +124,16 @@ class Storage:
         times = {one: one.mtime.timestamp() if one.mtime else 0.0 for one in found if one.type == FileType.File}
         return {one.path.lstrip("/")[start:]: time for one, time in times.items()}
 
-    def read(self, name: str) -> bytes:
-        """The content of a file."""
-        with self._refusals(), self._files.open_input_stream(self._at(name)) as file:
-            return file.read()
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The content of a file, in pieces."""
+        with self._refusals(), self._files.open_input_stream(self._at(name)) as source:
+            while piece := source.read(_PIECE_BYTES):
+                yield piece
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file of the storage to `path`. Raise OSError if the disk refuses."""
-        with self._refusals():
-            source = self._files.open_input_stream(self._at(name))
-        with source, open(path, "wb") as target:
-            while True:
-                with self._refusals():
-                    piece = source.read(_PIECE_BYTES)
-                if not piece:
-                    return
-                target.write(piece)
+        with open(path, "wb") as target:
+            target.writelines(self.pieces(name))
 
     def put(self, name: str, path: Path) -> None:
         """Copy a file to the storage, where it appears whole or not at all.
@@ -231,9 +221,7 @@ def _words(error: Exception) -> str:
     """The error of a library in one short line."""
     if isinstance(error, OSError) and error.errno:
         return reason(error)
-    text = " ".join(str(error).split())
-    # AWS's library repeats the request, then says: AWS Error ACCESS_DENIED during X operation: Why.
-    if found := re.search(r"AWS Error ([A-Z_]+).*? during (\w+) operation:? ?(.*)", text):
-        why = re.sub(r"^.*? Message: |\(Request ID.*", "", found[3]).strip(" .")
-        text = f"{found[1]} in {found[2]}{f': {why}' if why else ''}"
-    return text[:_LONGEST] or type(error).__name__
+    # AWS's library repeats the request, then says: AWS Error ACCESS_DENIED during X operation: Why (Request ID: Z).
+    text = re.sub(r"^.*AWS Error ([A-Z_]+).*? during (\w+) operation:?(.*? Message:)?", r"\1 in \2:", str(error))
+    words = text.partition("(Request ID")[0].split()
+    return " ".join(words).strip(" .:")[:_LONGEST] or type(error).__name__

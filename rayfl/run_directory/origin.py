@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rayfl.limits.json_files import read_json
-from rayfl.run_directory.atomic_files import write_json
-from rayfl.run_directory.run_files import RunFiles
+from rayfl.run_directory.disk import write_json
+from rayfl.run_directory.part import Part
 
-FILES = RunFiles(
+PART = Part(
     (r"origin\.json",),
     {
         "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "

@@ -9,48 +9,47 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import description, lock, manifest, origin, output_files, saved_models, tables
+from rayfl.run_directory import description, disk, manifest, origin, outputs, saved_models, tables
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
-    description.FILES,
-    origin.FILES,
-    tables.FILES,
-    saved_models.FILES,
-    manifest.FILES,
+    description.PART,
+    origin.PART,
+    tables.PART,
+    saved_models.PART,
+    manifest.PART,
     description.INPUT_FILES,
-    tracker.FILES,
-    output_files.FILES,
-    lock.FILES,
+    tracker.PART,
+    outputs.PART,
+    disk.PART,
 )
 """The files of every part of a run, in the order of the documentation."""
-_PATTERNS = [pattern.split("/") for files in PARTS for pattern in files.patterns]
-_OWN = [(tuple(map(re.compile, names)), names[-1] == ".+") for names in _PATTERNS]
-"""The names of every pattern's path, and whether its last name stands for files at any depth."""
+_OWN = [[re.compile(name) for name in pattern.split("/")] for part in PARTS for pattern in part.patterns]
+"""The names of every pattern's path."""
+
+
+def _declared(names: Sequence[str]) -> list[list[re.Pattern[str]]]:
+    """The declared paths that begin with these names, or that are a beginning of them."""
+    return [own for own in _OWN if all(name.fullmatch(given) for name, given in zip(own, names, strict=False))]
 
 
 def _is_file(names: Sequence[str]) -> bool:
     """Whether a run may write a file whose path has these names, or the temporary file from which it is renamed."""
     names = (*names[:-1], names[-1].removesuffix(".partial"))
     return any(
-        (len(names) == len(own) or (len(names) > len(own) and any_depth)) and _match(own, names)
-        for own, any_depth in _OWN
+        len(names) == len(own) or (len(names) > len(own) and own[-1].pattern == ".+") for own in _declared(names)
     )
 
 
 def _is_folder(names: Sequence[str]) -> bool:
     """Whether a run may make a folder whose path has these names."""
-    return any((len(names) < len(own) or any_depth) and _match(own, names) for own, any_depth in _OWN)
-
-
-def _match(own: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
-    return all(pattern.fullmatch(name) for pattern, name in zip(own, names, strict=False))
+    return any(len(names) < len(own) or own[-1].pattern == ".+" for own in _declared(names))
 
 
 def is_own_file(name: str) -> bool:
     """Whether a run may have written a file with this path in its directory and needs it later."""
     names = name.split("/")
-    return name != lock.LOCK and ".partial" not in name and ".." not in names and _is_file(names)
+    return name != disk.LOCK and ".partial" not in name and ".." not in names and _is_file(names)
 
 
 def own_files(directory: Path) -> Iterator[str]:
@@ -107,7 +106,7 @@ def remove_entries(directory: Path) -> None:
     experiment.json is removed last, so the directory still counts as a run if the removal is interrupted.
     """
     for entry in sorted(directory.iterdir(), key=lambda path: path.name == description.EXPERIMENT):
-        if entry.name == lock.LOCK:
+        if entry.name == disk.LOCK:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

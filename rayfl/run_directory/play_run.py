@@ -5,18 +5,20 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from rayfl import tree
-from rayfl.errors import reason
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, first_run_state, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.manifest import rounds_saved
+from rayfl.run_directory.disk import writing
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.saved_models import save_model
-from rayfl.run_directory.tables import first_rounds, read_tables
+from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
 from rayfl.tree import Tree
@@ -48,8 +50,9 @@ def play_run(
     which trackers failed. Raise DiskError if the records or the models cannot be written.
     """
     checkpoints = checkpoints or Checkpoints(every=0)
-    run_state, opened = recalled(setup, executor, directory) if resumed else (None, Recorder(directory))
-    with opened as recorder, Tracking(directory, trackers) as tracking:
+    run_state, earlier = recalled(setup, executor, directory) if resumed else (None, None)
+    rounds_done = run_state.round if run_state else 0
+    with Recorder(directory, earlier, rounds_done) as recorder, Tracking(directory, trackers) as tracking:
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             recorder.round(record.row, record.clients, record.metrics)
@@ -58,7 +61,7 @@ def play_run(
             if checkpoints.due(run_state.round, last or stop):
                 begun = time.perf_counter()
                 recorder.sync()
-                _save(directory, run_state, executor, recorder.num_rows, setup.identity)
+                checkpoint.save(directory, run_state, executor, recorder.num_rows, setup.identity)
                 on_checkpoint(time.perf_counter() - begun)
             on_round(record)
             tracking.round(record.row, record.means)
@@ -66,44 +69,29 @@ def play_run(
                 raise Stopped
 
         run_state = simulate(setup, executor, record_round, run_state)
-        if save_models:
-            for name, parts in final_models(setup, executor, run_state).items():
-                for path in save_model(directory, name, parts):
-                    tracking.model(path)
+        models = final_models(setup, executor, run_state) if save_models else {}
+        for name, parts in models.items():
+            with writing(directory, f"go on with: rayfl resume {directory}"):
+                paths = save_model(directory, name, parts)
+            for path in paths:
+                tracking.model(path)
     return run_state
 
 
-def recalled(setup: Setup, executor: Executor, directory: Path) -> tuple[RunState | None, Recorder]:
-    """The run state of the newest whole checkpoint whose rounds are on record (None: start again), and a recorder that
-    goes on after these rounds."""
+def recalled(setup: Setup, executor: Executor, directory: Path) -> tuple[RunState | None, Mapping[str, pa.Table]]:
+    """The run state of the newest whole checkpoint whose rounds are on record (None: start again), and the records."""
     first, tables = first_run_state(setup).server, read_tables(directory)
 
     def rows(rounds: int) -> dict[str, int]:
-        return {name: len(table) for name, table in first_rounds(tables, rounds).items()}
+        """The rows of each table in a number of first rounds. A table has its rounds in order."""
+        return {name: int(np.searchsorted(table["round"], rounds)) for name, table in tables.items()}
 
     run_state = checkpoint.load(directory, executor, rows, setup.identity, first)
     if run_state is None:
         log.info("there is no checkpoint: starting from round 0")
     else:
         log.info("going on from the checkpoint before round %d", run_state.round)
-    return run_state, Recorder(directory, first_rounds(tables, run_state.round if run_state else 0))
-
-
-def _save(directory: Path, run_state: RunState, executor: Executor, num_rows: Mapping[str, int], identity: str) -> None:
-    """Save a checkpoint, or log why that failed: the run then goes on without it."""
-    try:
-        checkpoint.save(directory, run_state, executor, num_rows, identity)
-    except OSError as error:
-        kept = rounds_saved(directory)
-        way_back = f"the checkpoint before round {kept[0]}" if kept else "the start"
-        log.warning(
-            "no checkpoint before round %d, because %s cannot be written to (%s); the run goes on, and would resume "
-            "from %s",
-            run_state.round,
-            directory,
-            reason(error),
-            way_back,
-        )
+    return run_state, tables
 
 
 def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mapping[str, Iterable[Tree]]:

@@ -4,22 +4,28 @@ The tables are Arrow streams while the run runs, and Parquet once it is finished
 directory is Arrow, JSON, safetensors or text; nothing is pickled.
 """
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.atomic_files import sync_directory, write_whole, writing
 from rayfl.run_directory.description import is_run, read_experiment, read_platform
-from rayfl.run_directory.lock import locked
-from rayfl.run_directory.tables import SCHEMAS, Stream, read_records, read_tables, table_path, write_table
+from rayfl.run_directory.disk import locked, sync_directory, write_whole, writing
+from rayfl.run_directory.tables import (
+    SCHEMAS,
+    Stream,
+    first_rounds,
+    read_records,
+    read_tables,
+    table_path,
+    write_table,
+)
 
 # A list of runs loads no torch.
 if TYPE_CHECKING:
@@ -74,47 +80,32 @@ def run_directories(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if is_run(path)) or [directory]
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Writes the records of one run; the only writer of its directory's records.
 
     Leaving the `with` block finishes the run (Parquet); leaving it by an exception keeps the streams, to be resumed.
     Every method raises DiskError if the disk refuses; then at most the last round is cut.
     """
 
-    def __init__(self, directory: Path, earlier: Mapping[str, pa.Table] | None = None) -> None:
-        """Start new records in `directory`, or go on after the tables `earlier`, which replace all that is on record.
+    def __init__(self, directory: Path, earlier: Mapping[str, pa.Table] | None = None, rounds: int = 0) -> None:
+        """Start new records, or go on after the first `rounds` of the tables `earlier`, which replace the records.
 
         RayflError if new records would replace others.
         """
-        self._directory = directory
-        with self._writing(), ExitStack() as held, ExitStack() as opened:
-            held.enter_context(locked(directory))
-            tables = _new_tables(directory) if earlier is None else earlier
-            rounds = tables["rounds"]["round"]
-            self._last = rounds[-1].as_py() if len(rounds) else -1
-            (directory / "records").mkdir(exist_ok=True)
-            self._streams: dict[str, Stream] = {}
-            for name, table in tables.items():
-                self._streams[name] = self._stream(name, table)
+        self._directory, self._last, self._streams = directory, rounds - 1, dict[str, Stream]()
+        records = directory / "records"
+        with self._writing(), ExitStack() as opened:
+            opened.enter_context(locked(directory))
+            records.mkdir(exist_ok=True)
+            if earlier is None and any(records.iterdir()):
+                raise RayflError(f"{records} holds the records of an earlier run: resume that run or name another")
+            tables = earlier or {name: schema.empty_table() for name, schema in SCHEMAS.items()}
+            for name, table in first_rounds(tables, rounds).items():
+                self._streams[name] = Stream(table_path(directory, name, "arrows"), table)
                 opened.callback(self._streams[name].close)
-            sync_directory(directory / "records")
-            self._opened, self._held = opened.pop_all(), held.pop_all()
-
-    def _stream(self, name: str, table: pa.Table) -> Stream:
-        """A stream that begins with `table` and takes the place of earlier records."""
-        path = table_path(self._directory, name, "arrows")
-        partial = path.with_name(path.name + ".partial")
-        # A kill may have left one; a link there would lead the writing elsewhere.
-        partial.unlink(missing_ok=True)
-        try:
-            stream = Stream(partial, table)
-            os.replace(partial, path)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
-        table_path(self._directory, name, "parquet").unlink(missing_ok=True)
-        return stream
+                table_path(directory, name, "parquet").unlink(missing_ok=True)
+            sync_directory(records)
+            self._opened = opened.pop_all()
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self._directory, f"go on with: rayfl resume {self._directory}")
@@ -129,7 +120,7 @@ class Recorder:
         assert row.round > self._last, f"round {row.round} recorded after round {self._last}"
         self._last = row.round
         with self._writing():
-            # The rounds table comes last: the other rows of a round in it are then on record too.
+            # The rounds table comes last: if it has a round, the other tables have that round's rows too.
             self._streams["metrics"].append(row.round, metrics)
             self._streams["clients"].append(row.round, clients)
             self._streams["rounds"].append(row.round, [row[1:]])
@@ -142,39 +133,28 @@ class Recorder:
 
     def close(self) -> None:
         """Finish: compact the streams to Parquet and remove them."""
-        with self._writing(), self._held:
-            self._opened.close()
-            for name in SCHEMAS:
+        with self._writing(), self._opened:
+            for name, stream in self._streams.items():
+                stream.close()
                 table = read_records(self._directory, name)
                 # A default argument, because linters do not know that the lambda is called at once.
                 write_whole(
                     table_path(self._directory, name, "parquet"), lambda path, table=table: write_table(path, table)
                 )
-            for name in SCHEMAS:
+            for name in self._streams:
                 table_path(self._directory, name, "arrows").unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End without finishing: the streams stay as they are, to be resumed."""
-        with self._writing(), self._held:
+        with self._writing():
             self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
             self.close()
-            return
-        # Report the error that ended the run, not the failure to write it.
-        with suppress(OSError):
-            self.stop()
-
-
-def _new_tables(directory: Path) -> Mapping[str, pa.Table]:
-    """Empty tables. RayflError if the directory holds records."""
-    records = directory / "records"
-    if records.exists() and any(records.iterdir()):
-        raise RayflError(f"{records} holds the records of an earlier run: resume that run or name another")
-    return {name: schema.empty_table() for name, schema in SCHEMAS.items()}
+        else:
+            # Report the error that ended the run, not the failure to write it.
+            with suppress(OSError):
+                self.stop()

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.atomic_files import DiskError
 from rayfl.run_directory.description import EXPERIMENT, is_run
+from rayfl.run_directory.disk import LOCK, DiskError, locked
 from rayfl.run_directory.fetching import fetch_newer
-from rayfl.run_directory.lock import LOCK, locked
 from rayfl.run_directory.mirror import Copies, Mirror
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
 from rayfl.run_directory.own_entries import remove_entries, require_own_entries
@@ -71,26 +70,32 @@ class RunFolder:
         `overwrite`: an earlier run is removed, here and in the storage. `numbered`: if another run has taken the name
         meanwhile, take the next free one. Errors are those of `create_run_directory`.
         """
-        folder, made = self, None
-        while made is None:
+        folder = self
+        while True:
+            path = folder.directory
+            missing = [one for one in (path, *path.parents) if not one.exists()]
             try:
-                made = _make(folder.directory) if numbered else _create(folder.directory, overwrite)
+                if numbered:
+                    path.mkdir(parents=True)
+                else:
+                    create_run_directory(path, overwrite)
+                break
             except FileExistsError:
-                if not numbered:
-                    raise
                 folder = self.next_free()
+            except OSError:
+                _remove_empty(missing)
+                raise
         try:
             if overwrite and folder.url is not None:
                 with opened(folder.url) as storage:
-                    Copies(folder.directory, storage).clear()
+                    Copies(path, storage).clear()
             yield folder
         except (ValueError, OSError) as error:
-            path = folder.directory
             if not is_run(path) or (isinstance(error, ValueError) and not len(read_records(path, "rounds"))):
                 with suppress(OSError):
                     remove_entries(path)
                     (path / LOCK).unlink(missing_ok=True)
-                _remove_empty(made)
+                _remove_empty(missing)
             raise
 
     def mirrored(self) -> AbstractContextManager[Callable[[], None]]:
@@ -128,21 +133,15 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     """Make an empty directory for a run; returns it.
 
     Raise RayflError if `path` holds anything, unless `overwrite` is given and all that it holds, at any depth, is an
-    earlier run that is over; its lock stays. Raise OSError if the disk refuses, or if another run takes `path` at the
-    same moment.
+    earlier run that is over; its lock stays. Raise OSError if the disk refuses.
     """
-    _create(path, overwrite)
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        if require_free(path, overwrite):
+            with locked(path):
+                remove_entries(path)
     return path
-
-
-def _create(path: Path, overwrite: bool) -> list[Path]:
-    """As `create_run_directory`; returns the directories that were made."""
-    if not path.exists():
-        return _make(path)
-    if require_free(path, overwrite):
-        with locked(path):
-            remove_entries(path)
-    return []
 
 
 def require_free(path: Path, overwrite: bool = False) -> bool:
@@ -153,31 +152,16 @@ def require_free(path: Path, overwrite: bool = False) -> bool:
         raise RayflError(f"{path} is a file: name a directory for the run")
     # A lock file that nobody holds does not count.
     found = [entry.name for entry in path.iterdir() if entry.name != LOCK]
-    if found and not overwrite:
+    if not found:
+        return False
+    if not overwrite:
         raise RayflError(f"{path} is not empty: name another directory, or give --overwrite")
-    if found and EXPERIMENT not in found:
+    if EXPERIMENT not in found:
         raise RayflError(
             f"{path} holds something other than a run, which --overwrite does not delete: name another directory"
         )
-    if found:
-        require_own_entries(path)
-    return bool(found)
-
-
-def _make(path: Path) -> list[Path]:
-    """Make a directory and those above it that are missing; returns what was made, innermost first.
-
-    Raise OSError if the disk refuses, or if `path` is there or another process makes it meanwhile.
-    """
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        path.mkdir(parents=True)
-    except FileExistsError:
-        raise
-    except OSError:
-        _remove_empty(missing)
-        raise
-    return missing
+    require_own_entries(path)
+    return True
 
 
 def _remove_empty(folders: list[Path]) -> None:

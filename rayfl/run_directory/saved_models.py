@@ -11,14 +11,14 @@ from safetensors import SafetensorError, safe_open
 
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import require_regular
-from rayfl.run_directory.atomic_files import safetensors_errors, write_whole, writing
-from rayfl.run_directory.run_files import RunFiles
+from rayfl.run_directory.disk import portions, safetensors_errors, write_whole
+from rayfl.run_directory.part import Part
 
 # A list of runs loads no torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
-FILES = RunFiles(
+PART = Part(
     (r"models/(global|personal)(-[0-9]{4,})?\.safetensors",),
     {
         "`models/*.safetensors`": "the final global model, the final personal models; personal ones of more than "
@@ -32,43 +32,29 @@ MODEL_BYTES = 128 << 20
 def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
     """Write a tree of tensors under `name`; returns the paths of its files.
 
-    Raise DiskError if the disk refuses. The tree comes in parts that have different keys. If it is larger than
+    Raise OSError if the disk refuses. The tree comes in parts that have different keys. If it is larger than
     `MODEL_BYTES` it goes to several files of whole parts, so that no more than one file's content is in memory.
     """
-    with writing(directory, f"go on with: rayfl resume {directory}"), safetensors_errors():
-        folder = directory / "models"
-        folder.mkdir(parents=True, exist_ok=True)
-        earlier = {*model_files(directory, name), folder / f"{name}.safetensors"}
-        paths: list[Path] = []
-        for shard, is_all in _shards(parts):
-            path = folder / (f"{name}.safetensors" if is_all else f"{name}-{len(paths):04d}.safetensors")
-            _save_tensors(path, shard)
-            paths.append(path)
-        for path in earlier - set(paths):
-            path.unlink(missing_ok=True)
-    return paths
-
-
-def _shards(parts: Iterable[Mapping[str, "Tensor"]]) -> Iterator[tuple[dict[str, "Tensor"], bool]]:
-    """Join parts until they are larger than `MODEL_BYTES`; yields each joined tree, and whether it is all there is."""
-    shard: dict[str, Tensor] = {}
-    first, size = True, 0
-    for part in parts:
-        if size > MODEL_BYTES:
-            yield shard, False
-            shard, first, size = {}, False, 0
-        shard.update(part)
-        size += sum(tensor.nbytes for tensor in part.values())
-    yield shard, first
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     import torch
     from safetensors.torch import save_file
 
-    # Clones, because safetensors refuses tensors that share memory.
-    own = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
-    write_whole(path, lambda partial: save_file(own, partial))
+    def save(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
+        # Clones, because safetensors refuses tensors that share memory.
+        own = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+        with safetensors_errors():
+            save_file(own, path)
+
+    folder = directory / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    whole, earlier, paths = folder / f"{name}.safetensors", model_files(directory, name), list[Path]()
+    for tensors in portions(parts, lambda part: sum(tensor.nbytes for tensor in part.values()), MODEL_BYTES):
+        paths.append(folder / f"{name}-{len(paths):04d}.safetensors")
+        write_whole(paths[-1], lambda partial, tensors=tensors: save(partial, tensors))
+    if len(paths) == 1:
+        paths = [paths[0].replace(whole)]
+    for path in {whole, *earlier} - set(paths):
+        path.unlink(missing_ok=True)
+    return paths
 
 
 def model_files(directory: Path, name: str) -> list[Path]:

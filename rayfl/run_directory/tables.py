@@ -7,7 +7,7 @@ replacing the other, the Parquet file is complete and counts.
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import Unopened, require_regular
-from rayfl.run_directory.run_files import RunFiles
+from rayfl.run_directory.disk import write_whole
+from rayfl.run_directory.part import Part
 
 MOST = 2.0**62
 """The totals of all columns stay below this."""
@@ -51,7 +52,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 }
 """The columns of each table. `client` of a metric is null if the value is of the round, of the server or a mean."""
 
-FILES = RunFiles(
+PART = Part(
     (rf"records/({'|'.join(SCHEMAS)})\.(arrows|parquet)",),
     {
         "`records/rounds.parquet`": "a row a round: who was selected, bits up and down, simulated and real seconds",
@@ -65,19 +66,19 @@ class Stream:
     """An Arrow IPC stream to append to."""
 
     def __init__(self, path: Path, before: pa.Table) -> None:
-        self._schema = before.schema
-        # A large buffer and a flush a batch: one system call, so that a kill seldom cuts inside a batch.
+        """Write a stream with the rows of `before` in place of the file `path`. Raise OSError if the disk refuses."""
+        self._schema, self.num_rows = before.schema, len(before)
+        write_whole(path, lambda partial: self._begin(partial, before))
+
+    def _begin(self, path: Path, before: pa.Table) -> None:
+        # A large buffer and a flush per batch: one system call, so that a kill seldom cuts inside a batch.
         self._file = open(path, "wb", buffering=1 << 20)  # noqa: SIM115 (open from round to round)
-        self._writer = pa.ipc.new_stream(self._file, self._schema)
-        self.num_rows = len(before)
-        try:
-            for batch in before.to_batches():
-                self._writer.write_batch(batch)
-            self.sync()
-        except BaseException:
-            with suppress(OSError):
-                self._file.close()
-            raise
+        with ExitStack() as failed:
+            failed.callback(self._file.close)
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+            self._writer.write_table(before)
+            self._file.flush()
+            failed.pop_all()
 
     def append(self, round: int, rows: Sequence[tuple]) -> None:
         """Add `rows` as one batch; a row has all columns except the first, which is the round."""
@@ -94,9 +95,10 @@ class Stream:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """End the stream. Its file is closed even if the disk refuses the rest."""
-        with self._file:
-            self._writer.close()
+        """End the stream, once. Its file is closed even if the disk refuses the rest."""
+        if not self._file.closed:
+            with self._file:
+                self._writer.close()
 
 
 def table_path(directory: Path, name: str, suffix: str) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from rayfl.population.availability import read_trace
-from rayfl.run_directory.state_files import load_states, save_states
+from rayfl.run_directory.states import load_states, save_states
 from rayfl.run_directory.tables import SCHEMAS, Stream, read_records, write_table
 from rayfl.topology.graph_file import read_adjacency
 from rayfl.tree import PackedBits

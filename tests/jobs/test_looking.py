@@ -9,7 +9,7 @@ import pytest
 from jobs.looking import age
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
-from rayfl.run_directory.lock import locked
+from rayfl.run_directory.disk import locked
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.jobs.commands import rayfl, refused

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from jobs.cli import main
 from jobs.earlier_run import resumable
 from jobs.single import run
-from rayfl.run_directory.lock import locked
+from rayfl.run_directory.disk import locked
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.refusals import refused

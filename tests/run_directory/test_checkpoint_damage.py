@@ -223,7 +223,7 @@ def test_a_manifest_that_is_none_is_a_damaged_one(text: str, saved: Saved, place
     assert went_on(saved, place) == 2
 
 
-# Any: a description of states, as state_files.py has it.
+# Any: a description of states, as states.py has it.
 def describe(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], Any]) -> None:
     """Write a file of states again with another description, or other arrays."""
     size = int.from_bytes(path.read_bytes()[:8], "little")

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from jobs.cli import main
 from jobs.single import run
 from rayfl.run_directory import checkpoint
-from rayfl.run_directory.atomic_files import DiskError, write_text
+from rayfl.run_directory.disk import DiskError, write_text
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.tables import Stream
 from tests.actors.toys import assert_same_run, experiment, logged

@@ -16,7 +16,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment.prepare import prepare
 from rayfl.report.overview import overviews
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.atomic_files import DiskError
+from rayfl.run_directory.disk import DiskError
 from rayfl.run_directory.fetching import copies_for_listing, fetch, fetch_newer
 from rayfl.run_directory.mirror import Copies, Mirror, Reached, reached
 from rayfl.run_directory.object_storage import Storage, StorageError
@@ -162,8 +162,7 @@ def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
         place = tmp_path / f"cut-{cut}"
         fetch(there, place)
         read_run(place)
-        found, recorder = recalled(setup, InlineExecutor(setup), place)
-        recorder.stop()
+        found, _ = recalled(setup, InlineExecutor(setup), place)
         # With what was saved before, or later; never from the start.
         assert found is not None
         seen.add(found.round)

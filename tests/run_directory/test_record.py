@@ -14,14 +14,13 @@ import torch
 from rayfl.errors import RayflError
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory import record
-from rayfl.run_directory.atomic_files import write_text
 from rayfl.run_directory.description import describe_run
-from rayfl.run_directory.lock import locked
+from rayfl.run_directory.disk import locked, write_text
 from rayfl.run_directory.own_entries import require_no_links
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_folder import RunFolder, create_run_directory
 from rayfl.run_directory.saved_models import load_model, save_model
-from rayfl.run_directory.tables import SCHEMAS, first_rounds, read_tables, write_table
+from rayfl.run_directory.tables import SCHEMAS, read_tables, write_table
 
 
 def described(path: Path) -> Path:
@@ -31,7 +30,7 @@ def described(path: Path) -> Path:
 
 
 def going_on(directory: Path, after_round: int) -> Recorder:
-    return Recorder(directory, first_rounds(read_tables(directory), after_round + 1))
+    return Recorder(directory, read_tables(directory), after_round + 1)
 
 
 def record_round(recorder: Recorder, round: int) -> None:

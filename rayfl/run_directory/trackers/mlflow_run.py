@@ -17,8 +17,6 @@ FOLDER = "mlflow"
 """The file store's name in the run directory."""
 _HERE = "the run directory"
 _STATUS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-_PARAMETERS_AT_ONCE = 100
-"""More are refused by MLflow's servers."""
 
 
 class MlflowRun:
@@ -64,24 +62,21 @@ class MlflowRun:
         """A new run with its tags and hyper-parameters."""
         tags = {**dict.fromkeys(run.tags, "true"), **run.chosen("method", "data", "model", "uplink")}
         tags |= {"group": run.group} if run.group else {}
-        name = self._client.create_run(self._experiment(run.project), run_name=run.name, tags=tags).info.run_id
-        parameters = [Param(_plain(key), str(value)) for key, value in run.settings.items()]
-        for first in range(0, len(parameters), _PARAMETERS_AT_ONCE):
-            self._client.log_batch(name, params=parameters[first : first + _PARAMETERS_AT_ONCE])
+        name = self._client.create_run(
+            self._experiment(run.project), run_name=run.directory.name, tags=tags
+        ).info.run_id
+        self._client.log_batch(name, params=[Param(_plain(key), str(value)) for key, value in run.settings.items()])
         return name
 
     def _experiment(self, project: str) -> str:
         """The number of the experiment of this name, which another run may make at the same moment."""
         project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or project
-        for last in (False, True):
-            if (found := self._client.get_experiment_by_name(project)) is not None:
-                return found.experiment_id
-            try:
-                return self._client.create_experiment(project)
-            except MlflowException as error:
-                if last or error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-        raise AssertionError("the second try returns or raises")
+        try:
+            return self._client.create_experiment(project)
+        except MlflowException:
+            if (found := self._client.get_experiment_by_name(project)) is None:
+                raise
+            return found.experiment_id
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
         """One call with all values of the round."""

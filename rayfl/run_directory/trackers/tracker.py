@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.run_files import RunFiles
+from rayfl.run_directory.description import TOML, read_experiment
+from rayfl.run_directory.part import Part
 from rayfl.settings import Settings, dotted
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
@@ -33,7 +34,7 @@ _QUIET = {"mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"), "wandb": ("WANDB_ERROR
 """What keeps a package from telling its makers of its use, unless the user has set it: offline is offline."""
 
 _MLFLOW, _WANDB = "mlflow/[0-9]+/[0-9a-f]{32}", "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
-FILES = RunFiles(
+PART = Part(
     (
         r"trackers\.json",
         r"tensorboard/events\.out\.tfevents\..*",
@@ -62,18 +63,32 @@ FILES = RunFiles(
 class TrackedRun:
     """A run as trackers show it.
 
-    name: of the run; project: that of its experiment; group: the sweep that it belongs to; tags: the user's own;
-    experiment: its resolved table; text: the same as a TOML file. What is written locally goes into `directory`.
+    project: the name of its experiment; group: the sweep that it belongs to; tags: the user's own; experiment: its
+    resolved table; text: the same as a TOML file. A tracker that writes locally writes into `directory`.
     """
 
     directory: Path
-    name: str
     project: str
     group: str | None
     tags: Sequence[str]
     # Any: settings of any type.
     experiment: Mapping[str, Any]
     text: str
+
+    @classmethod
+    def read(cls, directory: Path) -> "TrackedRun":
+        """The run in a directory. Raise RayflError or OSError if its experiment cannot be read."""
+        experiment = read_experiment(directory)
+        output = experiment.get("output")
+        settings = output if isinstance(output, Mapping) else {}
+        return cls(
+            directory=directory,
+            project=str(experiment.get("name", directory.name)),
+            group=settings.get("group"),
+            tags=settings.get("tags") or (),
+            experiment=experiment,
+            text=(directory / TOML).read_text(encoding="utf-8"),
+        )
 
     @property
     def settings(self) -> dict[str, bool | int | float | str]:

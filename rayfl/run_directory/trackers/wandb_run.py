@@ -38,7 +38,7 @@ class WandbRun:
             # A separate run, even if the program already has one.
             reinit="create_new",
             project=(os.environ.get("WANDB_PROJECT") or run.project)[:_LONGEST_NAME],
-            name=run.name[:_LONGEST_NAME],
+            name=run.directory.name[:_LONGEST_NAME],
             group=run.group[:_LONGEST_NAME] if run.group else None,
             tags=[tag[:_LONGEST_TAG] for tag in tags],
             notes=run.markdown,

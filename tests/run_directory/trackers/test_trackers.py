@@ -21,7 +21,7 @@ from rayfl.run_directory.own_entries import require_no_links, require_own_entrie
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
 from rayfl.run_directory.saved_models import save_model
-from rayfl.run_directory.tables import first_rounds, read_tables
+from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers import tracker as trackers
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
@@ -57,8 +57,8 @@ def play(
     directory: Path, rounds: range, names: tuple[TrackerName, ...] = ALL, end: type[BaseException] | None = None
 ) -> None:
     """Record and track rounds whose accuracy is round / 8, after those on record before `rounds`."""
-    earlier = first_rounds(read_tables(directory), rounds.start) if (directory / "records").exists() else None
-    with Recorder(directory, earlier) as recorder, Tracking(directory, names) as following:
+    earlier = read_tables(directory) if (directory / "records").exists() else None
+    with Recorder(directory, earlier, rounds.start) as recorder, Tracking(directory, names) as following:
         for round in rounds:
             row = RoundRow(round, 2, 1, 80 + round, 320, 1.5, 0.125)
             recorder.round(row, [], [MetricRow(None, "pooled/accuracy", round / 8), MetricRow(0, "own/accuracy", 0.5)])
@@ -173,7 +173,7 @@ def test_a_moved_run_goes_on_in_its_new_place_alone(tmp_path: Path):
     play(before, range(1), names=("mlflow",))
     before.rename(after)
     play(after, range(1, 2), names=("mlflow",))
-    with Recorder(after, read_tables(after)), Tracking(after, ("mlflow",)) as following:
+    with Recorder(after, read_tables(after), 2), Tracking(after, ("mlflow",)) as following:
         following.model(Path(shutil.copy(after / "experiment.toml", after / "global.safetensors")))
     assert points("mlflow", after, "pooled/accuracy") == [(0, 0.0), (1, 0.125)]
     (copy,) = after.glob("mlflow/*/*/artifacts/models/global.safetensors")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.run_directory.output_files import PARTITION_PICTURE, REPORT, OutputKind, write_output
+from rayfl.run_directory.outputs import PARTITION_PICTURE, REPORT, OutputKind, write_output
 from tests.refusals import refused
 
 MARKED = {kind.name: kind.marks[0] for kind in (REPORT, PARTITION_PICTURE)}

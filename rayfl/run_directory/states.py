@@ -9,8 +9,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from safetensors.numpy import save_file
 from rayfl.compress.base import Compressor, Packet
 from rayfl.errors import RayflError
 from rayfl.limits import json_files
-from rayfl.limits.regular_files import require_regular
 from rayfl.methods.base import Method
-from rayfl.run_directory.atomic_files import safetensors_errors
+from rayfl.run_directory.disk import safetensors_errors
 from rayfl.run_directory.manifest import DamagedFile
 from rayfl.tree import Arrays, PackedBits
 
@@ -67,41 +65,20 @@ def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
         save_file(writer.arrays, path, {_LAYOUT: json.dumps(layout)})
 
 
-# Any: an executor's handle of a packet.
-def load_states(path: Path, handle: Callable[[Packet], Any] = lambda packet: packet) -> Iterator[tuple[str, Arrays]]:
-    """Read the states in a file one after another; yields the name and the state, with `handle(packet)` in place of
-    every packet.
+def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
+    """Read the states in a regular file one after another; yields the name and the state, which may hold packets.
 
     Raise DamagedFile if `save_states` did not write the file.
     """
-    with _damaged(path):
-        require_regular(path)
-        opened = safe_open(path, framework="numpy")
-    with opened as file:
-        with _damaged(path):
-            layout = json_files.parse((file.metadata() or {})[_LAYOUT])
-            names = list(layout.items())
-        for name, description in names:
-            with _damaged(path):
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name, description in json_files.parse((file.metadata() or {})[_LAYOUT]).items():
                 state = _read(file, description)
                 if "tree" not in description:
                     raise RayflError(f"{name!r} is no tree")
-            # Outside of `_damaged`: an error of the executor is not the file's.
-            yield name, _with_handles(state, handle)
-
-
-# Any: a state's leaf, and what stands for a packet.
-def _with_handles(leaf: Any, handle: Callable[[Packet], Any]) -> Any:
-    if isinstance(leaf, Mapping):
-        return {name: _with_handles(inner, handle) for name, inner in leaf.items()}
-    return handle(leaf) if isinstance(leaf, Packet) else leaf
-
-
-@contextmanager
-def _damaged(path: Path) -> Iterator[None]:
-    """Turn any error that is raised while a file is read into a DamagedFile."""
-    try:
-        yield
+                # An error of the caller's is not raised here.
+                yield name, state
+    # A stranger's file can make the libraries raise anything.
     except Exception as error:
         raise DamagedFile(f"{path} is no state file ({type(error).__name__}: {error})") from error
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from secrets import token_hex
 
 from rayfl.errors import RayflError, reason
-from rayfl.run_directory.atomic_files import write_whole
-from rayfl.run_directory.run_files import RunFiles
+from rayfl.run_directory.disk import write_whole
+from rayfl.run_directory.part import Part
 
 _MARKED_BYTES = 1 << 16
 """The mark of a file is within this many bytes of its beginning."""
@@ -36,7 +36,7 @@ PARTITION_PICTURE = OutputKind(
 )
 
 
-FILES = RunFiles((r"report\.html", r"\.rayfl-[0-9a-f]{16}\.partial"), {"`report.html`": "the page"})
+PART = Part((r"report\.html", r"\.rayfl-[0-9a-f]{16}\.partial"), {"`report.html`": "the page"})
 
 
 def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -> None:

@@ -1,0 +1,157 @@
+"""Writing to a run directory: under its lock, and each file whole, so a reader sees the old file or the new one.
+
+That holds even after a crash. If the disk refuses, a DiskError says how to go on.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TypeVar
+
+from safetensors import SafetensorError
+
+from rayfl.errors import RayflError, reason
+from rayfl.run_directory.part import Part
+
+LOCK = "lock"
+PART = Part((LOCK,), {"`lock`": "held by the process that writes to the directory"})
+_RETRY_S = 1.0
+"""Seconds for which a taken lock is tried again: a killed process holds it until the kernel has freed its memory."""
+_CURES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), "move {} away"),
+}
+"""What removes the cause of an error; `{}` stands for the file."""
+
+_Value = TypeVar("_Value")
+
+
+class DiskError(OSError):
+    """A directory cannot be written to: one sentence that says which, why, and how to go on."""
+
+
+@contextmanager
+def writing(directory: Path, then: str) -> Iterator[None]:
+    """Turn an OSError in the block into a DiskError about `directory`; `then`: what to do once the cause is removed."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        cure = _CURES.get(error.errno or 0, "check the disk").format(error.filename or "what is in its way")
+        raise DiskError(f"{directory} cannot be written to ({reason(error)}): {cure}, then {then}") from error
+
+
+@contextmanager
+def safetensors_errors() -> Iterator[None]:
+    """Turn a SafetensorError about an error of the system into an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def write_whole(path: Path, write: Callable[[Path], object], partial: Path | None = None) -> None:
+    """Let `write` fill the temporary file `partial`, sync it and rename it to `path`. `partial`: NAME.partial if None.
+
+    Raise OSError, which names `path`, if the disk refuses; then nothing has changed.
+    """
+    partial = partial or path.with_name(path.name + ".partial")
+    # A killed process may have left one. A link there must not redirect the writing.
+    partial.unlink(missing_ok=True)
+    try:
+        write(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_directory(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text whole."""
+    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as JSON, whole. NaN and infinity stay as Python's json writes and reads them."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals inside `directory` survive a loss of power."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def portions(
+    parts: Iterable[Mapping[str, _Value]], num_bytes: Callable[[Mapping[str, _Value]], int], most: int
+) -> Iterator[dict[str, _Value]]:
+    """Join mappings, which have different keys, until they are larger than `most` bytes: one portion for each file."""
+    found: dict[str, _Value] = {}
+    size = 0
+    for part in parts:
+        found.update(part)
+        size += num_bytes(part)
+        if size > most:
+            yield found
+            found, size = {}, 0
+    if found:
+        yield found
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Context manager: make a run directory if it is missing, and keep other processes from writing to it.
+
+    Raise RayflError if another process writes to it, and still does after `_RETRY_S`. Raise OSError if the disk
+    refuses, or if the lock is a link. A file system without locks locks nothing.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    until = time.monotonic() + _RETRY_S
+    with os.fdopen(os.open(directory / LOCK, flags, 0o666), "ab") as file:
+        while _is_taken(file, fcntl.LOCK_EX):
+            if time.monotonic() > until:
+                raise RayflError(f"{directory} is being written by a run that goes on; wait for it or end it")
+            time.sleep(0.05)
+        yield
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process writes to a run directory; False if that cannot be known. The lock is left as it is."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(directory / LOCK, flags), "rb") as file:
+            return _is_taken(file, fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _is_taken(file: IO[bytes], kind: int) -> bool:
+    """Try to lock a file; whether another process holds its lock."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
