@@ -46,7 +46,8 @@ class KeptFiles:
 
     def write_into(self, directory: Path, platform: Mapping[str, object] | None) -> None:
         """Write the experiment into a run directory, with the machines that compute; errors as `describe_run`."""
-        describe_run(directory, self.table, platform, toml.dumps(self.table), self.contents)
+        text = toml.dumps(self.table)
+        describe_run(directory, self.table, platform, text, self.contents)
 
 
 # Any: an experiment's table.
