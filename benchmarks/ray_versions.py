@@ -184,10 +184,13 @@ def _cell(check: Callable[[], str]) -> str:
 
 
 def _kill_actor(root: int) -> bool:
-    """Kill a client actor below the process `root`. False if there is none."""
-    for process in psutil.Process(root).children(recursive=True):
+    """Kill the client actor below the process `root` that began last. False if there is none."""
+    for process in sorted(psutil.Process(root).children(recursive=True), key=lambda one: one.pid, reverse=True):
         with suppress(psutil.Error):
-            if process.cmdline()[0].startswith("ray::ClientActor"):
+            words = process.cmdline()
+            # Ray 2.55 gives a forked worker no name: its words are those of the fork server.
+            forked = any("fork_server" in word for word in words) and words == psutil.Process(process.ppid()).cmdline()
+            if forked or "".join(words).startswith("ray::ClientActor"):
                 process.kill()
                 return True
     return False
