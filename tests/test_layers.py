@@ -41,8 +41,8 @@ def _names(node: ast.AST) -> Iterator[str]:
         yield node.module or ""
     elif isinstance(node, ast.Call) and node.args:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        name = node.args[0]
-        if called in {"import_module", "__import__"} and isinstance(name, ast.Constant) and isinstance(name.value, str):
+        name, importing = node.args[0], {"import_module", "import_optional", "__import__"}
+        if called in importing and isinstance(name, ast.Constant) and isinstance(name.value, str):
             yield name.value
 
 

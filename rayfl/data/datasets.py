@@ -25,7 +25,7 @@ class Samples:
     """Samples and their labels, in the order of the source.
 
     inputs: images uint8 [n, channels, height, width]; vectors float32 [n, dim]; tokens int64 or uint16 [n, length].
-    labels: int64 [n], or float32 [n] for regression.
+    labels: the classes, int64 [n].
     groups: int64 [n], the natural client of each sample (writer, speaker), if the source knows it.
     place: the file or folder of the samples, for error messages.
     """

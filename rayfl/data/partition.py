@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.choices.kinds import Choice
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset
 from rayfl.errors import RayflError
 
 
@@ -84,12 +84,9 @@ class Partition:
     def hold_out(self, validation_ratio: float, heldout_ratio: float, generator: np.random.Generator) -> "Partition":
         """A partition whose validation and heldout splits are cut at random from each client's train samples.
 
-        A ratio above 0 takes the nearest whole number of samples, and at least one. ValueError if a client would
-        keep no train sample.
+        A ratio in (0, 1) takes the nearest whole number of samples, and at least one; 0 takes none. RayflError if a
+        client would keep no train sample.
         """
-        for key, ratio in (("validation_ratio", validation_ratio), ("heldout_ratio", heldout_ratio)):
-            if not 0.0 <= ratio < 1.0:
-                raise RayflError(f"{key}={ratio} is outside [0, 1): give the fraction of the train samples to cut off")
         sizes, owners = self.train.sizes, self.train.owners
         num_validation, num_heldout = _cut(sizes, validation_ratio), _cut(sizes, heldout_ratio)
         short = np.flatnonzero(sizes - num_validation - num_heldout < 1)
@@ -140,23 +137,12 @@ class PartitionScheme(Choice, ABC):
         return Partition(train=train, validation=empty, heldout=empty, test=test)
 
     def check_num_clients(self, num_clients: int, dataset: Dataset) -> None:
-        """RayflError if there are no clients, or more clients than train samples."""
-        if num_clients < 1:
-            raise RayflError(f"num_clients={num_clients} is below 1: give at least one client")
+        """RayflError if there are more clients than train samples."""
         if num_clients > len(dataset.train):
             raise RayflError(
                 f"clients.count={num_clients} is more than the {len(dataset.train)} train samples of dataset "
                 f"{dataset.name!r}, of which every client needs one: lower clients.count"
             )
-
-    def class_labels(self, dataset: Dataset, samples: Samples) -> np.ndarray:
-        """The labels as class numbers. RayflError if labels are not classes (regression)."""
-        if not np.issubdtype(samples.labels.dtype, np.integer):
-            raise RayflError(
-                f"partition {self.name!r} splits by class, but dataset {dataset.name!r} has {samples.labels.dtype} "
-                f"labels: use 'iid' or 'natural'"
-            )
-        return samples.labels
 
 
 def _cut(sizes: np.ndarray, ratio: float) -> np.ndarray:

@@ -108,18 +108,18 @@ class FromFactory(Architecture):
         return cast(MemoryFormat, found)
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        word = self.factory.__qualname__
-        given = {"input_shape": input_shape, "num_classes": num_classes}
-        given = {name: value for name, value in given.items() if _takes(self.factory, name)}
+        # `**options` take options, and nothing of the data.
+        parameters, facts = inspect.signature(self.factory).parameters, (input_shape, num_classes)
+        given = {name: fact for name, fact in zip(SHAPES, facts, strict=True) if name in parameters}
         try:
             made = self.factory(**given, **self.options)
         except Exception as error:
             raise RayflError(
-                f"model {word!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "
+                f"model {self.name!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "
                 f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(made, nn.Module):
-            raise RayflError(f"model {word!r} makes a {type(made).__name__}; it must return a torch.nn.Module")
+            raise RayflError(f"model {self.name!r} makes a {type(made).__name__}; it must return a torch.nn.Module")
         return made
 
 
@@ -135,19 +135,10 @@ def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
     return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _parameters(factory: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(factory).parameters
-
-
-def _takes(factory: Callable[..., object], name: str) -> bool:
-    """Whether it has a parameter of that name; `**options` take options, and nothing of the data."""
-    return name in _parameters(factory)
-
-
 # Any: options as the user wrote them.
 def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a factory. RayflError for one that it does not take, and for one that it needs."""
-    parameters = _parameters(factory)
+    parameters = inspect.signature(factory).parameters
     named = [name for name, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
     own = [name for name in named if name not in SHAPES]
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -1,12 +1,11 @@
 """Convolutional models without shortcuts."""
 
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from rayfl.errors import RayflError
 from rayfl.models.base import Architecture, MemoryFormat, Rate, Width
 
 VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -67,12 +66,7 @@ class VGG11(Architecture):
     """
 
     name: ClassVar[str] = "vgg11"
-    groups: Width = Field(default=32, description="groups of every GroupNorm; a divisor of 64")
-
-    @model_validator(mode="after")
-    def _groups_divide(self) -> "VGG11":
-        check_groups(self.groups, 64)
-        return self
+    groups: Literal[1, 2, 4, 8, 16, 32, 64] = Field(default=32, description="groups of every GroupNorm")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_images(input_shape, least=32)
@@ -83,10 +77,8 @@ class VGG11(Architecture):
                 layers += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(self.groups, after), nn.ReLU()]
                 before = after
             layers[-1:] = pooled_relu()
-        for layer in layers:
-            if isinstance(layer, nn.Conv2d):
-                start_convolution(layer)
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes))
+        started = nn.Sequential(*layers).apply(start_convolution)
+        return nn.Sequential(*started, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes))
 
 
 class AlexNetMCEPL(Architecture):
@@ -142,16 +134,12 @@ def pooled_relu() -> tuple[nn.Module, nn.Module]:
     return nn.MaxPool2d(2), nn.ReLU()
 
 
-def start_convolution(layer: nn.Conv2d) -> None:
-    """torchvision's initial values before a ReLU: normal, so that gradients keep their scale; biases 0."""
-    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+def start_convolution(layer: nn.Module) -> None:
+    """Give a convolution torchvision's initial values before a ReLU; other layers keep theirs.
 
-
-def check_groups(groups: int, channels: int) -> None:
-    """ValueError unless GroupNorm can cut the narrowest layer's channels into `groups`."""
-    if channels % groups:
-        raise RayflError(
-            f"={groups} does not divide {channels} channels; choose a divisor of {channels}", key=("groups",)
-        )
+    Weights are normal, so that gradients keep their scale; biases are 0.
+    """
+    if isinstance(layer, nn.Conv2d):
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -4,14 +4,14 @@ He et al., Deep Residual Learning for Image Recognition, CVPR 2016; Wu and He, G
 """
 
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from rayfl.data.torchvision import torchvision
-from rayfl.models.base import Architecture, MemoryFormat, Width
-from rayfl.models.convolutional import check_groups, start_convolution
+from rayfl.models.base import Architecture, MemoryFormat
+from rayfl.models.convolutional import start_convolution
 
 
 class ResNet18(Architecture):
@@ -21,12 +21,7 @@ class ResNet18(Architecture):
     """
 
     name: ClassVar[str] = "resnet18"
-    groups: Width = Field(default=32, description="groups of every GroupNorm; a divisor of 64")
-
-    @model_validator(mode="after")
-    def _groups_divide(self) -> "ResNet18":
-        check_groups(self.groups, 64)
-        return self
+    groups: Literal[1, 2, 4, 8, 16, 32, 64] = Field(default=32, description="groups of every GroupNorm")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_images(input_shape, least=8)
@@ -47,12 +42,7 @@ class ResNet20(Architecture):
 
     name: ClassVar[str] = "resnet20"
     memory_format: ClassVar[MemoryFormat] = "channels_last"
-    groups: Width = Field(default=8, description="groups of every GroupNorm; a divisor of 16")
-
-    @model_validator(mode="after")
-    def _groups_divide(self) -> "ResNet20":
-        check_groups(self.groups, 16)
-        return self
+    groups: Literal[1, 2, 4, 8, 16] = Field(default=8, description="groups of every GroupNorm")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_images(input_shape, least=8)
@@ -66,10 +56,7 @@ class ResNet20(Architecture):
                 layers.append(block(before, after, 1 if before == after else 2, shortcut, norm_layer=norm))
                 before = after
         network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes))
-        for layer in network.modules():
-            if isinstance(layer, nn.Conv2d):
-                start_convolution(layer)
-        return network
+        return network.apply(start_convolution)
 
 
 class Subsampled(nn.Module):

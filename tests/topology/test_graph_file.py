@@ -36,6 +36,8 @@ def test_the_diagonal_says_nothing(tmp_path: Path):
 def test_edges_go_both_ways_unless_directed(tmp_path: Path):
     path = written(tmp_path, "# i j\n0 1\n2,1\n", "edges.txt")
     assert read_adjacency(path, 4).astype(int).tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [2, 1]]))
+    assert np.array_equal(read_adjacency(tmp_path / "edges.npy", 4), read_adjacency(path, 4))
     one_way = read_adjacency(path, 4, directed=True).astype(int).tolist()
     assert one_way == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
 
@@ -43,15 +45,15 @@ def test_edges_go_both_ways_unless_directed(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("0,1\n1,0,0\n1,1,0\n", ["3 lines", "2 or 3 values", "3 values"]),
-        ("0 1 0\n1 0 0\n", ["2 lines of 3 values", "3 lines"]),
-        ("", ["0 lines", "values"]),
+        ("0,1\n1,0,0\n1,1,0\n", ["columns", "2", "3"]),
+        ("0 1 0\n1 0 0\n", ["2 x 3", "3 x 3", "clients.count=3"]),
+        ("", ["0", "3 x 3", "clients.count=3"]),
         ("0,1,0\n1,0,2\n0,1,0\n", ["holds 2", "1 for a link"]),
-        ("from,to\n0,1\n", ["line 1", "graph", "from,to"]),
-        ("0,1\n1,3\n", ["line 2", "graph", "peer 3", "0 to 2"]),
-        ("0,1\n1,0.5\n", ["line 2", "graph", "peer 0.5"]),
-        ("0,-1\n", ["line 1", "peer -1"]),
-        ("0,nan\n", ["line 1", "peer nan"]),
+        ("from,to\n0,1\n", ["graph", "from", "numbers"]),
+        ("0,1\n1,3\n", ["graph", "edge 1 3", "0 to 2", "clients.count=3"]),
+        ("0,1\n1,0.5\n", ["graph", "edge 1 0.5"]),
+        ("0,-1\n", ["edge 0 -1"]),
+        ("0,nan\n", ["edge 0 nan"]),
     ],
 )
 def test_text_that_is_no_graph(tmp_path: Path, text: str, names: list[str]):
@@ -66,7 +68,7 @@ def test_files_that_are_no_graph(tmp_path: Path):
     with refused(names=["cannot be read"]):
         read_adjacency(tmp_path, 3)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with refused(names=["UTF-8"]):
+    with refused(names=["binary.csv", "utf-8"]):
         read_adjacency(tmp_path / "binary.csv", 3)
     with refused(names=[".npy", "numbers"]):
         read_adjacency(written(tmp_path, "0 1", "text.npy"), 3)

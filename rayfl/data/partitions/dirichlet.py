@@ -29,10 +29,10 @@ class DirichletClient(PartitionScheme):
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if there are more clients than train samples."""
+        """Assign the samples; RayflError if there are more clients than train samples."""
         self.check_num_clients(num_clients, dataset)
         priors = self._priors(num_clients, dataset.num_classes, generator)
-        labels = self.class_labels(dataset, dataset.train)
+        labels = dataset.train.labels
         train = assign_by_prior(labels, priors, even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
         return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count")
@@ -75,12 +75,12 @@ class DirichletSizes(PartitionScheme):
     sigma: float = Field(default=0.0, ge=0.0, le=10.0, description="spread of the sizes, log-normal; 0: all equal")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if a client is so small that it gets nothing."""
+        """Assign the samples; RayflError if a client is so small that it gets nothing."""
         self.check_num_clients(num_clients, dataset)
         priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
         # The location log(n / num_clients) cancels in the scaling.
         weights = generator.lognormal(0.0, self.sigma, num_clients)
-        labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
+        labels, test_labels = dataset.train.labels, dataset.test.labels
         train = assign_by_prior(labels, priors, proportional_sizes(len(labels), weights), generator)
         test = assign_by_prior(test_labels, priors, proportional_sizes(len(test_labels), weights), generator)
         return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count or sigma")
@@ -99,9 +99,9 @@ class DirichletClass(PartitionScheme):
     min_samples: int = Field(default=10, ge=1, description="least train samples of a client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if no draw gives every client enough samples."""
+        """Assign the samples; RayflError if no draw gives every client enough samples."""
         self.check_num_clients(num_clients, dataset)
-        labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
+        labels, test_labels = dataset.train.labels, dataset.test.labels
         per_class = np.bincount(labels, minlength=dataset.num_classes)
         if self.min_samples * num_clients <= len(labels):
             for _ in range(MAX_ATTEMPTS):

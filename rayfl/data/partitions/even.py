@@ -15,7 +15,7 @@ class Iid(PartitionScheme):
     name: ClassVar[str] = "iid"
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if there are more clients than train samples."""
+        """Assign the samples; RayflError if there are more clients than train samples."""
         self.check_num_clients(num_clients, dataset)
         train = Shards.of(np.array_split(generator.permutation(len(dataset.train)), num_clients))
         test = Shards.of(np.array_split(generator.permutation(len(dataset.test)), num_clients))
@@ -35,10 +35,10 @@ class LambdaRatio(PartitionScheme):
     )
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if there are too few train samples for the clients."""
+        """Assign the samples; RayflError if there are too few train samples for the clients."""
         self.check_num_clients(num_clients, dataset)
-        train = self._blocks(self.class_labels(dataset, dataset.train), num_clients, generator)
-        test = self._blocks(self.class_labels(dataset, dataset.test), num_clients, generator)
+        train = self._blocks(dataset.train.labels, num_clients, generator)
+        test = self._blocks(dataset.test.labels, num_clients, generator)
         return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
 
     def _blocks(self, labels: np.ndarray, num_clients: int, generator: np.random.Generator) -> Shards:

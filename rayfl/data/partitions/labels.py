@@ -26,10 +26,10 @@ class Pathological(PartitionScheme):
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if a client gets no samples or there are too few classes."""
+        """Assign the samples; RayflError if a client gets no samples or there are too few classes."""
         self.check_num_clients(num_clients, dataset)
         held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
-        labels = self.class_labels(dataset, dataset.train)
+        labels = dataset.train.labels
         train = assign_by_prior(labels, held.astype(np.float64), even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
         return self.finish(train, test, "lower clients.count or raise classes_per_client")
@@ -48,10 +48,10 @@ class LabelsPerClient(PartitionScheme):
     used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's samples that it uses")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if a client gets no samples or there are too few classes."""
+        """Assign the samples; RayflError if a client gets no samples or there are too few classes."""
         self.check_num_clients(num_clients, dataset)
         held = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
-        labels, test_labels = self.class_labels(dataset, dataset.train), self.class_labels(dataset, dataset.test)
+        labels, test_labels = dataset.train.labels, dataset.test.labels
         indices, owners = [], []
         for label in range(dataset.num_classes):
             holders = np.flatnonzero(held[:, label])

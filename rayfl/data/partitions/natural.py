@@ -21,7 +21,7 @@ class Natural(PartitionScheme):
     min_samples: int = Field(default=2, ge=1, description="samples below which a group is left out")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; ValueError if the dataset has no groups, or fewer than `num_clients`."""
+        """Assign the samples; RayflError if the dataset has no groups, or fewer than `num_clients`."""
         self.check_num_clients(num_clients, dataset)
         train_groups, test_groups = dataset.train.groups, dataset.test.groups
         if train_groups is None or test_groups is None:

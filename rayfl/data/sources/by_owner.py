@@ -16,7 +16,7 @@ import numpy as np
 
 from rayfl.data.datasets import Samples
 from rayfl.data.sources.array_cache import cached_arrays
-from rayfl.data.sources.fetch import Fetched, optional
+from rayfl.data.sources.fetch import Fetched, import_optional
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import read_bytes, require_regular
@@ -107,7 +107,7 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
 
     RayflError if h5py is not installed or the file is not one of TensorFlow Federated.
     """
-    h5py = optional("h5py", "tff", str(path))
+    h5py = import_optional("h5py", "tff", str(path))
     try:
         require_regular(path)
         with h5py.File(path, "r") as file:

@@ -72,7 +72,7 @@ class Fetched(Source):
 
 
 # Any: a package that need not be installed.
-def optional(package: str, extra: str, what: str) -> Any:
+def import_optional(package: str, extra: str, what: str) -> Any:
     """Import an optional package. If it is not installed, RayflError says that `what` needs rayfl's `extra`."""
     try:
         return import_module(package)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import Kind, dataset
-from rayfl.data.sources.fetch import optional
+from rayfl.data.sources.fetch import import_optional
 from rayfl.errors import RayflError, nearest
 from rayfl.limits.regular_files import expanded
 
@@ -32,7 +32,7 @@ class HuggingFace(Source):
 
     def load(self) -> Dataset:
         """Load the dataset. RayflError if the folder, a split or a column is missing."""
-        datasets = optional("datasets", "huggingface", "data 'huggingface'")
+        datasets = import_optional("datasets", "huggingface", "data 'huggingface'")
         folder = expanded(self.path)
         try:
             found = datasets.load_from_disk(str(folder))

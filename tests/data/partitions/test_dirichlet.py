@@ -1,6 +1,6 @@
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset
 from rayfl.data.partitions.dirichlet import DirichletClass, DirichletClient, DirichletSizes, SharedGroups
 from rayfl.data.partitions.matching_test_split import label_counts
 from rayfl.determinism.seeding import generator
@@ -105,10 +105,3 @@ def test_a_draw_that_cannot_succeed_says_what_to_change():
 def test_alpha_must_be_positive():
     with refused(names=["alpha=0", "(0, 1e+12]"]):
         DirichletClient(alpha=0)
-
-
-def test_regression_labels_cannot_be_dealt_by_class():
-    samples = Samples(np.zeros((4, 2), np.float32), np.zeros(4, np.float32))
-    dataset = Dataset("heights", samples, samples, 1, "vector")
-    with refused(names=["dirichlet-client", "heights", "float32", "iid"]):
-        DirichletClient().split(dataset, 2, generator(0))

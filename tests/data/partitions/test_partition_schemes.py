@@ -72,9 +72,3 @@ def test_more_clients_than_samples_are_refused_with_one_sentence(scheme):
         make_partition(scheme, num_clients=1000)
     assert "\n" not in str(error.value)
     assert "1000" in str(error.value) or "leaves client" in str(error.value)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
-def test_no_clients_are_refused(scheme):
-    with refused(names=["num_clients=0", "at least one"]):
-        make_partition(scheme, num_clients=0)
