@@ -31,8 +31,8 @@ from rayfl.limits import memory
 from rayfl.population.fate import Fate
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
-from rayfl.rounds.round import Round
 from rayfl.rounds.rounds import RunState, mix
+from rayfl.rounds.running_round import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
 from rayfl.tree import State

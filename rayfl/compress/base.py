@@ -302,14 +302,12 @@ class Compressor(Choice, ABC):
     label: ClassVar[str] = "compressor"
     package: ClassVar[str] = "rayfl.compress"
     on_device: ClassVar[bool] = False
-    """Whether `encode` takes tensors of a GPU. Built-in classes: true. Others: false unless the class sets it."""
+    """Whether `encode` takes tensors of a GPU. False unless the class itself says so; not inherited."""
 
-    # Any: what pydantic passes on.
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        if "on_device" not in vars(cls):
-            cls.on_device = cls.__module__.startswith("rayfl.")
+    # Any: what pydantic takes.
+    def __init_subclass__(cls, on_device: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.on_device = vars(cls).get("on_device", on_device)
 
     @property
     def takes_device(self) -> bool:

@@ -51,7 +51,7 @@ class ComposeCodec(PositionedCodec):
         }
 
 
-class Compose(Compressor):
+class Compose(Compressor, on_device=True):
     """Q(S(v)): the sparsifier `outer`, S, chooses entries (and scales them, if it does), and the quantizer `inner`, Q,
     encodes those of each tensor as a vector.
 

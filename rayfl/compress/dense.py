@@ -173,7 +173,7 @@ def refuse_infinite(x: Tree) -> None:
             entries_on_device(name, tensor)
 
 
-class Dense(Quantizer):
+class Dense(Quantizer, on_device=True):
     """All entries as fp32, or rounded to nearest even as fp16 or bf16. float64 input is sent as float32.
 
     fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives. Those of a GPU

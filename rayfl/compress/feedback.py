@@ -14,7 +14,7 @@ from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 
-class ErrorFeedback(Compressor):
+class ErrorFeedback(Compressor, on_device=True):
     """p = x + e; C(p) is sent; e = p - C(p), with the inner compressor C and the memory e.
 
     In an experiment: `{name = "feedback", inner = {name = "topk", keep_ratio = 0.1}}`.

@@ -37,7 +37,7 @@ class NaturalCodec(WholeTensorCodec):
         return torch.from_numpy(numbers.view(np.float32))
 
 
-class Natural(Quantizer):
+class Natural(Quantizer, on_device=True):
     """2^a <= |v| < 2^(a + 1) becomes 2^(a + 1) with probability (|v| - 2^a) / 2^a, else 2^a, with the sign of v.
 
     Unbiased to the last bit, omega = 1/8 for numbers that are normal in float32 (|v| >= 2^-126) or zero; 9 bits an

@@ -59,7 +59,7 @@ def draw(size: int, k: int, generator: np.random.Generator) -> np.ndarray:
     return positions_of(chosen if fewer == k else ~chosen)
 
 
-class RandK(Sparsifier):
+class RandK(Sparsifier, on_device=True):
     """k entries drawn at random, without regard to their values; ranges and k as those of `topk`.
 
     `scale` true: kept values are multiplied by n / k, so that C is unbiased with omega = n / k - 1 (the largest n / k
@@ -142,7 +142,7 @@ class BernoulliCodec(WholeTensorCodec):
         return bool(self.shapes) and bool(buffer_of(parts, FLAG, BYTES, 1)[0])
 
 
-class Bernoulli(Compressor):
+class Bernoulli(Compressor, on_device=True):
     """Sends v / p with `probability` p, the whole tree at once, else nothing. Unbiased, omega = 1 / p - 1 exactly.
 
     Bits: a flag of one byte in every packet (a bit would do, but buffers are whole bytes), and with probability p all

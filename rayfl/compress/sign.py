@@ -35,7 +35,7 @@ class SignCodec(WholeTensorCodec):
         return torch.from_numpy(numbers.view(np.float32))
 
 
-class ScaledSign(Quantizer):
+class ScaledSign(Quantizer, on_device=True):
     """(||v||_1 / d) sign(v) of each tensor of d entries, with sign(0) = +1; zeros where the whole tensor is zero.
 
     A contraction with delta = ||v||_1^2 / (d ||v||_2^2) >= 1 / d; d bits, in whole bytes, and 32 a tensor. The constant
@@ -75,7 +75,7 @@ class OneBitCodec(WholeTensorCodec):
         return torch.from_numpy(np.where(negative.reshape(num_groups, size), lower, upper))
 
 
-class OneBit(Quantizer):
+class OneBit(Quantizer, on_device=True):
     """1-bit SGD: an entry becomes the mean of the entries of its sign (zero counts as positive) in its group.
 
     Groups are the paper's columns of a weight matrix, read as the entries that feed one output unit: the slices along

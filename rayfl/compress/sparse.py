@@ -3,14 +3,14 @@
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
@@ -46,26 +46,11 @@ SEED = "seed"
 """Name of the buffer of a shared seed; buffers of a tensor have a dot in their names."""
 
 
-def ratio_in_range(ratio: float) -> float:
-    """A `keep_ratio`. ValueError outside (0, 1]."""
-    if not 0 < ratio <= 1:
-        raise RayflError(f"={ratio} is outside (0, 1]; use dense to send everything", key=("keep_ratio",))
-    return ratio
+KeepRatio = Annotated[float, Field(gt=0, le=1, description="share of the entries that is sent, k / n, in (0, 1]")]
 
-
-KeepRatio = Annotated[
-    float,
-    AfterValidator(ratio_in_range),
-    Field(description="share of the entries that is sent, k / n, in (0, 1]"),
-]
-
-
-class Draw(Protocol):
-    """Draws random positions at both ends from a shared seed; a dataclass of settings that both ends know."""
-
-    def __call__(self, seed: int, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Increasing int64 positions in each tensor; `sizes` are the tensors' numbers of entries."""
-        ...
+Draw = Callable[[int, Mapping[str, int]], dict[str, np.ndarray]]
+"""Draws random positions at both ends: from a shared seed and the tensors' numbers of entries, increasing int64
+positions in each tensor. A dataclass of settings that both ends know, so that it pickles."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +222,7 @@ class Sparsifier(Compressor):
         return _packet(values, selection, shapes_of(x), self.values), memory
 
 
-class TopK(Sparsifier):
+class TopK(Sparsifier, on_device=True):
     """The k entries of largest magnitude, exactly, ties to the lowest index; float64 input is sent as float32.
 
     `keep_ratio`: k / n, in (0, 1]; `scope`: k of each tensor or of the whole tree; `values`: their type on the wire.

@@ -66,7 +66,7 @@ class StructuredCodec:
         return unpack_bits(filters, (num_filters,)), unpack_bits(channels, (num_channels,))
 
 
-class Structured(Compressor):
+class Structured(Compressor, on_device=True):
     """Of every tensor [O, I, ...] the filters (first dimension; rows) and channels (second; columns) whose score is at
     least a threshold. Tensors of one dimension or none are sent whole.
 

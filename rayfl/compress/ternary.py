@@ -7,16 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
-from rayfl.compress.sparse import Scope, kept_entries, sizes_of
+from rayfl.compress.sparse import KeepRatio, Scope, kept_entries, sizes_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
-from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 
@@ -59,7 +57,7 @@ class TernaryCodec(PositionedCodec):
         return positions, np.where(negative, -mean, mean)
 
 
-class Ternary(Compressor):
+class Ternary(Compressor, on_device=True):
     """mu sign(v) on the k entries of largest magnitude, ties to the lowest index; mu is the mean of those magnitudes.
 
     Of `keep_ratio` p and n entries k = kept_entries(n, p); zeros among the k stay zero. `scope`: k and mu of each
@@ -72,15 +70,8 @@ class Ternary(Compressor):
     """
 
     name: ClassVar[str] = "stc"
-    keep_ratio: float = Field(default=0.1, description="share of the entries that is sent, k / n, in (0, 1]")
+    keep_ratio: KeepRatio = 0.1
     scope: Scope = "tensor"
-
-    @field_validator("keep_ratio")
-    @classmethod
-    def _in_range(cls, ratio: float) -> float:
-        if not 0 < ratio <= 1:
-            raise RayflError(f"={ratio} is outside (0, 1]; use sign to send a sign of every entry", key=("keep_ratio",))
-        return ratio
 
     def keeping(self, ratio: float) -> "Ternary":
         return self.model_copy(update={"keep_ratio": ratio})

@@ -15,7 +15,7 @@ from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
 
-class Threshold(Sparsifier):
+class Threshold(Sparsifier, on_device=True):
     """Entries with |v_i| >= `threshold` and v_i != 0; the others are dropped, and possibly nothing is sent at all.
 
     `relative`: the threshold is `threshold`, in (0, 1], times the largest magnitude of each tensor, so at least one

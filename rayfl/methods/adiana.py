@@ -30,25 +30,24 @@ from rayfl.methods.base import (
     Context,
     Download,
     Finished,
-    FirstDraws,
     Gather,
     Message,
     RayflError,
     Stage,
-    Traits,
     Tree,
     WeightedMean,
 )
 from rayfl.methods.shared.distributed_gradient import (
-    DistributedGradient,
     GradientWork,
+    ShiftedGradient,
+    ShiftState,
     damping,
     shifted,
     soft_threshold,
     stated_omega,
 )
 from rayfl.methods.shared.one_gradient import GradientCarry
-from rayfl.methods.shared.uplink import UplinkMemory, compressed
+from rayfl.methods.shared.uplink import compressed
 
 
 class ADIANAHyper(GradientWork):
@@ -91,12 +90,6 @@ class Parameters(NamedTuple):
     beta: float
 
 
-class ADIANAState(UplinkMemory):
-    """Client state."""
-
-    shift: Tree  # h_i
-
-
 class ADIANACarry(GradientCarry):
     """A client's carry."""
 
@@ -113,12 +106,11 @@ class ADIANAServer(TypedDict):
     shift: Tree  # h
 
 
-class ADIANA(DistributedGradient):
+class ADIANA(ShiftedGradient, on_device=True):
     """Client: two gradients, at x and at w. Server: x, y, z and w."""
 
     hyper: ADIANAHyper
     paper: ClassVar[str] = "Li et al., ICML 2020"
-    needs_one_omega: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"gradient": WeightedMean(), "shift": WeightedMean()}
 
     def parameters(self, ctx: Context) -> Parameters:
@@ -139,10 +131,7 @@ class ADIANA(DistributedGradient):
         beta = 1 - gamma * mu if hyper.beta is None else hyper.beta
         return Parameters(damping(hyper.alpha, ctx), p, eta, theta1, hyper.theta2, gamma, beta)
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ADIANAState:
-        return {"shift": tree.zeros_like(params)}
-
-    def begin(self, state: ADIANAState, received: Message, ctx: Context) -> ADIANACarry:
+    def begin(self, state: ShiftState, received: Message, ctx: Context) -> ADIANACarry:
         carry = super().begin(state, received, ctx)
         return {**carry, "anchor": received["anchor"].decode(), "anchored": tree.zeros_like(carry["params"])}
 
@@ -154,7 +143,7 @@ class ADIANA(DistributedGradient):
         _, anchored = self.value_and_grad(carry["anchor"], batch)
         return {**super().step(carry, batch, stage=stage), "anchored": anchored}
 
-    def finish(self, state: ADIANAState, carry: ADIANACarry, ctx: Context) -> Finished:
+    def finish(self, state: ShiftState, carry: ADIANACarry, ctx: Context) -> Finished:
         differences = {
             "gradient": tree.sub(carry["gradient"], state["shift"]),
             "shift": tree.sub(carry["anchored"], state["shift"]),

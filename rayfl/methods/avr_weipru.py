@@ -15,7 +15,7 @@ from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 
-class AvrWeipru(PrunedWeights):
+class AvrWeipru(PrunedWeights, on_device=True):
     """A peer's model becomes the mean of the pruned models, pruned again."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, pruned real weights averaged"

@@ -34,7 +34,6 @@ from rayfl.methods.hook_types import (
     Stage,
     Upload,
     Work,
-    encoded,
 )
 from rayfl.population.client import Traits
 from rayfl.task import Task
@@ -76,7 +75,7 @@ __all__ = [
     "Upload",
     "WeightedMean",
     "Work",
-    "encoded",
+    "encode_download",
 ]
 
 
@@ -108,20 +107,20 @@ class Method(Kind, ABC):
     on_device: bool = False
     """Whether `begin`, `end_stage`, `finish` and `eval_begin` take tensors of the GPU that clients are trained on.
 
-    If not, these hooks are given tensors of main memory, and only `step` works on the GPU. Built-in methods: true.
-    Others: false unless the class itself sets it; not inherited. A hook that takes tensors of a GPU makes no tensors of
-    more than one number in main memory, decodes what it has sent by `packet.decode_beside(tree)`, and calls no numpy.
+    False unless the class itself says so, as in `class FedAvg(GradientMethod, ModelServer, on_device=True)`; not
+    inherited. If False, these hooks are given tensors of main memory, and only `step` works on the GPU. A hook that
+    takes tensors of a GPU makes no tensors of more than one number in main memory, decodes what it has sent by
+    `packet.decode_beside(tree)`, and calls no numpy.
     """
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, on_device: bool = False) -> None:
         super().__init_subclass__()
+        cls.on_device = vars(cls).get("on_device", on_device)
         settings = vars(cls).get("__annotations__", {}).get("hyper")
         if "Hyper" not in vars(cls) and isinstance(settings, type):
             cls.Hyper = settings
-        if "on_device" not in vars(cls):
-            cls.on_device = cls.__module__.startswith("rayfl.")
         room, _, file = cls.__module__.rpartition(".")
         if room == cls.package:
             cls.name = file
@@ -221,6 +220,14 @@ class Method(Kind, ABC):
         return state.get("mask")
 
 
+def encode_download(parts: Download, ctx: Context) -> Message:
+    """The server's message: its trees encoded with the experiment's downlink, its finished packets as they are."""
+    return {
+        name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
+        for name, part in parts.items()
+    }
+
+
 class ServerHalf(ABC):
     """The server's half. The server's memory of one client is a state of its own, like the client's state."""
 
@@ -242,7 +249,7 @@ class ServerHalf(ABC):
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         """The message that every participant downloads this round: `download`, encoded once."""
-        return encoded(self.download(server, ctx), ctx)
+        return encode_download(self.download(server, ctx), ctx)
 
     def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """The message that one client downloads besides the broadcast; called on the actors."""
@@ -265,7 +272,7 @@ class ServerHalf(ABC):
 
     def update(self, server: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
         """The new server state after a round in which a message arrived."""
-        raise NotImplementedError(f"implement {type(self).__name__}.update, or server_update")
+        raise TypeError(f"{type(self).__name__} has neither update nor server_update; implement one of them")
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """The message to a client that delivered, in the same round, after the update; called on the actors."""

@@ -26,7 +26,7 @@ class DCGDHyper(GradientStep):
     l1: float = Field(default=0.0, ge=0, description="l1 ||x||_1 is part of the objective, by its proximal step")
 
 
-class DCGD(DistributedGradient):
+class DCGD(DistributedGradient, on_device=True):
     """Clients remember nothing except an uplink's own memory, if it has one. Server: x."""
 
     hyper: DCGDHyper

@@ -36,7 +36,7 @@ class DFedUState(ModelState, UplinkMemory):
     sent: NotRequired[Tree]  # between training and exchange, the change that it sent
 
 
-class DFedU(OwnModel, GradientMethod, PeerHalf):
+class DFedU(OwnModel, GradientMethod, PeerHalf, on_device=True):
     """A peer trains from its own model, and moves along the Laplacian at the exchange."""
 
     hyper: LaplacianHyper

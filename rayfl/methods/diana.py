@@ -26,23 +26,22 @@ from rayfl.methods.base import (
     Context,
     Download,
     Finished,
-    FirstDraws,
     Gather,
     Message,
     ModelState,
-    Traits,
     Tree,
     WeightedMean,
 )
 from rayfl.methods.shared.distributed_gradient import (
-    DistributedGradient,
     GradientStep,
+    ShiftedGradient,
+    ShiftState,
     damping,
     shifted,
     soft_threshold,
 )
 from rayfl.methods.shared.one_gradient import GradientCarry
-from rayfl.methods.shared.uplink import UplinkMemory, compressed
+from rayfl.methods.shared.uplink import compressed
 
 
 class DIANAHyper(GradientStep):
@@ -54,12 +53,6 @@ class DIANAHyper(GradientStep):
     start: Literal["zero", "gradient"] = Field(default="zero", description="h_i before round 0: 0, or its gradient")
 
 
-class DIANAState(UplinkMemory):
-    """Client state."""
-
-    shift: Tree  # h_i
-
-
 class DIANAServer(ModelState):
     """Server state, beside x."""
 
@@ -67,12 +60,11 @@ class DIANAServer(ModelState):
     velocity: Tree  # v
 
 
-class DIANA(DistributedGradient):
+class DIANA(ShiftedGradient, on_device=True):
     """Clients send the compressed differences of their gradients to their shifts."""
 
     hyper: DIANAHyper
     paper: ClassVar[str] = "Mishchenko et al., arXiv 1901.09269"
-    needs_one_omega: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
 
     def alpha(self, ctx: Context) -> float:
@@ -83,10 +75,7 @@ class DIANA(DistributedGradient):
         """Whether this round sends gradients uncompressed, which become the shifts."""
         return self.hyper.start == "gradient" and ctx.round == 0
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DIANAState:
-        return {"shift": tree.zeros_like(params)}
-
-    def finish(self, state: DIANAState, carry: GradientCarry, ctx: Context) -> Finished:
+    def finish(self, state: ShiftState, carry: GradientCarry, ctx: Context) -> Finished:
         difference = tree.sub(carry["gradient"], state["shift"])
         if self.is_exact(ctx):
             message: Message = {"gradient": Dense().encode(difference, {}, ctx.generator)[0]}

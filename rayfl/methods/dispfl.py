@@ -84,7 +84,7 @@ class DisPFLCarry(LocalCarry):
     gradient: NotRequired[Tree]  # of the search
 
 
-class DisPFL(GradientMethod, PeerHalf):
+class DisPFL(GradientMethod, PeerHalf, on_device=True):
     """A peer trains under its mask, moves the mask, and mixes the entries of the new one."""
 
     hyper: DisPFLHyper

@@ -77,7 +77,7 @@ class DittoCarry(LocalCarry):
     personal: LocalCarry
 
 
-class Ditto(OwnModel, FedAvg):
+class Ditto(OwnModel, FedAvg, on_device=True):
     """FedAvg with a personal model v_i at every client, which is its state."""
 
     hyper: DittoHyper

@@ -90,7 +90,7 @@ class DPSGDCarry(LocalCarry):
     mask: NotRequired[Tree]
 
 
-class DPSGD(GradientMethod, PeerHalf):
+class DPSGD(GradientMethod, PeerHalf, on_device=True):
     """A peer trains, and its model becomes the weighted mean of its neighbours' models."""
 
     hyper: DPSGDHyper

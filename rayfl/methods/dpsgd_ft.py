@@ -30,7 +30,7 @@ class DPSGDFTHyper(DPSGDHyper):
     ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
 
 
-class DPSGDFT(DPSGD):
+class DPSGDFT(DPSGD, on_device=True):
     """D-PSGD, and the stage before an evaluation."""
 
     hyper: DPSGDFTHyper

@@ -37,7 +37,7 @@ class DSGDProxHyper(DPSGDHyper):
         return self
 
 
-class DSGDProx(DPSGD):
+class DSGDProx(DPSGD, on_device=True):
     """Client: v <- v - lr (g_i(v) + mu (v - xbar_i))."""
 
     hyper: DSGDProxHyper

@@ -54,7 +54,7 @@ class EASGDCarry(LocalCarry):
     force: Tree  # a (x_i - c), before the first step
 
 
-class EASGD(OwnModel, GradientMethod, ModelServer):
+class EASGD(OwnModel, GradientMethod, ModelServer, on_device=True):
     """Client state: x_i. Server state: c."""
 
     hyper: EASGDHyper

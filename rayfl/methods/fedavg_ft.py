@@ -29,7 +29,7 @@ class FedAvgFTHyper(LocalTraining):
     ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
 
 
-class FedAvgFT(FedAvg):
+class FedAvgFT(FedAvg, on_device=True):
     """FedAvg, and the stage before an evaluation."""
 
     hyper: FedAvgFTHyper

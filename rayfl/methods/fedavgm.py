@@ -19,11 +19,12 @@ class FedAvgMHyper(ServerSteps):
     server_momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of the server, beta")
 
 
-class FedAvgM(ServerStepping):
+class FedAvgM(ServerStepping, on_device=True):
     """Server state: x, and v as the optimizer's velocity."""
 
     hyper: FedAvgMHyper
     paper: ClassVar[str] = "Hsu et al., arXiv 1909.06335"
 
-    def make_server_optimizer(self) -> Optimizer:
+    @property
+    def server_optimizer(self) -> Optimizer:
         return SGD(momentum=self.hyper.server_momentum)

@@ -89,7 +89,7 @@ class FedFomoMemory(TypedDict):
     sent: Tensor  # the clients whose models it got last, a mask [num_clients]
 
 
-class FedFomo(OwnModel, GradientMethod, ServerHalf):
+class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
     """Client state: its model. The server sends it other clients' models."""
 
     hyper: FedFomoHyper

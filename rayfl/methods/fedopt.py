@@ -15,8 +15,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rayfl.methods.shared.adaptive_optimizers import Adagrad, AdaptiveAdam, SecondMoment, Yogi
-from rayfl.methods.shared.optimizers import Optimizer
+from rayfl.methods.shared.optimizers import Adagrad, AdaptiveAdam, Optimizer, SecondMoment, Yogi
 from rayfl.methods.shared.server_optimizer import ServerStepping, ServerSteps
 
 
@@ -35,13 +34,14 @@ class FedOptHyper(ServerSteps):
     )
 
 
-class FedOpt(ServerStepping):
+class FedOpt(ServerStepping, on_device=True):
     """Server state: x, and d and v as the optimizer's mean and square."""
 
     hyper: FedOptHyper
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
 
-    def make_server_optimizer(self) -> Optimizer:
+    @property
+    def server_optimizer(self) -> Optimizer:
         hyper = self.hyper
         adagrad = hyper.server_optimizer == "adagrad"
         beta1 = (0.0 if adagrad else 0.9) if hyper.beta1 is None else hyper.beta1

@@ -19,7 +19,6 @@ on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
 from rayfl import tree
@@ -38,9 +37,8 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
 )
-from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.model_server import CountedExchanges, ExchangedModel
 
 
 class FedPDHyper(LocalWork):
@@ -65,12 +63,8 @@ class FedPDCarry(LocalCarry):
     multiplier: Tree
 
 
-class FedPDServer(ModelState, Exchanges):
-    """Server state: x0, and the number of exchanges."""
-
-
-class FedPD(GradientMethod, CountedExchanges, ModelServer):
-    """Client: x_i, x0_i and lambda_i. Server: x0."""
+class FedPD(GradientMethod, CountedExchanges, on_device=True):
+    """Client: x_i, x0_i and lambda_i. Server: x0, and the number of exchanges."""
 
     hyper: FedPDHyper
     paper: ClassVar[str] = "Zhang et al., IEEE TSP 2021"
@@ -106,12 +100,6 @@ class FedPD(GradientMethod, CountedExchanges, ModelServer):
         anchor = received["model"].decode()
         return {**state, "anchor": anchor, "received": anchor}
 
-    def init_server(self, params: Tree) -> FedPDServer:
-        return {"params": params, "exchanges": torch.tensor(0)}
-
-    def current(self, server: FedPDServer, ctx: Context) -> Tree:
-        return server["params"]
-
-    def update(self, server: FedPDServer, received: Mapping[str, Aggregate], ctx: Context) -> FedPDServer:
+    def update(self, server: ExchangedModel, received: Mapping[str, Aggregate], ctx: Context) -> ExchangedModel:
         x0 = tree.sub(server["params"], received["delta"].result)
         return {"params": x0, "exchanges": server["exchanges"] + 1}

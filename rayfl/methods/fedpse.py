@@ -103,7 +103,7 @@ class FedPSEMemory(TypedDict):
     seen: NotRequired[Tree]  # the sum of the G_hat of the rounds that the client has had its share of
 
 
-class FedPSE(GradientMethod, ServerHalf):
+class FedPSE(GradientMethod, ServerHalf, on_device=True):
     """Client: W_i and e_i. Server: G, and U_i of every client."""
 
     hyper: FedPSEHyper

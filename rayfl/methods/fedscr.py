@@ -130,7 +130,7 @@ class FedSCRMemory(TypedDict):
     count: NotRequired[Tensor]  # how many C it has
 
 
-class FedSCR(FedAvg):
+class FedSCR(FedAvg, on_device=True):
     """FedAvg whose clients send the filters and channels above a threshold."""
 
     hyper: FedSCRHyper

@@ -33,7 +33,6 @@ from rayfl.compress.ternary import Ternary, TernaryCodec
 from rayfl.methods.base import (
     Aggregate,
     Context,
-    Download,
     Finished,
     FirstDraws,
     Gather,
@@ -46,7 +45,7 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
-from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.model_server import KeptModel
 from rayfl.methods.shared.stored_packets import buffers, packet_of
 
 
@@ -83,7 +82,7 @@ class FedSTCMemory(TypedDict):
     count: Tensor  # how many broadcasts it has
 
 
-class FedSTC(GradientMethod, ModelServer):
+class FedSTC(GradientMethod, KeptModel, on_device=True):
     """Residuals A_i and A at both ends; both send STC of them."""
 
     hyper: FedSTCHyper
@@ -123,9 +122,6 @@ class FedSTC(GradientMethod, ModelServer):
 
     def init_server_memory(self, client: Traits, params: Tree) -> FedSTCMemory:
         return {"count": torch.tensor(0)}
-
-    def download(self, server: FedSTCServer, ctx: Context) -> Download:
-        return {}
 
     def personal_message(self, server: FedSTCServer, server_memory: FedSTCMemory, ctx: Context) -> Reply:
         return Reply(self._missed(server, int(server_memory["count"]), ctx), {"count": server["count"]})

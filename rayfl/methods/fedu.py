@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from rayfl.methods.base import Aggregate, Collect, Context, Finished, Gather, Message, ModelState, Topology, Tree
-from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel
+from rayfl.methods.shared.model_server import CountedExchanges, Exchanges
 
 
 class FedUServer(Exchanges):
@@ -34,7 +34,7 @@ class FedUServer(Exchanges):
     models: Tree  # all w_k, each tensor stacked [N, ...]
 
 
-class FedU(OwnModel, GradientMethod, CountedExchanges):
+class FedU(OwnModel, GradientMethod, CountedExchanges, on_device=True):
     """Client state: the w_k that it had last. Server: all w_k."""
 
     hyper: LaplacianHyper

@@ -129,14 +129,6 @@ class Reply:
     metrics: Metrics = field(default_factory=dict)
 
 
-def encoded(parts: Download, ctx: Context) -> Message:
-    """The server's message: its trees encoded with the experiment's downlink, its finished packets as they are."""
-    return {
-        name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
-        for name, part in parts.items()
-    }
-
-
 class HyperParameters(Settings):
     """Hyper-parameters of one method; a method's own `Hyper` adds to these."""
 

@@ -13,7 +13,7 @@ from rayfl.methods.shared.learned_masks import HiddenMasks, ScoredModel
 from rayfl.methods.shared.one_gradient import GradientCarry
 
 
-class IndMask(HiddenMasks):
+class IndMask(HiddenMasks, on_device=True):
     """No communication."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, without communication"

@@ -12,7 +12,7 @@ from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 
-class IndWeipru(PrunedWeights):
+class IndWeipru(PrunedWeights, on_device=True):
     """No communication."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, real weights without communication"

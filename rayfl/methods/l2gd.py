@@ -44,8 +44,7 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
 )
-from rayfl.methods.shared.counted_exchanges import CountedExchanges, Exchanges
-from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.model_server import CountedExchanges, ExchangedModel, Exchanges
 
 
 class L2GDHyper(HyperParameters):
@@ -78,12 +77,11 @@ class L2GDCarry(L2GDState):
     loss: Tensor
 
 
-class L2GDServer(ModelState, Exchanges):
-    """Server state: xbar of the last exchange, and the number of exchanges."""
+class L2GD(Method, CountedExchanges, on_device=True):
+    """Client: x_i and xbar. Server: xbar of the last exchange, and the number of exchanges.
 
-
-class L2GD(Method, CountedExchanges, ModelServer):
-    """Client: x_i and xbar. Server: xbar. Metric: `train/loss`, f_i at the point of the gradient."""
+    Metric: `train/loss`, f_i at the point of the gradient.
+    """
 
     hyper: L2GDHyper
     paper: ClassVar[str] = "Hanzely and Richtarik, 2020; Bergou et al., 2022"
@@ -143,15 +141,9 @@ class L2GD(Method, CountedExchanges, ModelServer):
         average = received["model"].decode()
         return {"params": self.pulled(state["params"], average, ctx), "average": average}
 
-    def init_server(self, params: Tree) -> L2GDServer:
-        return {"params": params, "exchanges": torch.tensor(0)}
-
-    def current(self, server: L2GDServer, ctx: Context) -> Tree:
-        return server["params"]
-
-    def personal_message(self, server: L2GDServer, server_memory: Exchanges, ctx: Context) -> Reply:
+    def personal_message(self, server: ExchangedModel, server_memory: Exchanges, ctx: Context) -> Reply:
         # In an exchange the reply brings xbar.
         return Reply({}, server_memory) if self.exchanges(ctx) else super().personal_message(server, server_memory, ctx)
 
-    def update(self, server: L2GDServer, received: Mapping[str, Aggregate], ctx: Context) -> L2GDServer:
+    def update(self, server: ExchangedModel, received: Mapping[str, Aggregate], ctx: Context) -> ExchangedModel:
         return {"params": received["model"].result, "exchanges": server["exchanges"] + 1}

@@ -57,7 +57,7 @@ class LAGServer(ModelState):
     gradients: Tree  # the sum of the last gradients of all clients
 
 
-class LAG(DistributedGradient):
+class LAG(DistributedGradient, on_device=True):
     """Clients send changes of their gradients, if they are large."""
 
     hyper: LAGHyper

@@ -10,7 +10,7 @@ from rayfl.methods.base import Context, Finished, Gather, Message, ModelState, P
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 
 
-class Local(OwnModel, GradientMethod, PeerHalf):
+class Local(OwnModel, GradientMethod, PeerHalf, on_device=True):
     """Every client trains its own model from the common start; the optimizer starts afresh every round."""
 
     hyper: LocalWork

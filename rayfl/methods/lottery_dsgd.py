@@ -20,17 +20,18 @@ from pydantic import Field
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import Aggregate, Context, ElementwiseMean, Finished, Gather, Message, PeerHalf
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryHyper, LotteryState
+from rayfl.methods.shared.accuracy_gate import GateHyper
+from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryState
 
 
-class LotteryDSGDHyper(LotteryHyper):
+class LotteryDSGDHyper(GateHyper):
     """Hyper-parameters of LotteryDSGD: MCE-PL's learning rate and batch size, the rest from LotteryFL's code."""
 
     lr: float = Field(default=0.1, gt=0, description="client learning rate")
     batch_size: int = Field(default=128, ge=0, description="examples a batch, b; 0: the whole split")
 
 
-class LotteryDSGD(Lottery, PeerHalf):
+class LotteryDSGD(Lottery, PeerHalf, on_device=True):
     """LotteryFL's client, which mixes the entries that its neighbours hold."""
 
     hyper: LotteryDSGDHyper

@@ -22,13 +22,13 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rayfl.methods.base import Context, Finished, Gather, Message, ModelState, Tree
-from rayfl.methods.shared import masks
-from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryHyper, LotteryState
+from rayfl.methods.base import Context, Finished, Gather, Message
+from rayfl.methods.shared.accuracy_gate import GateHyper
+from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryState
 from rayfl.methods.shared.masked_server import HELD_MEAN, WEIGHTS, MaskedServer, weights_packet
 
 
-class LotteryFLHyper(LotteryHyper):
+class LotteryFLHyper(GateHyper):
     """Hyper-parameters of LotteryFL, from its code."""
 
     lr: float = Field(default=0.01, gt=0, description="client learning rate")
@@ -38,7 +38,7 @@ class LotteryFLHyper(LotteryHyper):
     default_epochs: ClassVar[int] = 10
 
 
-class LotteryFL(Lottery, MaskedServer):
+class LotteryFL(Lottery, MaskedServer, on_device=True):
     """Client: gate, prune and rewind, train under the mask. Server: the mean over those who hold an entry."""
 
     hyper: LotteryFLHyper
@@ -50,11 +50,3 @@ class LotteryFL(Lottery, MaskedServer):
 
     def finish(self, state: LotteryState, carry: LotteryCarry, ctx: Context) -> Finished:
         return self.finished_with(weights_packet(carry["params"], carry["mask"], state["mask"]), carry, ctx)
-
-    def eval_begin(
-        self, state: LotteryState, model: Tree | None, carry: LotteryCarry | None, ctx: Context
-    ) -> ModelState:
-        if carry is not None:
-            return {"params": carry["params"]}
-        assert model is not None, "LotteryFL has a global model"
-        return {"params": masks.masked(model, state["mask"])}

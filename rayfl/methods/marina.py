@@ -75,7 +75,7 @@ class MARINAServer(ModelState):
     restart: Tensor  # whether g must be made anew
 
 
-class MARINA(DistributedGradient):
+class MARINA(DistributedGradient, on_device=True):
     """The model comes down under the name "restart" if g must be made anew, else under "model"."""
 
     hyper: MARINAHyper

@@ -59,7 +59,7 @@ class MCEPLState(ScoredModel):
     gradient: NotRequired[Tree]  # between training and exchange, the stored gradient
 
 
-class MCEPL(HiddenMasks):
+class MCEPL(HiddenMasks, on_device=True):
     """Peers send their masks and learn from the mean of their neighbours' masks."""
 
     hyper: MCEPLHyper

@@ -108,7 +108,7 @@ class MixtureServer(ModelState):
     moved: Tree  # sum_i x_i - N x^0, which is 0 at first
 
 
-class MixtureADMM(OwnModel, GradientMethod, ModelServer):
+class MixtureADMM(OwnModel, GradientMethod, ModelServer, on_device=True):
     """Client: x_i. Server: z, y, and the sum of all x_i."""
 
     hyper: MixtureADMMHyper

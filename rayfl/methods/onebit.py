@@ -26,11 +26,12 @@ class OneBitHyper(GradientStep):
     error_feedback: bool = Field(default=True, description="add the rest to the next message (false: ablation)")
 
 
-class OneBitSGD(CompressedSGD):
+class OneBitSGD(CompressedSGD, on_device=True):
     """Up: d bits and 64 a group; client state: the error e_i."""
 
     hyper: OneBitHyper
     paper: ClassVar[str] = "Seide et al., 1-Bit SGD, Interspeech 2014"
 
-    def make_compressor(self) -> Compressor:
+    @property
+    def compressor(self) -> Compressor:
         return ErrorFeedback(inner=OneBit()) if self.hyper.error_feedback else OneBit()

@@ -11,7 +11,7 @@ from rayfl.gather import ElementwiseMean, Gather
 from rayfl.methods.avr_weipru import AvrWeipru
 
 
-class ParWeipru(AvrWeipru):
+class ParWeipru(AvrWeipru, on_device=True):
     """avr-weipru with the mean of each entry over the peers where it is not zero."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, pruned real weights averaged by entry"

@@ -52,7 +52,7 @@ class PerFedAvgHyper(LocalTraining):
     )
 
 
-class PerFedAvg(FedAvg):
+class PerFedAvg(FedAvg, on_device=True):
     """FedAvg whose clients train the starting point of one step, and take that step before they are judged."""
 
     hyper: PerFedAvgHyper

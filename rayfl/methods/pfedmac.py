@@ -33,7 +33,7 @@ class PFedMacHyper(PFedMeHyper):
         return self.weight_decay
 
 
-class PFedMac(PFedMe):
+class PFedMac(PFedMe, on_device=True):
     """Client: theta <- theta - personal_lr (g - lam w), K times; w <- w - eta lam (w - theta)."""
 
     hyper: PFedMacHyper

@@ -79,7 +79,7 @@ class PFedMeCarry(LocalCarry):
     theta: Tree
 
 
-class PFedMe(OwnModel, FedAvg):
+class PFedMe(OwnModel, FedAvg, on_device=True):
     """FedAvg of the w_{i,R}, with a step of its own at the server. Client state: the model that it is judged by."""
 
     hyper: PFedMeHyper

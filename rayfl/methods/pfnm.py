@@ -26,7 +26,6 @@ from rayfl.methods.base import (
     Aggregate,
     Collect,
     Context,
-    Download,
     Finished,
     FirstDraws,
     Gather,
@@ -41,7 +40,7 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.model_server import KeptModel
 from rayfl.methods.shared.neuron_matching import Layer, Prior, merge
 from rayfl.task import Classification
 
@@ -58,7 +57,7 @@ class PFNMHyper(LocalWork):
     independent_start: bool = Field(default=False, description="every client starts from random weights of its own")
 
 
-class PFNM(GradientMethod, ModelServer):
+class PFNM(GradientMethod, KeptModel, on_device=True):
     """Client state: its own network. Server: the merged network. Raises ValueError unless the model is an MLP."""
 
     hyper: PFNMHyper
@@ -87,9 +86,6 @@ class PFNM(GradientMethod, ModelServer):
     def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         packet, _ = Dense().encode(carry["params"], {}, ctx.generator)
         return Finished({"params": carry["params"]}, {"model": packet}, metrics=self.train_loss(carry, ctx))
-
-    def download(self, server: ModelState, ctx: Context) -> Download:
-        return {}
 
     def server_update(
         self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -24,11 +24,12 @@ class QSGDHyper(GradientStep):
     coding: Coding = Field(default="fixed", description="fixed: as many bits for each entry; elias: few for zeros")
 
 
-class QSGD(CompressedSGD):
+class QSGD(CompressedSGD, on_device=True):
     """Up: 1 + ceil(log2(s + 1)) bits an entry and 32 a bucket, or Elias codes; unbiased."""
 
     hyper: QSGDHyper
     paper: ClassVar[str] = "Alistarh et al., QSGD, NeurIPS 2017"
 
-    def make_compressor(self) -> Compressor:
+    @property
+    def compressor(self) -> Compressor:
         return Quantizer(levels=self.hyper.levels, bucket=self.hyper.bucket, coding=self.hyper.coding)

@@ -87,7 +87,7 @@ class ScaffoldServer(ModelState):
     control_variate: Tree  # c
 
 
-class Scaffold(GradientMethod, ModelServer):
+class Scaffold(GradientMethod, ModelServer, on_device=True):
     """Down: x and c. Up: delta and c_i - c_i+."""
 
     hyper: ScaffoldHyper

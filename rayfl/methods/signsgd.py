@@ -67,7 +67,7 @@ class SignSGDServer(ModelState, SignSGDMemory):
     ties: Tensor
 
 
-class SignSGD(DistributedGradient):
+class SignSGD(DistributedGradient, on_device=True):
     """Signs go up, and the majority of each sign comes back."""
 
     hyper: SignSGDHyper

@@ -105,7 +105,7 @@ class STEMServer(ModelState):
     started: Tensor  # whether there is a direction
 
 
-class STEM(Method, ModelServer):
+class STEM(Method, ModelServer, on_device=True):
     """Client: x_t and d_t. Server: their averages."""
 
     hyper: STEMHyper

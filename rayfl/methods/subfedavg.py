@@ -26,13 +26,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Batch,
     Context,
     Finished,
     FirstDraws,
@@ -45,31 +42,25 @@ from rayfl.methods.base import (
     Traits,
     Tree,
 )
-from rayfl.methods.shared import accuracy_gate, masks
-from rayfl.methods.shared.accuracy_gate import Counters
-from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
+from rayfl.methods.shared import masks
+from rayfl.methods.shared.accuracy_gate import GATE, GatedCarry, GatedPruning, GateHyper
 from rayfl.methods.shared.masked_server import HELD_MEAN, WEIGHTS, MaskedServer, weights_packet
 from rayfl.models import flops
 
-FIRST, REST, GATE = "first epoch", "train", "gate"
+FIRST, REST = "first epoch", "train"
 
 
-class SubFedAvgHyper(LocalWork):
+class SubFedAvgHyper(GateHyper):
     """Hyper-parameters of Sub-FedAvg, from its code. Dis-PFL's run has prune_ratio = 0.05."""
 
     lr: float = Field(default=0.01, gt=0, description="client learning rate")
-    momentum: float = Field(default=0.5, ge=0, lt=1, description="momentum of sgd")
     batch_size: int = Field(default=10, ge=0, description="examples a batch, b; 0: the whole split")
     default_epochs: ClassVar[int] = 5
     epochs: int | None = Field(default=None, ge=1, description="local epochs a round (left out: 5)")
-    prune_ratio: float = Field(default=0.1, gt=0, lt=1, description="share of the living weights that a pruning takes")
     min_distance: float = Field(
         default=1e-4, ge=0, description="share of weights by which the two masks of a round must differ"
     )
     min_accuracy: float = Field(default=0.5, ge=0, le=1, description="validation accuracy above which it prunes")
-    target_density: float | None = Field(
-        default=None, gt=0, le=1, description="where pruning ends; default: clients.retention_ratio, else 0.5"
-    )
 
     @model_validator(mode="after")
     def _counts_epochs(self) -> Self:
@@ -87,24 +78,18 @@ class SubFedAvgState(ModelState):
     mask: Tree
 
 
-class SubFedAvgCarry(LocalCarry, Counters):
+class SubFedAvgCarry(GatedCarry):
     """A client's carry."""
 
-    mask: Tree
     early: Tree  # m', after the first epoch
     late: Tree  # m'', after the last one
-    target: Tensor  # the density at which pruning ends
 
 
-class SubFedAvg(GradientMethod, MaskedServer):
+class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
     """Client: train, make two candidates for the mask, gate. Server: the mean over those who hold an entry."""
 
     hyper: SubFedAvgHyper
     paper: ClassVar[str] = "Vahidian et al., ICDCSW 2021"
-    personalized: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
-    honours_retention: ClassVar[bool] = True
-    splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
     gather: Mapping[str, Gather] = HELD_MEAN
 
     def plan(self, round: int, coin: float) -> Plan:
@@ -113,30 +98,18 @@ class SubFedAvg(GradientMethod, MaskedServer):
         stages = [replace(train, name=FIRST, epochs=1)]
         if train.epochs > 1:
             stages.append(replace(train, epochs=train.epochs - 1))
-        gate = Stage(GATE, split="validation", epochs=1, batch_size=self.hyper.batch_size or None)
-        return Plan(stages=(*stages, gate))
+        return Plan(stages=(*stages, self.gate_stage()))
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> SubFedAvgState:
         return {"params": params, "mask": masks.everything(params)}
 
     def begin(self, state: SubFedAvgState, received: Message, ctx: Context) -> SubFedAvgCarry:
-        mask, target = state["mask"], masks.kept_ratio(ctx.traits, self.hyper.target_density, 0.5)
-        return {
-            **self.start(received[WEIGHTS].decode()),
-            **accuracy_gate.nothing_counted(),
-            "mask": mask,
-            "early": mask,
-            "late": mask,
-            "target": torch.tensor(target, dtype=torch.float64),
-        }
+        mask, carry = state["mask"], self.start(received[WEIGHTS].decode())
+        return {**carry, **self.closed_gate(mask, ctx), "early": mask, "late": mask}
 
-    def step(self, carry: SubFedAvgCarry, batch: Batch, *, stage: Stage) -> SubFedAvgCarry:
-        if stage.name == GATE:
-            pruned = tree.mul(carry["params"], carry["late"])
-            return accuracy_gate.counted(carry, self.task, pruned, batch)
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
-        return self.descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
+    def judged(self, carry: SubFedAvgCarry) -> Tree:
+        """The later candidate."""
+        return tree.mul(carry["params"], carry["late"])
 
     def end_stage(self, carry: SubFedAvgCarry, *, stage: Stage) -> SubFedAvgCarry:
         if stage.name == GATE:
@@ -152,8 +125,7 @@ class SubFedAvg(GradientMethod, MaskedServer):
         size = max(1, sum(carry["mask"][name].numel() for name in prunable))
         alive = sum(int(carry["mask"][name].sum()) for name in prunable)
         differ = sum(int((carry["early"][name] != carry["late"][name]).sum()) for name in prunable)
-        good = accuracy_gate.accuracy(carry) > self.hyper.min_accuracy
-        return good and differ / size > self.hyper.min_distance and alive / size > float(carry["target"])
+        return self.passes(carry) and differ / size > self.hyper.min_distance and alive / size > float(carry["target"])
 
     def finish(self, state: SubFedAvgState, carry: SubFedAvgCarry, ctx: Context) -> Finished:
         params, mask = carry["params"], carry["mask"]
@@ -162,11 +134,3 @@ class SubFedAvg(GradientMethod, MaskedServer):
         metrics |= self.train_loss(carry, ctx, FIRST, REST)
         message = {WEIGHTS: weights_packet(params, mask, state["mask"])}
         return Finished({"params": params, "mask": mask}, message, 1.0, metrics)
-
-    def eval_begin(
-        self, state: SubFedAvgState, model: Tree | None, carry: SubFedAvgCarry | None, ctx: Context
-    ) -> ModelState:
-        if carry is not None:
-            return {"params": carry["params"]}
-        assert model is not None, "Sub-FedAvg has a global model"
-        return {"params": masks.masked(model, state["mask"])}

@@ -26,11 +26,12 @@ class TernGradHyper(GradientStep):
     )
 
 
-class TernGrad(CompressedSGD):
+class TernGrad(CompressedSGD, on_device=True):
     """Up: five entries a byte and 4 bytes a tensor; unbiased unless clipped."""
 
     hyper: TernGradHyper
     paper: ClassVar[str] = "Wen et al., TernGrad, NeurIPS 2017"
 
-    def make_compressor(self) -> Compressor:
+    @property
+    def compressor(self) -> Compressor:
         return Ternary(clip=self.hyper.clip)

@@ -85,16 +85,13 @@ def _called(method: object, hook: str, place: tuple[str, int] | None) -> str:
 
 
 def _line(method: object, error: Exception) -> tuple[str, int] | None:
-    """The innermost line of the method's own files that led to an error."""
-    files = {
-        getattr(one, "__code__").co_filename  # noqa: B009 (not every attribute of a class has one)
-        for kind in type(method).__mro__
-        if not kind.__module__.startswith(("rayfl.", "builtins", "abc"))
-        for one in vars(kind).values()
-        if hasattr(one, "__code__")
-    }
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
-    return (frames[-1].filename, frames[-1].lineno or 0) if frames else None
+    """The innermost line that led to an error in the method's own file; if none did, in that of its base class."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for kind in type(method).__mro__:
+        files = {code.co_filename for one in vars(kind).values() if (code := getattr(one, "__code__", None))}
+        if own := [frame for frame in frames if frame.filename in files]:
+            return own[-1].filename, own[-1].lineno or 0
+    return None
 
 
 # Any: in all of the following functions a hook's return value.
@@ -204,10 +201,10 @@ def _updated(found: Any, method: object, args: tuple[Any, ...]) -> None:
 def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> str | None:
     """The first name in the state `before` that the state `now` lacks; None if it has all.
 
-    A table inside a table may go, such as a broadcast that no client needs any more; a tensor may not.
+    A table under a number may go, such as a broadcast that no client needs any more; nothing else may.
     """
     for name, value in before.items():
-        if name not in now and not (path and isinstance(value, dict)):
+        if name not in now and not (name.isdecimal() and isinstance(value, dict)):
             return f"{path}{name}"
         inner = now.get(name)
         if isinstance(value, dict) and isinstance(inner, dict) and (lost := _lost(value, inner, f"{name}.")):

@@ -11,9 +11,9 @@ from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
-from rayfl.rounds.cutoff import apply_deadline
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, error_text, out_of_memory
+from rayfl.rounds.late_clients import cut_off_if_late
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
@@ -60,7 +60,7 @@ class ClientRound:
         result = ClientResult(
             self.client, self.fate, downlink_bits=self.downlink_bits, num_received=self.num_received, work=work
         )
-        result = apply_deadline(self.setup, self.plan, result)
+        result = cut_off_if_late(self.setup, self.plan, result)
         return None if result.fate.trains else result
 
     def local_task(self) -> LocalTask:
@@ -109,7 +109,7 @@ class ClientRound:
             num_values=num_values(message),
             num_received=self.num_received,
         )
-        result = apply_deadline(setup, self.plan, result)
+        result = cut_off_if_late(setup, self.plan, result)
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}

@@ -10,7 +10,7 @@ one in the stack.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +22,6 @@ from rayfl.data.transfer import stack, to_device, to_memory, unstack
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.rounds.check_hooks import checked_hook
-
-
-class Engine(Protocol):
-    """Trains clients; yields each one's carry and its work by stage name, in the order of `tasks`."""
-
-    def __call__(
-        self, method: Method, tasks: Sequence["LocalTask"], width: int = 1
-    ) -> Iterator[tuple[Carry, dict[str, Work]]]:
-        """`width`: number of clients in a full stack."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,6 +73,12 @@ class LocalTask:
             "generator": generator,
             "num_steps": self.planned(stage).num_steps if self.share < 1 else None,
         }
+
+
+Engine = Callable[[Method, Sequence[LocalTask], int], Iterator[tuple[Carry, dict[str, Work]]]]
+"""Trains clients; yields each one's carry and its work by stage name, in the order of the tasks.
+
+The number is that of the clients in a full stack."""
 
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:

@@ -5,38 +5,30 @@ are masked. The similarity of two clients' labels is the cosine between the dist
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from rayfl import tree
 from rayfl.data.partitions.matching_test_split import label_counts
 from rayfl.rounds.setup import Setup
-from rayfl.tree import Tree
+from rayfl.tree import PackedBits, Tree
 
 HAMMING, SIMILARITY, CORRELATION = "mask/hamming", "labels/similarity", "mask/hamming_label_correlation"
 
 
-class MaskBits(NamedTuple):
-    """A mask in bits (uint8, eight entries each), and its number of entries."""
-
-    bits: np.ndarray
-    size: int
-
-
-def mask_bits(mask: Tree) -> MaskBits:
-    """Pack all entries of a mask into bits."""
-    entries = tree.vector(mask).numpy()
-    return MaskBits(np.packbits(entries), entries.size)
+def mask_bits(mask: Tree) -> PackedBits:
+    """All entries of a mask as one vector in bits."""
+    entries = tree.vector(mask)
+    return PackedBits(tree.pack_bits(entries), tuple(entries.shape))
 
 
-def hamming(masks: Sequence[MaskBits]) -> np.ndarray:
+def hamming(masks: Sequence[PackedBits]) -> np.ndarray:
     """The Hamming distance of each pair, float64 [n, n] in [0, 1]."""
     found = np.zeros((len(masks), len(masks)))
     for first, one in enumerate(masks):
         for second, other in enumerate(masks[:first]):
             differ = int(np.bitwise_count(one.bits ^ other.bits).sum())
-            found[first, second] = found[second, first] = differ / one.size
+            found[first, second] = found[second, first] = differ / one.shape[0]
     return found
 
 
@@ -52,7 +44,7 @@ def of_others(matrix: np.ndarray) -> np.ndarray:
     return matrix[~np.eye(len(matrix), dtype=bool)].reshape(len(matrix), -1)
 
 
-def compared(setup: Setup, masks: Sequence[MaskBits]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def compared(setup: Setup, masks: Sequence[PackedBits]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The distances and similarities of all pairs by name, [n, n - 1] each, and their Pearson correlation over pairs.
 
     There is no similarity if labels are not classes, and no correlation if one of both has only one value.

@@ -8,7 +8,7 @@ from rayfl.determinism.addition_order import Node, halves, ready_nodes
 from rayfl.gather import Aggregate, Collect
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.partial_sums import Summing
-from rayfl.rounds.round import Round
+from rayfl.rounds.running_round import Round
 from rayfl.rounds.worker_jobs import MergeJob
 
 FEW_BYTES = 32_000_000

@@ -20,13 +20,13 @@ from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError, MethodError
-from rayfl.rounds.exchange import bill, in_calls, mix_job
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
 from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.paper_comm import server_comm
-from rayfl.rounds.round import Round
+from rayfl.rounds.peer_exchange import bill, in_calls, mix_job
 from rayfl.rounds.run_state import RunState
+from rayfl.rounds.running_round import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
 from rayfl.rounds.worker_jobs import (

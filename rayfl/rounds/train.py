@@ -10,10 +10,10 @@ from rayfl.methods.base import Plan
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.client_outputs import ClientOutputs
-from rayfl.rounds.cutoff import apply_over_selection
 from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.late_clients import cut_off_surplus
 from rayfl.rounds.merge_sums import MOST_ALONE, merge_sums
-from rayfl.rounds.round import Round
+from rayfl.rounds.running_round import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import AddJob, TrainJob
 from rayfl.tree import Tree
@@ -40,7 +40,7 @@ def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate]
     jobs = train_jobs(round, fates)
     answers = round.run(jobs)
     results = [result for answer in answers for result in answer.result.results]
-    round.ledger.results |= apply_over_selection(setup, round.inputs.plan, results)
+    round.ledger.results |= cut_off_surplus(setup, round.inputs.plan, results)
     sum_bytes = sum(answer.result.sum_bytes for answer in answers)
     outputs: dict[int, ClientOutputs] = {}
     sums: dict[Node, Ref] = {}

@@ -20,7 +20,7 @@ from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
-from rayfl.rounds.mask_comparison import MaskBits, mask_bits
+from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire
@@ -41,7 +41,7 @@ from rayfl.rounds.worker_jobs import (
     TrainJob,
     WorkerJob,
 )
-from rayfl.tree import State, Tree
+from rayfl.tree import PackedBits, State, Tree
 
 
 class Worker:
@@ -62,7 +62,7 @@ class Worker:
         The outputs may be an iterator that makes each of them when it is asked for it, so that they need not all be in
         memory.
         """
-        raise NotImplementedError(type(job))
+        raise TypeError(f"a worker has no method for {type(job).__name__}")
 
     @do.register
     def train(self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
@@ -222,9 +222,9 @@ class Worker:
     @do.register
     def masks(
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
-    ) -> tuple[dict[int, MaskBits], list[Any]]:
+    ) -> tuple[dict[int, PackedBits], list[Any]]:
         """Return every client's mask, by client."""
-        found: dict[int, MaskBits] = {}
+        found: dict[int, PackedBits] = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             mask = self.method.mask(self._state(client, kept))
             assert mask is not None, "Setup.check refuses a method without masks"

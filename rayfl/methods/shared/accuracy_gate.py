@@ -1,39 +1,87 @@
-"""Accuracy on a validation split, counted batch by batch in a stage, after which a client decides whether it prunes."""
+"""Clients that prune where they are good enough: a stage counts the accuracy on a validation split, batch by batch."""
 
-from typing import TypedDict, TypeVar, cast
+from collections.abc import Mapping
+from typing import ClassVar, TypedDict, TypeVar, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from rayfl.data.batches import Batch
-from rayfl.task import Task
-from rayfl.tree import Tree
+from rayfl.methods.base import Batch, Context, Stage, Tree
+from rayfl.methods.shared import masks
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
+
+GATE = "gate"
+"""The stage that counts."""
 
 
-class Counters(TypedDict):
-    """The counters' part of a carry."""
+class GateHyper(LocalWork):
+    """Hyper-parameters of pruning behind a gate."""
 
+    momentum: float = Field(default=0.5, ge=0, lt=1, description="momentum of sgd")
+    prune_ratio: float = Field(default=0.1, gt=0, lt=1, description="share of the kept weights that a pruning removes")
+    min_accuracy: float = Field(default=0.2, ge=0, le=1, description="validation accuracy above which it prunes")
+    target_density: float | None = Field(
+        default=None, gt=0, le=1, description="where pruning ends; default: clients.retention_ratio, else 0.5"
+    )
+
+
+class Gate(TypedDict):
+    """The gate's part of a carry."""
+
+    mask: Tree
     correct: Tensor  # examples that the model gets right
     evaluated: Tensor  # all examples
+    target: Tensor  # the density at which pruning ends
 
 
-Gated = TypeVar("Gated", bound=Counters)
-"""The carry of a method with a gate."""
+class GatedCarry(LocalCarry, Gate):
+    """The carry of a client with a gate."""
 
 
-def nothing_counted() -> Counters:
-    """The counters' part of a carry before the first batch."""
-    return {"correct": torch.zeros(()), "evaluated": torch.zeros(())}
+Gated = TypeVar("Gated", bound=GatedCarry)
+"""The carry of a method that adds to `GatedCarry`."""
 
 
-def counted(carry: Gated, task: Task, params: Tree, batch: Batch) -> Gated:
-    """The carry after the examples of `batch` are counted, and those that `params` gets right; safe under vmap."""
-    right: Tensor = task.metrics(params, batch)["accuracy"]
-    weights = torch.ones_like(right) if batch.weights is None else batch.weights
-    correct = carry["correct"] + (right * weights).sum()
-    return cast(Gated, {**carry, "correct": correct, "evaluated": carry["evaluated"] + weights.sum()})
+class GatedPruning(GradientMethod):
+    """A client that trains what its mask keeps, and prunes if its accuracy passes the gate."""
 
+    hyper: GateHyper
+    personalized: ClassVar[bool] = True
+    own_compression: ClassVar[bool] = True
+    honours_retention: ClassVar[bool] = True
+    splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
 
-def accuracy(carry: Counters) -> float:
-    """The share of right answers; 0 if nothing was counted."""
-    return float(carry["correct"]) / max(1.0, float(carry["evaluated"]))
+    def gate_stage(self) -> Stage:
+        """The pass over the validation examples."""
+        return Stage(GATE, split="validation", epochs=1, batch_size=self.hyper.batch_size or None)
+
+    def closed_gate(self, mask: Tree, ctx: Context) -> Gate:
+        """The gate's part of a carry before the first batch."""
+        target = masks.kept_ratio(ctx.traits, self.hyper.target_density, 0.5)
+        return {
+            "mask": mask,
+            "correct": torch.zeros(()),
+            "evaluated": torch.zeros(()),
+            "target": torch.tensor(target, dtype=torch.float64),
+        }
+
+    def judged(self, carry: GatedCarry) -> Tree:
+        """The model whose accuracy the gate counts."""
+        return carry["params"]
+
+    def step(self, carry: Gated, batch: Batch, *, stage: Stage) -> Gated:
+        if stage.name != GATE:
+            return super().step(carry, batch, stage=stage)
+        right: Tensor = self.task.metrics(self.judged(carry), batch)["accuracy"]
+        weights = torch.ones_like(right) if batch.weights is None else batch.weights
+        correct = carry["correct"] + (right * weights).sum()
+        return cast(Gated, {**carry, "correct": correct, "evaluated": carry["evaluated"] + weights.sum()})
+
+    def descend(self, carry: Gated, loss: Tensor, gradient: Tree, stage: Stage) -> Gated:
+        # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
+        return super().descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
+
+    def passes(self, carry: GatedCarry) -> bool:
+        """Whether the share of right answers is above the gate's; it is 0 if nothing was counted."""
+        return float(carry["correct"]) / max(1.0, float(carry["evaluated"])) > self.hyper.min_accuracy

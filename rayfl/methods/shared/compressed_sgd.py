@@ -6,7 +6,6 @@ C(gamma g_i + e_i), the memory stays a part of x when gamma changes.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 from typing import ClassVar
 
 from rayfl import tree
@@ -26,14 +25,10 @@ class CompressedSGD(DistributedGradient):
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
 
+    @property
     @abstractmethod
-    def make_compressor(self) -> Compressor:
-        """C, made from the hyper-parameters."""
-
-    @cached_property
     def compressor(self) -> Compressor:
-        """C."""
-        return self.make_compressor()
+        """C, made from the hyper-parameters."""
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Tree:
         return self.compressor.init(params)

@@ -4,6 +4,8 @@ There is no local training: only the server moves. The gradient is that of f_i(x
 whole train split (batch_size = 0, as the theory of these methods needs), or on one minibatch a round.
 """
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -14,12 +16,14 @@ from rayfl.methods.base import (
     Batch,
     Context,
     Finished,
+    FirstDraws,
     HyperParameters,
     Message,
     Plan,
     RayflError,
     Stage,
     State,
+    Traits,
     Tree,
     Upload,
 )
@@ -27,6 +31,7 @@ from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.one_gradient import GradientCarry, OneGradient
+from rayfl.methods.shared.uplink import UplinkMemory
 
 
 class GradientWork(HyperParameters):
@@ -81,6 +86,21 @@ class DistributedGradient(OneGradient, ModelServer):
             return Finished(state, None, metrics=metrics)
         message, weight = weighed(message, self.hyper.weighting, ctx)
         return Finished(state, message, weight, metrics)
+
+
+class ShiftState(UplinkMemory):
+    """The state of a client that sends compressed differences to its shift."""
+
+    shift: Tree  # h_i
+
+
+class ShiftedGradient(DistributedGradient):
+    """Clients have shifts, at first 0, which learn their gradients."""
+
+    needs_one_omega: ClassVar[bool] = True
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ShiftState:
+        return {"shift": tree.zeros_like(params)}
 
 
 def soft_threshold(x: Tree, threshold: float) -> Tree:

@@ -13,11 +13,12 @@ from rayfl.compress.known_support import known_support_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
     Aggregate,
+    Carry,
     Context,
-    Download,
     ElementwiseMean,
     Gather,
     Message,
+    Method,
     ModelState,
     Packet,
     Reply,
@@ -25,7 +26,7 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.model_server import KeptModel
 
 WEIGHTS = "weights"
 """The message, both ways."""
@@ -34,25 +35,31 @@ HELD_MEAN: Mapping[str, Gather] = {WEIGHTS: ElementwiseMean("sent")}
 """Entry by entry the uniform mean over those who hold it."""
 
 
-class KnownMask(TypedDict):
-    """The server's memory of a client."""
+class HeldMask(TypedDict):
+    """A client's state, or the server's memory of a client, with its mask."""
 
     mask: Tree  # at first all of the model
 
 
-class MaskedServer(ModelServer):
-    """x becomes the mean over the clients that hold an entry; an entry that nobody held stays unchanged."""
+class MaskedServer(Method, KeptModel):
+    """x becomes the mean over the clients that hold an entry; an entry that nobody held stays unchanged.
 
-    def init_server_memory(self, client: Traits, params: Tree) -> KnownMask:
+    A client's model is x under its mask, and after local training the one that it has trained.
+    """
+
+    def eval_begin(self, state: HeldMask, model: Tree | None, carry: Carry | None, ctx: Context) -> ModelState:
+        if carry is not None:
+            return {"params": carry["params"]}
+        assert model is not None, "the server has a global model"
+        return {"params": masks.masked(model, state["mask"])}
+
+    def init_server_memory(self, client: Traits, params: Tree) -> HeldMask:
         return {"mask": masks.everything(params)}
 
-    def download(self, server: ModelState, ctx: Context) -> Download:
-        return {}
-
-    def personal_message(self, server: ModelState, server_memory: KnownMask, ctx: Context) -> Reply:
+    def personal_message(self, server: ModelState, server_memory: HeldMask, ctx: Context) -> Reply:
         return Reply({WEIGHTS: known_support_packet(server["params"], server_memory["mask"])}, server_memory)
 
-    def store_uplink(self, server_memory: KnownMask, message: Message, ctx: Context) -> KnownMask:
+    def store_uplink(self, server_memory: HeldMask, message: Message, ctx: Context) -> HeldMask:
         return {"mask": message[WEIGHTS].support()}
 
     def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:

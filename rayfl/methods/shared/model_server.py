@@ -1,10 +1,15 @@
-"""A server that keeps one model and sends it to every participant, as most papers' servers do."""
+"""Servers that keep one model, and send it to every participant as most papers' servers do, or in reply only."""
 
-from rayfl.methods.base import Context, Download, ModelState, ServerHalf, Tree
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from rayfl.methods.base import Context, Download, ModelState, Reply, ServerHalf, Traits, Tree, encode_download
 
 
-class ModelServer(ServerHalf):
-    """Server state: the model x as "params"; subclasses say how it moves (`update`). Down: x as "model"."""
+class KeptModel(ServerHalf):
+    """Server state: the model x as "params"; subclasses say how it moves (`update`), and what goes down."""
 
     def init_server(self, params: Tree) -> ModelState:
         return {"params": params}
@@ -12,5 +17,45 @@ class ModelServer(ServerHalf):
     def model(self, server: ModelState) -> Tree:
         return server["params"]
 
+
+class ModelServer(KeptModel):
+    """Down: x as "model"."""
+
     def download(self, server: ModelState, ctx: Context) -> Download:
         return {"model": server["params"]}
+
+
+class Exchanges(TypedDict):
+    """A server's state, or its memory of a client, that counts exchanges."""
+
+    exchanges: Tensor  # all so far; in the memory: all when the client last got its model
+
+
+class ExchangedModel(ModelState, Exchanges):
+    """Server state: the model of the last exchange, and the number of exchanges."""
+
+
+class CountedExchanges(KeptModel):
+    """A server with rounds in which nothing crosses the wire, and clients that may miss an exchange.
+
+    Clients get their model in reply, in the round of the exchange, and download it later only if they missed one.
+    `update` counts the exchanges. Down: the model as "model".
+    """
+
+    def init_server(self, params: Tree) -> ExchangedModel:
+        return {"params": params, "exchanges": torch.tensor(0)}
+
+    def current(self, server: ExchangedModel, ctx: Context) -> Tree:
+        """The model that the client of `ctx` gets."""
+        return server["params"]
+
+    def init_server_memory(self, client: Traits, params: Tree) -> Exchanges:
+        return {"exchanges": torch.tensor(0)}
+
+    def personal_message(self, server: ExchangedModel, server_memory: Exchanges, ctx: Context) -> Reply:
+        if server_memory["exchanges"] == server["exchanges"]:
+            return Reply({}, server_memory)
+        return self.reply(server, server_memory, ctx)
+
+    def reply(self, server: ExchangedModel, server_memory: Exchanges, ctx: Context) -> Reply:
+        return Reply(encode_download({"model": self.current(server, ctx)}, ctx), {"exchanges": server["exchanges"]})

@@ -5,7 +5,7 @@ They run unchanged under vmap: no data-dependent branches, no in-place writes. T
 """
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -15,11 +15,12 @@ from rayfl import tree
 from rayfl.settings import Settings
 from rayfl.tree import State, Tree
 
+OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]
+
 
 class Optimizer(Settings):
     """A rule that turns parameters and a gradient into new parameters."""
 
-    name: ClassVar[str]
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to the gradient")
 
     @abstractmethod
@@ -38,7 +39,6 @@ class Optimizer(Settings):
 class SGD(Optimizer):
     """v <- momentum * v + g, x <- x - lr * v (torch.optim.SGD without dampening); plain x - lr * g without momentum."""
 
-    name: ClassVar[str] = "sgd"
     momentum: float = Field(default=0.0, ge=0, lt=1, description="heavy-ball momentum")
 
     def init(self, params: Tree) -> State:
@@ -55,7 +55,6 @@ class SGD(Optimizer):
 class Nesterov(SGD):
     """v <- momentum * v + g, x <- x - lr * (g + momentum * v): torch.optim.SGD with nesterov=True."""
 
-    name: ClassVar[str] = "nesterov"
     momentum: float = Field(default=0.9, gt=0, lt=1, description="Nesterov's momentum")
 
     def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
@@ -67,7 +66,6 @@ class Nesterov(SGD):
 class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba, 2015; torch.optim.Adam), weight decay added to the gradient."""
 
-    name: ClassVar[str] = "adam"
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
@@ -94,8 +92,6 @@ class AdamW(Adam):
     """Adam whose weight decay is decoupled from the gradient, x <- (1 - lr * weight_decay) x before the step
     (Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019; torch.optim.AdamW)."""
 
-    name: ClassVar[str] = "adamw"
-
     def penalised(self, gradient: Tree, params: Tree) -> Tree:
         """The gradient alone."""
         return gradient
@@ -105,4 +101,58 @@ class AdamW(Adam):
         return super().update(decayed, gradient, state, lr)
 
 
-OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]
+SecondMoment = Literal["momentum", "raw"]
+
+
+class Adaptive(Optimizer):
+    """Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2, for servers.
+
+    d <- beta1 d + (1 - beta1) g; v <- `accumulate`(v, d^2); x <- x - lr d / (sqrt(v) + tau).
+
+    `second_moment="raw"` squares g in place of d. State: "mean" is d, 0 at first, and "square" is v, tau^2 at first.
+    """
+
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="share of the mean that a step keeps")
+    tau: float = Field(default=1e-3, gt=0, description="added to the root of the second moment")
+    second_moment: SecondMoment = Field(default="momentum", description="what is squared: the mean, or the gradient")
+
+    @abstractmethod
+    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+        """The second moment after one more square, entry by entry."""
+
+    def init(self, params: Tree) -> State:
+        start = tree.map(lambda tensor: torch.full_like(tensor, self.tau**2), params)
+        return {"mean": tree.zeros_like(params), "square": start}
+
+    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        gradient = self.penalised(gradient, params)
+        mean = tree.add(tree.scale(state["mean"], self.beta1), gradient, 1 - self.beta1)
+        squared = mean if self.second_moment == "momentum" else gradient
+        square = {name: self.accumulate(old, squared[name].square()) for name, old in state["square"].items()}
+        params = {name: params[name] - lr * mean[name] / (square[name].sqrt() + self.tau) for name in params}
+        return params, {"mean": mean, "square": square}
+
+
+class Adagrad(Adaptive):
+    """v <- v + d^2."""
+
+    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+        return square + new
+
+
+class AdaptiveAdam(Adaptive):
+    """v <- beta2 v + (1 - beta2) d^2."""
+
+    beta2: float = Field(default=0.99, ge=0, lt=1, description="share of the second moment that a step keeps")
+
+    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+        return self.beta2 * square + (1 - self.beta2) * new
+
+
+class Yogi(Adaptive):
+    """v <- v - (1 - beta2) d^2 sign(v - d^2), which never falls below 0."""
+
+    beta2: float = Field(default=0.99, ge=0, lt=1, description="1 - beta2 is how much of d^2 v moves by")
+
+    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+        return square - (1 - self.beta2) * new * torch.sign(square - new)

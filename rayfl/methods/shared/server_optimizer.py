@@ -5,7 +5,6 @@ The optimizer moves once a round, and not in a round in which nothing arrives.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 
 from pydantic import Field
 
@@ -32,14 +31,10 @@ class ServerStepping(FedAvg):
 
     hyper: ServerSteps
 
+    @property
     @abstractmethod
-    def make_server_optimizer(self) -> Optimizer:
-        """The server's optimizer, made from the hyper-parameters."""
-
-    @cached_property
     def server_optimizer(self) -> Optimizer:
-        """The server's optimizer."""
-        return self.make_server_optimizer()
+        """The server's optimizer, made from the hyper-parameters."""
 
     def init_server(self, params: Tree) -> StepperState:
         return {"params": params, "optimizer": self.server_optimizer.init(params)}

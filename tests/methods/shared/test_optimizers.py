@@ -108,11 +108,12 @@ def test_values_out_of_range_are_refused(wrong: dict[str, float]):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [SGD(momentum=0.9), Nesterov(momentum=0.9), Adam(), AdamW()], ids=lambda one: one.name
+    ("name", "optimizer"),
+    [("sgd", SGD(momentum=0.9)), ("nesterov", Nesterov(momentum=0.9)), ("adam", Adam()), ("adamw", AdamW())],
 )
-def test_a_clients_settings_name_each_optimizer(optimizer: Optimizer):
+def test_a_clients_settings_name_each_optimizer(name: str, optimizer: Optimizer):
     momentum = 0.9 if isinstance(optimizer, SGD) else 0.0
-    settings: dict[str, Any] = {"optimizer": optimizer.name, "momentum": momentum, "weight_decay": 0.1}
+    settings: dict[str, Any] = {"optimizer": name, "momentum": momentum, "weight_decay": 0.1}
     made = LocalTraining(**settings).make_optimizer()
     assert made == optimizer.model_copy(update={"weight_decay": 0.1}) and type(made) is type(optimizer)
 

@@ -15,7 +15,7 @@ from rayfl.rounds.simulated_clock import arrival_s, moment
 from rayfl.rounds.worker_jobs import ClientResult
 
 
-def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:
+def cut_off_if_late(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:
     """Return the result; if the round waits for the client and the client misses the deadline, cut the result off.
 
     The cut result has `Fate.LATE` and a smaller bill. Called before training, because a client that is late need not
@@ -29,7 +29,7 @@ def apply_deadline(setup: Setup, plan: Plan, result: ClientResult) -> ClientResu
     return _cut_off(setup, plan, result, deadline_s, Fate.LATE)
 
 
-def apply_over_selection(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
+def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
     """Return the results by client. If `take_first` is set, cut off every client that is not among the first to finish.
 
     Clients that finish at the same moment are taken in the order of their ids. A client with nothing to send finishes

@@ -13,10 +13,10 @@ from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds.exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mix import gather_rows, gathered
+from rayfl.rounds.peer_exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.rounds.worker_jobs import ClientResult
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import play
@@ -196,7 +196,7 @@ def test_what_cannot_be_cut_is_added_as_a_whole():
 def test_the_cut_into_calls_changes_no_bit(method: str, monkeypatch: pytest.MonkeyPatch):
     run_states = []
     for most in (CALL_BYTES, 1):
-        monkeypatch.setattr("rayfl.rounds.exchange.CALL_BYTES", most)
+        monkeypatch.setattr("rayfl.rounds.peer_exchange.CALL_BYTES", most)
         here = prepare(experiment(method, topology={"name": "erdos-renyi", "p": 0.6}))
         run_states.append(contents(InlineExecutor(here), play(here)[1][-1]))
     assert_same_bits(*run_states)
