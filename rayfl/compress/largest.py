@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.positions import positions_of
-
 SAMPLE_SIZE = 1 << 16
 CHUNK = 1 << 16
 """Entries compared at a time, so that they fit into the processor's cache."""
@@ -54,7 +52,7 @@ def _candidates(x: np.ndarray, k: int) -> np.ndarray:
     if rank >= sample.size:
         return np.arange(x.size)
     low = np.partition(sample, sample.size - rank)[sample.size - rank]
-    candidates = positions_of(at_least(x, low))
+    candidates = np.flatnonzero(at_least(x, low))
     return candidates if candidates.size >= k else np.arange(x.size)
 
 

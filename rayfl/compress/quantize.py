@@ -103,42 +103,7 @@ class QuantizeCodec(WholeTensorCodec):
         return levels
 
 
-class QSGD(Quantizer, on_device=True):
-    """Quantisation with the 2-norm: `Quantize(norm="2")` with the bucket of 512 and the 4 bits of the paper.
-
-    Four bits are a sign and a level of s = 7. Unbiased, omega = min(d / s^2, sqrt(d) / s) for buckets of d entries.
-    Source: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017, section 3.1.
-    """
-
-    name: ClassVar[str] = "qsgd"
-    levels: Levels = 7
-    bucket: Bucket = 512
-    coding: Coding = Field(
-        default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
-    )
-
-    @property
-    def bucket_norm(self) -> Norm:
-        """p of the norm of a bucket."""
-        return "2"
-
-    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """Norms and random levels of all buckets. ValueError on NaN and infinity."""
-        flats = {name: entries(name, tensor).numpy() for name, tensor in x.items()}
-        codec = QuantizeCodec(shapes_of(x), self.levels, self.bucket, self.coding)
-        return _packet(flats, self.bucket_norm, codec, generator), memory
-
-    def omega(self, num_entries: int) -> float | None:
-        """The largest over possible buckets, which is that of the longest one, d = min(bucket, num_entries).
-
-        p = 2: min(d / s^2, sqrt(d) / s), and for s = 1 exactly sqrt(d) - 1. p = inf: exactly
-        (sqrt(1 + (d - 1) / s^2) - 1) / 2. p = 1: d min(d / (4 s^2), 1 / s), and for s = 1 exactly d - 1.
-        """
-        length = max(1, min(self.bucket, num_entries) if self.bucket else num_entries)
-        return _omega(self.bucket_norm, self.levels, length)
-
-
-class Quantize(QSGD, on_device=True):
+class Quantize(Quantizer, on_device=True):
     """(p, s)-quantisation: every entry at random to one of s levels of its bucket's p-norm. Unbiased, see `omega`.
 
     `norm`: p; `levels`: s >= 1; `bucket`: entries that share a norm, in row order (0: the whole tensor), fewer in the
@@ -154,10 +119,52 @@ class Quantize(QSGD, on_device=True):
 
     name: ClassVar[str] = "quantize"
     norm: Norm = Field(default="2", description="norm p of a bucket")
+    levels: Levels = 7
+    bucket: Bucket = 512
+    coding: Coding = Field(
+        default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
+    )
 
-    @property
-    def bucket_norm(self) -> Norm:
-        return self.norm
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """Norms and random levels of all buckets. ValueError on NaN and infinity."""
+        flats = {name: entries(name, tensor).numpy() for name, tensor in x.items()}
+        codec = QuantizeCodec(shapes_of(x), self.levels, self.bucket, self.coding)
+        return _packet(flats, self.norm, codec, generator), memory
+
+    def omega(self, num_entries: int) -> float | None:
+        """The largest over possible buckets, which is that of the longest one, d = min(bucket, num_entries).
+
+        p = 2: min(d / s^2, sqrt(d) / s), and for s = 1 exactly sqrt(d) - 1. p = inf: exactly
+        (sqrt(1 + (d - 1) / s^2) - 1) / 2. p = 1: d min(d / (4 s^2), 1 / s), and for s = 1 exactly d - 1.
+        """
+        length = max(1, min(self.bucket, num_entries) if self.bucket else num_entries)
+        return _omega(self.norm, self.levels, length)
+
+
+class QSGD(Quantizer, on_device=True):
+    """Quantisation with the 2-norm: `Quantize(norm="2")` with the bucket of 512 and the 4 bits of the paper.
+
+    Four bits are a sign and a level of s = 7. Unbiased, omega = min(d / s^2, sqrt(d) / s) for buckets of d entries.
+    Source: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017, section 3.1.
+    """
+
+    name: ClassVar[str] = "qsgd"
+    levels: Levels = 7
+    bucket: Bucket = 512
+    coding: Coding = Field(
+        default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
+    )
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """Norms and random levels of all buckets. ValueError on NaN and infinity."""
+        return self._plain().encode(x, memory, generator)
+
+    def omega(self, num_entries: int) -> float | None:
+        """That of `Quantize`."""
+        return self._plain().omega(num_entries)
+
+    def _plain(self) -> Quantize:
+        return Quantize(norm="2", levels=self.levels, bucket=self.bucket, coding=self.coding)
 
 
 class TernGrad(Quantizer, on_device=True):

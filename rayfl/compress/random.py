@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, masks_of, shapes_of
-from rayfl.compress.positions import positions_of
 from rayfl.compress.sparse import KeepRatio, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import (
     BUFFER_TYPES,
@@ -56,7 +55,7 @@ def draw(size: int, k: int, generator: np.random.Generator) -> np.ndarray:
     while missing:
         chosen[generator.integers(0, size, missing)] = True
         missing = fewer - np.count_nonzero(chosen)
-    return positions_of(chosen if fewer == k else ~chosen)
+    return np.flatnonzero(chosen if fewer == k else ~chosen)
 
 
 class RandK(Sparsifier, on_device=True):

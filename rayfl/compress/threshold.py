@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl.compress.largest import at_least
-from rayfl.compress.positions import positions_of
 from rayfl.compress.sparse import Selection, Sparsifier
 from rayfl.compress.values import UNIT_ROUNDOFF
 from rayfl.errors import RayflError
@@ -60,7 +59,7 @@ class Threshold(Sparsifier, on_device=True):
 
     def _positions(self, flat: Tensor) -> np.ndarray:
         limit, numbers = self._limit(flat), flat.numpy()
-        return positions_of(at_least(numbers, limit) if limit > 0 else numbers != 0)
+        return np.flatnonzero(at_least(numbers, limit) if limit > 0 else numbers != 0)
 
     def _limit(self, flat: Tensor) -> np.float32:
         """The least magnitude; where it vanishes in float32 (a tensor of zeros, or of the smallest numbers) zeros are

@@ -15,7 +15,6 @@ from rayfl.compress.positions import (
     decode_positions,
     encode_counted,
     encode_positions,
-    positions_of,
 )
 from tests.refusals import refused
 
@@ -122,15 +121,6 @@ def test_any_set_comes_back_from_the_smallest_code(drawn: tuple[list[int], int])
     else:
         packed = (len(positions) * (size - 1).bit_length() + 7) // 8
         assert found <= min(smallest, packed) + 1
-
-
-@pytest.mark.parametrize("density", [0.0, 1e-4, 0.01, 0.09, 0.11, 0.7, 1.0])
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 1000, 1003, 100_000])
-def test_positions_of_a_mask(size: int, density: float):
-    mask = np.random.default_rng(size).random(size) < density
-    assert positions_of(mask).tolist() == [i for i, kept in enumerate(mask.tolist()) if kept]
-    shifted = np.concatenate([[True], mask])[1:]  # in memory that is not aligned
-    assert positions_of(shifted).tolist() == positions_of(mask).tolist()
 
 
 @pytest.mark.parametrize(

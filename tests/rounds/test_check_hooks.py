@@ -94,6 +94,24 @@ def test_a_wrong_answer_is_told_with_its_hook_and_line(hook: str, answer: Any, n
     assert text.startswith("round 0") == isinstance(caught.value, MethodError)
 
 
+class Tables(FedAvg):
+    """A server with tables in a table, of which it keeps some."""
+
+    kept: tuple[str, ...] = ("2", "norms")
+
+    def init_server(self, params: Any) -> Any:
+        return {"params": params, "tables": {name: {"w": torch.zeros(1)} for name in ("1", "norms")}}
+
+    def server_update(self, server: Any, received: Any, delivered: Any, ctx: Any) -> Any:
+        return {**server, "tables": {name: {"w": torch.zeros(1)} for name in self.kept}}, {}
+
+
+def test_a_table_of_a_number_may_go_and_no_other_one():
+    play(setup(Tables))
+    with refused(names=["Mine.server_update", "'tables.norms'", "whole state"], error=MethodError):
+        play(setup(type("Mine", (Tables,), {"__module__": __name__, "kept": ("1", "2")})))
+
+
 def test_peers_are_told_too():
     ring = {"topology": "ring"}
     with refused(names=["round 0", "client 0", "Mine.mix"], error=MethodError):
