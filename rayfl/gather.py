@@ -94,25 +94,6 @@ class Gather(ABC):
 
 
 @dataclass(frozen=True)
-class WeightedMean(Gather):
-    """sum_i w_i m_i / sum_i w_i."""
-
-    entrywise: ClassVar[bool] = True
-
-    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        return replace(total, sum=_plus(total.sum, packet, weight), weight=total.weight + weight, count=total.count + 1)
-
-    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return _together(a, b, _merged)
-
-    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return _together(a, b, _joined)
-
-    def result(self, total: Aggregate) -> Tree:
-        return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}
-
-
-@dataclass(frozen=True)
 class Sum(Gather):
     """sum_i m_i, whatever the weights."""
 
@@ -129,6 +110,17 @@ class Sum(Gather):
 
     def result(self, total: Aggregate) -> Tree:
         return total.sum
+
+
+@dataclass(frozen=True)
+class WeightedMean(Sum):
+    """sum_i w_i m_i / sum_i w_i, of the sum of the w_i m_i."""
+
+    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
+        return replace(total, sum=_plus(total.sum, packet, weight), weight=total.weight + weight, count=total.count + 1)
+
+    def result(self, total: Aggregate) -> Tree:
+        return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def refused(
     instead. `mentions` says when a name counts as mentioned. As a context manager it checks the `error` that the block
     raises; a call without arguments or the result of a command is checked at once, and its sentence is returned:
 
-        with refused(names=["keep_ratio=0.0", "(0, 1]", "dense"]):
+        with refused(names=["keep_ratio=0.0", "(0, 1]"]):
             TopK(keep_ratio=0.0)
         refused(lambda: read(path), names=["method.lr", "-1"])
         with refused(names=["client 3", "round 2"], error=ClientError):

@@ -9,25 +9,21 @@ Training and wires are D-PSGD's, bit for bit; the fine-tuned model is made for a
 - ft_epochs is by default what a round of local training does, and ft_lr the lr of round 0: lr_decay does not apply.
 """
 
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rayfl.methods.base import Context, Stage, Tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper, DPSGDState
+from rayfl.methods.shared.local_training import FineTuning
 
 
-class DPSGDFTHyper(DPSGDHyper):
-    """Hyper-parameters of D-PSGD-FT; fine-tuning has those of local training but for these two."""
+class DPSGDFTHyper(DPSGDHyper, FineTuning):
+    """Hyper-parameters of D-PSGD-FT."""
 
     ft_from: Literal["own", "mean"] = Field(
         default="mean", description="what is fine-tuned: the mean of all models (which no peer knows), or the own one"
     )
-    ft_epochs: int | None = Field(
-        default=None, ge=1, description="epochs of fine-tuning (left out: as much as a round of local training)"
-    )
-    ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
 
 
 class DPSGDFT(DPSGD, on_device=True):
@@ -41,10 +37,7 @@ class DPSGDFT(DPSGD, on_device=True):
         return self.hyper.ft_from == "mean"
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
-        """Fine-tuning on the peer's own train split."""
-        hyper = self.hyper
-        stage = replace(hyper.stage(0, "fine-tuning"), lr=hyper.ft_lr or hyper.lr)
-        return (replace(stage, epochs=hyper.ft_epochs, steps=None) if hyper.ft_epochs else stage,)
+        return (self.hyper.fine_tuning(),)
 
     def eval_begin(self, state: DPSGDState, model: Tree | None, carry: DPSGDCarry | None, ctx: Context) -> DPSGDCarry:
         own = carry["params"] if carry is not None else state["params"]

@@ -10,23 +10,15 @@ and thrown away: training and wires are FedAvg's, bit for bit.
 - `pooled` is the global model as it is.
 """
 
-from dataclasses import replace
 from typing import ClassVar
-
-from pydantic import Field
 
 from rayfl.methods.base import Context, Stage, State, Tree
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
+from rayfl.methods.shared.local_training import FineTuning, LocalCarry, LocalTraining
 
 
-class FedAvgFTHyper(LocalTraining):
-    """Hyper-parameters of FedAvg-FT; fine-tuning has those of local training but for these two."""
-
-    ft_epochs: int | None = Field(
-        default=None, ge=1, description="epochs of fine-tuning (left out: as much as a round of local training)"
-    )
-    ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
+class FedAvgFTHyper(LocalTraining, FineTuning):
+    """Hyper-parameters of FedAvg-FT."""
 
 
 class FedAvgFT(FedAvg, on_device=True):
@@ -36,10 +28,7 @@ class FedAvgFT(FedAvg, on_device=True):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
-        """Fine-tuning on the client's own train split."""
-        hyper = self.hyper
-        stage = replace(hyper.stage(0, "fine-tuning"), lr=hyper.ft_lr or hyper.lr)
-        return (replace(stage, epochs=hyper.ft_epochs, steps=None) if hyper.ft_epochs else stage,)
+        return (self.hyper.fine_tuning(),)
 
     def eval_begin(self, state: State, model: Tree | None, carry: LocalCarry | None, ctx: Context) -> LocalCarry:
         params = model if carry is None else carry["received"]

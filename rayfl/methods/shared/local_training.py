@@ -1,5 +1,6 @@
 """Local training by minibatches, the part that most methods' clients share."""
 
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Literal, TypedDict, TypeVar, cast
 
@@ -93,6 +94,20 @@ class LocalWork(LearningRate):
             return (Adam if self.optimizer == "adam" else AdamW)(weight_decay=self.weight_decay)
         kind = Nesterov if self.optimizer == "nesterov" else SGD
         return kind(momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class FineTuning(LocalWork):
+    """Fine-tuning before an evaluation; it has the hyper-parameters of local training but for these two."""
+
+    ft_epochs: int | None = Field(
+        default=None, ge=1, description="epochs of fine-tuning (left out: as much as a round of local training)"
+    )
+    ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
+
+    def fine_tuning(self) -> Stage:
+        """The stage on the client's own train split."""
+        stage = replace(self.stage(0, "fine-tuning"), lr=self.ft_lr or self.lr)
+        return replace(stage, epochs=self.ft_epochs, steps=None) if self.ft_epochs else stage
 
 
 class LocalTraining(LocalWork):
