@@ -10,7 +10,7 @@ one in the stack.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -75,10 +75,14 @@ class LocalTask:
         }
 
 
-Engine = Callable[[Method, Sequence[LocalTask], int], Iterator[tuple[Carry, dict[str, Work]]]]
-"""Trains clients; yields each one's carry and its work by stage name, in the order of the tasks.
+class Engine(Protocol):
+    """Trains clients; yields each one's carry and its work by stage name, in the order of `tasks`."""
 
-The number is that of the clients in a full stack."""
+    def __call__(
+        self, method: Method, tasks: Sequence[LocalTask], width: int = 1
+    ) -> Iterator[tuple[Carry, dict[str, Work]]]:
+        """`width`: number of clients in a full stack."""
+        ...
 
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
