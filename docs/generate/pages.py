@@ -24,7 +24,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.unknown_keys import CHOSEN
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.shared.elastic import ElasticHyper
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
 from rayfl.population.distributions import Groups, LogNormal, Uniform
 from rayfl.report import wording

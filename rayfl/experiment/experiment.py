@@ -22,7 +22,7 @@ from rayfl.experiment.table import LONGEST_NAME, read_table, with_overrides
 from rayfl.experiment.unknown_keys import explained
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints

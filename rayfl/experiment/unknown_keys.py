@@ -12,7 +12,7 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.errors import RayflError, UnknownKey
 from rayfl.methods.base import Method
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from rayfl.settings import Settings, listed
 from rayfl.topology.graphs import Topology
 

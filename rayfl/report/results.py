@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayfl.experiment.experiment import Experiment
-    from rayfl.models import Architecture
+    from rayfl.models.base import Architecture
     from rayfl.tree import Tree
 
 Against = Literal["round", "total_megabytes", "total_uplink_megabytes", "total_simulated_s"]

@@ -30,16 +30,18 @@ class Shuffled(InlineExecutor):
         return thawed(ref)
 
     def handle(self, ref: Ref) -> Handle:
-        return InlinePacket(opened(ref))
+        packet = thawed(ref)
+        assert isinstance(packet, Packet)
+        return InlinePacket(packet)
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         done: dict[int, JobResult] = {}
         for index in self.order.permutation(len(jobs)).tolist():
             job = thawed(frozen(jobs[index].work))
             inputs = tuple(None if ref is None else thawed(ref) for ref in jobs[index].inputs)
-            ((result, outputs),) = [(d.result, d.outputs) for d in super().run(thawed(shared), [Job(job, inputs)])]
-            assert len(outputs) == jobs[index].num_outputs
-            done[index] = JobResult(thawed(frozen(result)), [frozen(output) for output in outputs])
+            (found,) = super().run(thawed(shared), [Job(job, inputs)])
+            assert len(found.outputs) == jobs[index].num_outputs
+            done[index] = JobResult(thawed(frozen(found.result)), [frozen(output) for output in found.outputs])
         return [done[index] for index in range(len(jobs))]
 
 
@@ -56,13 +58,6 @@ def frozen(value: Any) -> Frozen:
 def thawed(ref: Frozen) -> Any:
     """The value, its arrays read-only."""
     return pickle.loads(ref[0], buffers=ref[1])  # noqa: S301 - our own bytes
-
-
-def opened(ref: Frozen) -> Packet:
-    """A packet from its bytes."""
-    packet = thawed(ref)
-    assert isinstance(packet, Packet)
-    return packet
 
 
 def play(

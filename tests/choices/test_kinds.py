@@ -7,7 +7,7 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from rayfl.topology.graphs import Topology
 from tests.refusals import refused
 

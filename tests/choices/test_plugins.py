@@ -17,7 +17,7 @@ from rayfl.data.datasets import Source
 from rayfl.experiment.experiment import read
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl

@@ -14,7 +14,7 @@ from rayfl.data.batches import Batch, ClientData
 from rayfl.data.sources.imdb import IMDB
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from rayfl.rounds.evaluation import per_example
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord

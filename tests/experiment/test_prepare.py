@@ -10,7 +10,7 @@ from torch import nn
 
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
 from tests.refusals import refused

@@ -30,7 +30,7 @@ def warm_up() -> None:
     from rayfl.data.partition import PartitionScheme
     from rayfl.data.torchvision import torchvision
     from rayfl.methods.base import Method
-    from rayfl.models import Architecture
+    from rayfl.models.base import Architecture
     from rayfl.topology.graphs import Topology
 
     for kind in (Compressor, Source, PartitionScheme, Method, Architecture, Topology):

@@ -21,7 +21,7 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding
 from rayfl.methods.base import Method
 from rayfl.methods.shared.local_training import LocalTraining, LocalWork
-from rayfl.models import Logistic
+from rayfl.models.dense import Logistic
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord

@@ -15,7 +15,7 @@ from rayfl.determinism import seeding
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Work
 from rayfl.methods.dispfl import DisPFL, DisPFLCarry
-from rayfl.models import MLP
+from rayfl.models.dense import MLP
 from rayfl.population.client import Traits
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.setup import Setup

@@ -17,7 +17,8 @@ from rayfl.methods.base import Work
 from rayfl.methods.mcepl import MCEPL, MCEPLHyper, aggregated
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, first_weights
 from rayfl.methods.shared.one_gradient import GradientCarry
-from rayfl.models import MLP, AlexNetMCEPL
+from rayfl.models.convolutional import AlexNetMCEPL
+from rayfl.models.dense import MLP
 from rayfl.population.client import Traits
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification

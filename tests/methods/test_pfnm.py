@@ -14,7 +14,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.pfnm import PFNM, layers
 from rayfl.methods.shared.neuron_matching import Prior, merge
-from rayfl.models import MLP
+from rayfl.models.dense import MLP
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, server_round
 from rayfl.task import Classification

@@ -15,7 +15,7 @@ from rayfl.determinism import seeding
 from rayfl.methods.base import Method
 from rayfl.methods.par_weipru import ParWeipru
 from rayfl.methods.shared.pruned_weights import PrunedWeights
-from rayfl.models import MLP
+from rayfl.models.dense import MLP
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import gather_rows
 from rayfl.rounds.worker_jobs import MixJob

@@ -5,19 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rayfl.data.batches import Batch
-from rayfl.models import (
-    EMNISTCNN,
-    MLP,
-    VGG11,
-    AlexNetMCEPL,
-    Architecture,
-    CharLSTM,
-    ConvNet2,
-    Logistic,
-    MeanEmbedding,
-    ResNet18,
-    ResNet20,
-)
+from rayfl.models.base import Architecture
+from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2
+from rayfl.models.dense import MLP, Logistic
+from rayfl.models.residual import ResNet18, ResNet20
+from rayfl.models.text import CharLSTM, MeanEmbedding
 from rayfl.task import Classification
 
 IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from rayfl.methods.shared import masks
-from rayfl.models import ConvNet2, flops
+from rayfl.models import flops
+from rayfl.models.convolutional import ConvNet2
 from rayfl.task import Classification
 from tests.models.paper_resnet import PaperResNet18
 

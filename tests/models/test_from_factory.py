@@ -11,7 +11,7 @@ import torch
 from rayfl.choices.kinds import resolve
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
-from rayfl.models import Architecture
+from rayfl.models.base import Architecture
 from tests.refusals import refused
 
 MODELS = """

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.models import VGG11, AlexNetMCEPL, CharLSTM, MeanEmbedding, ResNet18, ResNet20
-from rayfl.models.convolutional import LocalResponseNorm, pooled_relu
-from rayfl.models.residual import Subsampled
+from rayfl.models.convolutional import VGG11, AlexNetMCEPL, LocalResponseNorm, pooled_relu
+from rayfl.models.residual import ResNet18, ResNet20, Subsampled
+from rayfl.models.text import CharLSTM, MeanEmbedding
 from tests.models.examples import EXAMPLES
 from tests.models.paper_resnet import PaperResNet18
 

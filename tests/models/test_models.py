@@ -8,19 +8,11 @@ import torch
 from torch import nn
 
 from rayfl.choices.kinds import make, named
-from rayfl.models import (
-    EMNISTCNN,
-    MLP,
-    VGG11,
-    AlexNetMCEPL,
-    Architecture,
-    CharLSTM,
-    ConvNet2,
-    Logistic,
-    MeanEmbedding,
-    ResNet18,
-    ResNet20,
-)
+from rayfl.models.base import Architecture
+from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2
+from rayfl.models.dense import MLP, Logistic
+from rayfl.models.residual import ResNet18, ResNet20
+from rayfl.models.text import CharLSTM, MeanEmbedding
 from rayfl.task import Classification
 from tests.models.examples import EXAMPLES, IMAGE
 from tests.refusals import refused

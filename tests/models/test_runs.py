@@ -11,7 +11,7 @@ from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.imdb import IMDB
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import check_inputs, prepare
-from rayfl.models import CharLSTM, MeanEmbedding
+from rayfl.models.text import CharLSTM, MeanEmbedding
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate

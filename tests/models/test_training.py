@@ -7,7 +7,8 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.choices.kinds import named
 from rayfl.data.batches import Batch
-from rayfl.models import EMNISTCNN, Architecture
+from rayfl.models.base import Architecture
+from rayfl.models.convolutional import EMNISTCNN
 from rayfl.rounds.engines import run_loop, run_vmap
 from rayfl.rounds.stacking import choose
 from rayfl.task import Classification, Task

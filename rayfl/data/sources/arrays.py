@@ -1,9 +1,8 @@
 """A user's own arrays: numpy files, or arrays in memory from Python."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +15,6 @@ from rayfl.limits.npy import npz_names, read_npy, read_npz
 from rayfl.limits.regular_files import absent, expanded
 from rayfl.settings import listed
 
-Found = TypeVar("Found")
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
 """The names of arrays that are read; the first two are required."""
 _GIVE = "give data.path an .npz file, or a folder of .npy files"
@@ -86,27 +84,24 @@ class Arrays(Source):
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    if path.is_dir():
-        files = {name: path / f"{name}.npy" for name in NAMES}
-        return {name: _loaded(file, read_npy) for name, file in files.items() if file.exists()}
-    if not path.exists():
-        raise RayflError(absent(path, _GIVE))
-    if path.suffix != ".npz":
-        raise RayflError(f"{path} is neither a folder nor an .npz file; {_GIVE}")
-    return _loaded(path, lambda archive: read_npz(archive, NAMES))
-
-
-def _loaded(path: Path, read: Callable[[Path], Found]) -> Found:
-    """Read a file with `read`. RayflError if that fails."""
+    """The arrays of `NAMES` that an .npz file or a folder has. RayflError if it cannot be read."""
+    found, file = {}, path
     try:
-        return read(path)
+        if path.is_dir():
+            for file in (path / f"{name}.npy" for name in NAMES):
+                if file.exists():
+                    found[file.stem] = read_npy(file)
+            return found
+        if path.suffix != ".npz" and path.exists():
+            raise RayflError(f"{path} is neither a folder nor an .npz file; {_GIVE}")
+        return read_npz(path, NAMES)
     except FileNotFoundError:
-        raise RayflError(absent(path, _GIVE)) from None
+        raise RayflError(absent(file, _GIVE)) from None
     except RayflError:
         raise
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
-        raise RayflError(f"{path} cannot be read ({why}); write numbers or texts with numpy.save") from None
+        raise RayflError(f"{file} cannot be read ({why}); write numbers or texts with numpy.save") from None
 
 
 def _dataset(

@@ -90,14 +90,14 @@ def _notice(place: str, least: int, num_classes: int) -> None:
 
 def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Labels as int64 from 0, and the number of classes: names are numbered in their order, numbers stay."""
+    together = np.concatenate([train, test])
     if _are_names(train) or _are_names(test):
-        one, other = _numbered(train.astype(str), test.astype(str))
-        assert one is not None and other is not None
-        return one, other, int(max(one.max(), other.max())) + 1
-    one, other = train.astype(np.int64), test.astype(np.int64)
-    if min(one.min(), other.min()) > 0:
-        _notice(place, int(min(one.min(), other.min())), int(max(one.max(), other.max())) + 1)
-    return one, other, int(max(one.max(), other.max())) + 1
+        _, together = np.unique(np.concatenate([train.astype(str), test.astype(str)]), return_inverse=True)
+    together = together.astype(np.int64)
+    least, num_classes = int(together.min()), int(together.max()) + 1
+    if least > 0:
+        _notice(place, least, num_classes)
+    return together[: len(train)], together[len(train) :], num_classes
 
 
 def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -21,7 +21,7 @@ from rayfl.methods.shared.learned_masks import (
     threshold,
     without_thin_rows,
 )
-from rayfl.models import ConvNet2
+from rayfl.models.convolutional import ConvNet2
 from rayfl.population.client import Traits
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import TinyCNN, images, setup_of
