@@ -16,7 +16,7 @@ from benchmarks.victims import processes
 from jobs.single import run
 from rayfl.methods.base import PeerHalf
 from tests.benchmarks.commands import benchmark
-from tests.jobs.commands import refused
+from tests.refusals import refused
 
 PROGRAM = """
 from rayfl.determinism.process import prepare_process
@@ -115,7 +115,7 @@ def test_a_run_that_ends_otherwise_is_lost(code: int, errors: str, done: list[st
     ],
 )
 def test_what_cannot_be_struck_is_refused(arguments: list[str], words: str) -> None:
-    refused(benchmark("chaos", *arguments), words)
+    refused(benchmark("chaos", *arguments), names=[words])
 
 
 @pytest.fixture

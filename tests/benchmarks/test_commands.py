@@ -13,7 +13,7 @@ from benchmarks.figures import Column, Figures, Results
 from benchmarks.rounds import Measured
 from rayfl.errors import RayflError
 from tests.benchmarks.commands import benchmark
-from tests.jobs.commands import refused
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -61,17 +61,17 @@ def test_a_file_of_another_bench_is_kept(here: Path):
 @pytest.mark.parametrize("name", sorted(main.commands))
 def test_every_bench_refuses_a_file_that_is_not_its_own(name: str, here: Path):
     Path("mine.json").write_text("mine")
-    refused(benchmark(name, "--json", "mine.json"), "mine.json is there already", f"`python -m benchmarks {name}`")
+    refused(benchmark(name, "--json", "mine.json"), names=["mine.json", f"`python -m benchmarks {name}`"])
     assert Path("mine.json").read_text() == "mine" and len(list(here.iterdir())) == 1
 
 
 def test_the_bench_knows_its_workloads_and_replaces_only_its_plot(tmp_path):
-    refused(benchmark("rounds", "W9"), "W9")
-    refused(benchmark("exchange", "--peers", 10**9), "--peers 1000000000 --entries 11000000 takes 88.0 PB")
-    refused(benchmark("compressors", "--entries", 10**15), "--entries 1000000000000000 takes 12.0 PB of memory")
+    refused(benchmark("rounds", "W9"), names=["W9"])
+    refused(benchmark("exchange", "--peers", 10**9), names=["--peers 1000000000 --entries 11000000 takes 88.0 PB"])
+    refused(benchmark("compressors", "--entries", 10**15), names=["--entries 1000000000000000 takes 12.0 PB of memory"])
     (tmp_path / "mine.svg").write_text("mine")
     result = benchmark("compressors", "--entries", 100, "--plot", tmp_path / "mine.svg")
-    refused(result, "mine.svg is there already and is not a plot of compressors that rayfl wrote")
+    refused(result, names=["mine.svg"])
 
 
 def test_the_best_bare_loop_is_bold_and_every_program_is_compared():

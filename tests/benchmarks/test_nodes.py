@@ -13,7 +13,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.run_directory.record import read_run
 from tests.benchmarks.commands import benchmark
-from tests.jobs.commands import refused
+from tests.refusals import refused
 
 
 def test_bytes_are_those_of_the_arrays_and_what_is_around_them():
@@ -90,4 +90,4 @@ def test_what_cannot_be_measured_is_refused(
     arguments: list[object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    refused(benchmark("scale", *arguments), words)
+    refused(benchmark("scale", *arguments), names=[words])

@@ -17,7 +17,7 @@ from rayfl.determinism.process import environment, prepare_process, variables
 from rayfl.experiment.prepare import prepare
 from rayfl.models.base import laid_out
 from tests.benchmarks.commands import benchmark
-from tests.jobs.commands import refused
+from tests.refusals import refused
 
 PLAN = Plan("tiny", (), (4,), 64 * 4 + 4 + 4 * 10 + 10, "contiguous", 0.1, 4, 2, None, 2, 3, 1)
 
@@ -170,10 +170,10 @@ def test_what_is_installed_is_found_and_what_is_no_python_refused(tmp_path: Path
     script.chmod(0o755)
     assert rounds.installed([str(script), sys.executable]) == {"flower": str(script), "blazefl": str(script)}
     assert rounds.installed([sys.executable]) == {}
-    refused(benchmark("rounds", "--peers", "--peers-python", tmp_path / "absent"), "absent is no Python that runs")
-    refused(benchmark("rounds", "--peers", "--peers-python", "/bin/true"), "/bin/true is no Python that runs")
-    refused(benchmark("rounds", "--peers-python", sys.executable), "--peers-python", "add --peers")
-    refused(benchmark("rounds", "--rounds", 0), "--rounds 0")
+    refused(benchmark("rounds", "--peers", "--peers-python", tmp_path / "absent"), names=["absent", "Python"])
+    refused(benchmark("rounds", "--peers", "--peers-python", "/bin/true"), names=["/bin/true", "Python"])
+    refused(benchmark("rounds", "--peers-python", sys.executable), names=["--peers-python", "add --peers"])
+    refused(benchmark("rounds", "--rounds", 0), names=["--rounds 0"])
 
 
 def test_the_environment_of_others_is_prepared_or_is_not(monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,8 @@ from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.disk import locked
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
-from tests.jobs.commands import rayfl, refused
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 
 def recorded(name: str, accuracy: float, *, seed: int = 1, lr: float = 0.1, cut: bool = False) -> Path:
@@ -59,7 +60,7 @@ def test_ls_shows_what_became_of_each_run(here):
     ]
     assert sorted(path for path in here.rglob("*")) == before
     assert [row[0] for row in cells(rayfl("ls", "runs/sweep/cut").output)] == ["cut"]
-    refused(rayfl("ls", "nowhere"), f"there is no folder {here}/nowhere")
+    refused(rayfl("ls", "nowhere"), names=[f"{here}/nowhere"])
 
 
 def test_ages_are_in_their_largest_unit():
@@ -87,7 +88,7 @@ def test_show_says_settings_results_and_how_to_go_on(here):
     assert (
         f"stopped: 2 of 3 rounds\nrun: {here}/cut\ngo on with: rayfl resume {here}/cut\n" in rayfl("show", "cut").output
     )
-    refused(rayfl("show", "nowhere"), "is no run directory")
+    refused(rayfl("show", "nowhere"), names=["nowhere", "experiment.json"])
 
 
 def test_compare_ranks_takes_seeds_together_and_shows_what_differs():
@@ -101,7 +102,7 @@ def test_compare_ranks_takes_seeds_together_and_shows_what_differs():
     assert second[:4] == ["same (lr=0.1)", "1, 2", "2", "65.0 \u00b1 7.1 % (2)"]
     assert differing == ["method.lr", "0.3", "0.1"]
     assert "3 runs by pooled/accuracy, best first" in result.output
-    refused(rayfl("compare", "a", "b", "--metric", "own/accuracy"), "did you mean 'pooled/accuracy'?")
+    refused(rayfl("compare", "a", "b", "--metric", "own/accuracy"), names=["own/accuracy", "pooled/accuracy"])
     (only,) = cells(rayfl("compare", "a", "c", "--best-over", "method.lr").output)
     assert only[0].startswith("same") and only[2] == "75.0 %"
 

@@ -23,7 +23,8 @@ from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.tables import Stream
 from tests.actors.toys import assert_same_run, experiment, logged
-from tests.jobs.commands import rayfl, refused
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
 from tests.run_directory.s3_server import KEYS, Server, serving
 from tests.run_directory.test_full_disk import refuse
 
@@ -229,9 +230,9 @@ def test_a_bucket_that_comes_back_has_all_of_the_run(server: Server, folder: str
 
 def test_a_place_that_cannot_be_written_to_is_refused_before_the_run(server: Server, folder: str):
     missing = experiment_file(Path("missing.toml"), server.url("nobody/here"))
-    refused(rayfl("run", missing), "cannot be written to (NO_SUCH_BUCKET", "make the bucket")
+    refused(rayfl("run", missing), names=["NO_SUCH_BUCKET", "bucket"])
     server.forbid_writing("bucket")
-    refused(rayfl("run", experiment_file(Path("forbidden.toml"), folder)), "cannot be written to (ACCESS_DENIED")
+    refused(rayfl("run", experiment_file(Path("forbidden.toml"), folder)), names=["ACCESS_DENIED"])
     assert not Path("runs").exists()
 
 
@@ -240,7 +241,7 @@ def test_an_account_that_the_storage_does_not_know_is_refused(machine: Path):
     with serving(INITIAL_NO_AUTH_ACTION_COUNT="1") as strict:
         strict.make_bucket("bucket")
         file = experiment_file(Path("run.toml"), strict.url("bucket/experiments"))
-        refused(rayfl("run", file), "INVALID_ACCESS_KEY_ID", "account")
+        refused(rayfl("run", file), names=["INVALID_ACCESS_KEY_ID", "account"])
     assert not Path("runs").exists()
 
 
@@ -270,7 +271,7 @@ def test_missing_credentials_are_refused(monkeypatch: pytest.MonkeyPatch):
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _NeedsAccount) as strict:
         threading.Thread(target=strict.serve_forever, daemon=True).start()
         file = experiment_file(Path("run.toml"), Server(strict.server_address[1]).url("bucket/experiments"))
-        refused(rayfl("run", file), "ACCESS_DENIED", "account")
+        refused(rayfl("run", file), names=["ACCESS_DENIED", "account"])
         strict.shutdown()
     assert not Path("runs").exists()
 
@@ -283,9 +284,9 @@ def test_a_run_in_the_storage_is_replaced_only_when_asked(folder: str, tmp_path:
     result = rayfl("run", file)
     assert result.exit_code == 0 and f"copy: {below(folder, 'fedpse-2')}" in result.output
     move_to(tmp_path / "third", monkeypatch)
-    refused(rayfl("run", file, "--output", url), f"{url} holds a run")
+    refused(rayfl("run", file, "--output", url), names=[url, "--overwrite"])
     changed = rayfl("run", file, "seed=9", "--output", url, "--resume")
-    refused(changed, "holds a finished run with other settings (seed=1 -> 9)")
+    refused(changed, names=["finished", "seed=1", "9"])
     before = set(Storage(url).files())
     result = rayfl("run", file, "rounds=1", "--output", url, "--overwrite")
     assert result.exit_code == 0, result.output
@@ -311,10 +312,10 @@ def test_runs_are_listed_and_shown_where_they_lie(server: Server, folder: str, m
     assert 'name = "fedpse"' in result.output and "uplink, all clients" in result.output
     assert f"go on with: rayfl resume '{below(folder, 'cut')}'" in rayfl("show", below(folder, "cut")).output
     nothing = below(folder, "nothing")
-    refused(rayfl("ls", nothing), f"there is no folder {nothing}; name the one in which your runs lie")
-    refused(rayfl("show", below(folder, "nothing")), "is no run (it has no experiment.json)")
-    refused(rayfl("ls", server.url("nobody/here")), "there is no folder s3://nobody/here")
-    refused(rayfl("ls", "s5://bucket/a"), "no run can be kept in s5://")
+    refused(rayfl("ls", nothing), names=[nothing])
+    refused(rayfl("show", below(folder, "nothing")), names=["nothing", "experiment.json"])
+    refused(rayfl("ls", server.url("nobody/here")), names=["s3://nobody/here"])
+    refused(rayfl("ls", "s5://bucket/a"), names=["s5://"])
     assert sorted(path.name for path in machine.iterdir()) == ["run.toml", "runs"]
 
 
@@ -327,11 +328,11 @@ def test_a_url_is_refused_where_a_path_is_meant(folder: str):
         ("run", folder),
         ("init", "s3:/bucket/a.toml"),
     ):
-        refused(rayfl(*arguments), "is a URL, and this takes a path on this machine")
-    refused(rayfl("run", file, "--output", "s5://bucket/a"), "no run can be kept in s5://")
-    refused(rayfl("run", file, "output.directory=s5://bucket/a"), "no run can be kept in s5://")
-    refused(rayfl("resume", below(folder, "nothing")), "is no run (it has no experiment.json)")
-    refused(rayfl("report", below(folder, "nothing")), "is no run (it has no experiment.json)")
+        refused(rayfl(*arguments), names=["URL", "path"])
+    refused(rayfl("run", file, "--output", "s5://bucket/a"), names=["s5://"])
+    refused(rayfl("run", file, "output.directory=s5://bucket/a"), names=["s5://"])
+    refused(rayfl("resume", below(folder, "nothing")), names=["nothing", "experiment.json"])
+    refused(rayfl("report", below(folder, "nothing")), names=["nothing", "experiment.json"])
     assert sorted(path.name for path in Path().iterdir()) == ["run.toml"]
 
 

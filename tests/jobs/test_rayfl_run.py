@@ -20,6 +20,7 @@ from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl as command
+from tests.refusals import refused
 
 # Any: pandas has types of its own for every cell.
 API: Any = rayfl
@@ -105,7 +106,7 @@ def test_a_loop_that_is_left_early_leaves_a_run_that_can_go_on(tmp_path: Path):
     found = stream.results
     assert not found.finished and 1 <= len(found.rounds) < 40
     assert (found.directory / "checkpoints" / f"{len(found.rounds):08}").is_dir()
-    with pytest.raises(RayflError, match=r"^the rounds of a stream come once"):
+    with refused(names=["stream", "once"]):
         next(iter(stream))
     assert "rayfl.resume" in stream.results._repr_html_()
 
@@ -121,7 +122,7 @@ def test_a_callback_that_raises_ends_the_run_and_it_is_resumed(played: Any, tmp_
     resumed = API.resume(tmp_path / "run", progress=False)
     assert resumed.finished
     assert_same_bits(played.directory, tmp_path / "run", tmp_path)
-    with pytest.raises(RayflError, match=r"^a resumed run keeps its method.lr=0.1; start a new run"):
+    with refused(names=["method.lr=0.1", "new run"]):
         API.resume(tmp_path / "run", **{"method.lr": 0.2})
     assert len(API.resume(tmp_path / "run", "rounds=5", progress=False).rounds) == 5
 
@@ -158,7 +159,7 @@ def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
     personal = results.personal_model(client).state_dict()
     written = load_model(results.directory, "personal")
     assert personal and all(torch.equal(tensor, written[f"{client}/{name}"]) for name, tensor in personal.items())
-    with pytest.raises(RayflError, match=r"^client 9 has no model .*: \d clients have one, \[[\d, ]+\] first$"):
+    with refused(names=["client 9", "model"]):
         results.personal_model(9)
 
 
@@ -172,9 +173,9 @@ def test_a_model_of_a_class_without_a_name_is_built_where_the_class_is(tmp_path:
     assert isinstance(results.model(), Local)
     again = API.load(results.directory)
     assert type(again).__name__ == "RunResults"
-    with pytest.raises(RayflError, match=r"Local was given from Python and cannot be imported"):
+    with refused(names=["Local", "Python"]):
         again.model()
-    with pytest.raises(RayflError, match=r"personal.safetensors does not exist"):
+    with refused(names=["personal.safetensors"]):
         again.personal_model(0)
 
 
@@ -184,9 +185,9 @@ def test_a_plot_shows_the_values(played: Any):
     np.testing.assert_allclose(np.asarray(line.get_ydata()), played.frame["own/accuracy"])
     np.testing.assert_allclose(np.asarray(line.get_xdata()), played.frame["total_megabytes"])
     assert axes.get_ylabel() == "Own test data, after the exchange"
-    with pytest.raises(RayflError, match=r"^no metric 'own/acuracy' was recorded: did you mean 'own/accuracy'\?$"):
+    with refused(names=["own/acuracy", "own/accuracy"]):
         played.plot("own/acuracy")
-    with pytest.raises(RayflError, match=r"^against='bytes' is not allowed; it must be one of round, total_"):
+    with refused(names=["against='bytes'", "round", "total_megabytes"]):
         played.plot("own/accuracy", against="bytes")
 
 
@@ -217,7 +218,7 @@ def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
 @pytest.mark.usefixtures("undrawn")
 def test_a_files_sweep_loses_the_keys_that_the_call_sets(tmp_path: Path):
     (tmp_path / "x.toml").write_text(FILE + "[sweep]\nseed = [1, 2]\nmethod.lr = [0.1, 0.2]\n", encoding="utf-8")
-    with pytest.raises(RayflError, match=r"^this is a sweep, of several experiments: give it to rayfl.sweep$"):
+    with refused(names=["rayfl.sweep"]):
         API.run(tmp_path / "x.toml")
     changes = {"directory": tmp_path / "sweep", "progress": False, "rounds": 1, "runtime": {"executor": "inline"}}
     found = API.sweep(tmp_path / "x.toml", "sweep.clients.count=[3, 4]", "seed=7", **changes, **{"method.lr": 0.3})
@@ -228,9 +229,7 @@ def test_a_files_sweep_loses_the_keys_that_the_call_sets(tmp_path: Path):
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_of_a_sweep_that_fails_is_an_exception_at_its_end(tmp_path: Path):
     given = {**SETTINGS, "rounds": 1, "method": Failing, "sweep": {"method.lr": [2.0, 0.1]}}
-    with pytest.raises(
-        SweepFailed, match=r"^1 of 2 runs failed, the first with: lr=2.0: .*too fast; .*what finished is in "
-    ) as raised:
+    with refused(names=["1", "2", "lr=2.0", "too fast", tmp_path / "sweep"], error=SweepFailed) as raised:
         API.sweep(directory=tmp_path / "sweep", progress=False, **given)
     assert list(raised.value.errors) == ["lr=2.0"] and raised.value.directory == tmp_path / "sweep"
     assert API.load(tmp_path / "sweep" / "lr=0.1").finished
@@ -242,10 +241,10 @@ def test_a_sweep_of_what_has_no_name_is_run_once_and_in_this_process(tmp_path: P
         paper = "None"
 
     given = {**SETTINGS, "rounds": 1, "method": Local, "sweep": {"seed": [1]}, "directory": tmp_path / "sweep"}
-    with pytest.raises(RayflError, match=r"Local was given from Python .*: put it into a file or a module, or run one"):
+    with refused(names=["Local", "file", "module"]):
         API.sweep(parallel=2, **given)
     assert not (tmp_path / "sweep").exists()
-    with pytest.raises(RayflError, match=r"nobody can tell whether the run in .*seed=1 is of the same: name another"):
+    with refused(names=["Local", "seed=1", "directory"]):
         for _ in range(2):
             API.sweep(progress=False, **given)
     assert API.load(tmp_path / "sweep" / "seed=1").finished
@@ -312,5 +311,5 @@ def test_a_run_without_a_directory_takes_the_next_one_where_another_was_faster(t
     # Who names a directory gets that one or none.
     shutil.rmtree("runs/small")
     shutil.rmtree("runs/small-2")
-    with pytest.raises(RayflError, match="runs/small is not empty: name another directory"):
+    with refused(names=["runs/small", "--overwrite"]):
         API.run(name="small", **{**SETTINGS, "rounds": 1}, progress=False, directory="runs/small")

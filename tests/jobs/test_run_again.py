@@ -9,7 +9,8 @@ from rayfl.experiment import toml
 from rayfl.run_directory import description
 from rayfl.run_directory.record import Recorder, read_run
 from tests.actors.toys import assert_same_run, experiment
-from tests.jobs.commands import rayfl, refused
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 CHANGES = {"runtime": {"executor": "inline"}, "output": {"report": False}, "checkpoint": {"every": 1}}
 
@@ -96,35 +97,35 @@ def test_a_page_that_a_kill_prevented_is_drawn(file: Path, finished: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "names"),
     [
-        (["method.lr=0.5"], "holds a finished run with other settings (method.lr=0.1 -> 0.5): name another --output"),
-        (["--rounds", "5"], "holds a finished run with other settings (rounds=3 -> 5): name another --output"),
-        (["seed=7"], "(seed=1 -> 7): name another --output"),
-        (["--overwrite"], "--resume needs no --overwrite beside it"),
+        (["method.lr=0.5"], ["finished", "method.lr=0.1", "0.5", "--output"]),
+        (["--rounds", "5"], ["finished", "rounds=3", "5", "--output"]),
+        (["seed=7"], ["seed=1", "7", "--output"]),
+        (["--overwrite"], ["--resume", "--overwrite"]),
     ],
 )
 def test_other_settings_are_refused_and_nothing_is_lost(
-    arguments: list[str], sentence: str, file: Path, finished: Path
+    arguments: list[str], names: list[str], file: Path, finished: Path
 ):
     before = contents(finished)
-    refused(rayfl("run", file, *arguments, "--output", finished, "--resume"), sentence)
+    refused(rayfl("run", file, *arguments, "--output", finished, "--resume"), names=names)
     assert contents(finished) == before
 
 
 def test_it_needs_a_directory(file: Path):
-    refused(rayfl("run", file, "--resume"), "--resume needs the directory of the run, give it in --output")
+    refused(rayfl("run", file, "--resume"), names=["--resume", "--output"])
 
 
 def test_what_no_run_wrote_and_a_damaged_run_are_refused(file: Path, finished: Path, tmp_path: Path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
-    refused(rayfl("run", file, "--output", mine, "--resume"), "thesis.txt was written by no run")
+    refused(rayfl("run", file, "--output", mine, "--resume"), names=["thesis.txt"])
     damaged = shutil.copytree(finished, tmp_path / "damaged")
     (damaged / "experiment.json").unlink()
     before = contents(damaged)
-    refused(rayfl("run", file, "--output", damaged, "--resume"), "is a run that lost its experiment.json")
+    refused(rayfl("run", file, "--output", damaged, "--resume"), names=[damaged, "experiment.json", "--output"])
     assert contents(damaged) == before
 
 

@@ -20,7 +20,8 @@ from rayfl.experiment.sweep import read_sweep
 from rayfl.rounds.errors import ClientError
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
-from tests.jobs.commands import rayfl, refused
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = """
@@ -92,17 +93,17 @@ def test_what_has_finished_is_skipped_and_what_has_not_is_run(file):
 @pytest.mark.usefixtures("undrawn")
 def test_another_experiment_in_the_directory_is_not_mistaken_for_the_same(file):
     assert rayfl("sweep", file, "--inline", "--dir", "all", "seed=1").exit_code == 0
-    refused(rayfl("sweep", file, "--inline", "--dir", "all", "seed=2"), "dense", "other settings", "--overwrite")
-    refused(rayfl("sweep", file, "--inline", "--dir", "all", "seed=1", "rounds=3"), "other settings")
+    refused(rayfl("sweep", file, "--inline", "--dir", "all", "seed=2"), names=["dense", "seed=1", "2", "--overwrite"])
+    refused(rayfl("sweep", file, "--inline", "--dir", "all", "seed=1", "rounds=3"), names=["rounds=2", "3"])
     assert rayfl("sweep", file, "--inline", "--dir", "all", "seed=1", "rounds=3", "--overwrite").exit_code == 0
     assert len(read_run(Path("all/dense")).rounds) == 3
-    refused(rayfl("sweep", file, "--inline", "--dir", "all/dense"), "no directory of a sweep")
+    refused(rayfl("sweep", file, "--inline", "--dir", "all/dense"), names=["all/dense"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sweep.seed=[1, -2]"], ["dense, seed=-2", "seed=-2 is not allowed"]),
+        (["sweep.seed=[1, -2]"], ["dense, seed=-2"]),
         # What shows only once data and model are there.
         (['sweep.model=["logistic", "convnet2"]'], ["model=convnet2", "16x16"]),
         (["sweep.clients.count=[4, 5000]"], ["count=5000"]),
@@ -111,13 +112,13 @@ def test_another_experiment_in_the_directory_is_not_mistaken_for_the_same(file):
     ],
 )
 def test_all_combinations_are_validated_before_anything_starts(file, arguments, words):
-    refused(rayfl("sweep", file, "--inline", *arguments), *words)
+    refused(rayfl("sweep", file, "--inline", *arguments), names=words)
     assert not Path("runs").exists()
 
 
 def test_a_file_without_a_sweep_is_refused_by_sweep(file):
     file.write_text(SWEEP.partition("[sweep]")[0])
-    refused(rayfl("sweep", file, "--inline"), "no [sweep] table", "rayfl run")
+    refused(rayfl("sweep", file, "--inline"), names=["[sweep]", "rayfl run"])
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -260,16 +261,19 @@ def test_an_unfinished_run_of_another_experiment_or_platform_stays(file, paralle
     cut(one.experiment, directory, 5)
     before = contents(directory)
     sweep = ["sweep", file, "--inline", "--dir", "cut", "--parallel", parallel, *COMMON]
-    words = f"{directory} holds an unfinished run with other settings (method.lr=0.1 -> 0.2, rounds=6 -> 7)"
-    refused(rayfl(*sweep, "method.lr=0.2", "--rounds", 7), words, "name another --dir, or give --overwrite")
+    names = [directory, "unfinished", "method.lr=0.1", "0.2", "rounds=6", "7", "--dir", "--overwrite"]
+    refused(rayfl(*sweep, "method.lr=0.2", "--rounds", 7), names=names)
     shutil.rmtree(directory / "checkpoints")
-    refused(rayfl(*sweep, "method.lr=0.2"), "(method.lr=0.1 -> 0.2)")
+    refused(rayfl(*sweep, "method.lr=0.2"), names=["method.lr=0.1", "0.2"])
     assert contents(directory) == {path: content for path, content in before.items() if "checkpoints" not in path.parts}
     of_another_platform(directory)
     before = contents(directory)
-    refused(rayfl(*sweep), f"{directory} holds an unfinished run: the run was made with torch=1.0", "give --overwrite")
+    refused(
+        rayfl(*sweep),
+        names=[directory, "unfinished", "torch=1.0", "--overwrite"],
+    )
     (directory / "platform.json").write_text("{")
-    refused(rayfl(*sweep), "platform.json cannot be read", "--overwrite")
+    refused(rayfl(*sweep), names=["platform.json", "--overwrite"])
     assert contents(directory).keys() == before.keys()
 
 
@@ -277,7 +281,7 @@ def test_an_unfinished_run_of_another_experiment_or_platform_stays(file, paralle
 def test_a_page_in_the_sweeps_directory_that_is_no_report_stays(file):
     Path("all").mkdir()
     Path("all/comparison.html").write_text("mine")
-    refused(rayfl("sweep", file, "--inline", "--dir", "all"), "all/comparison.html is there already")
+    refused(rayfl("sweep", file, "--inline", "--dir", "all"), names=["all/comparison.html"])
     assert [path.name for path in Path("all").iterdir()] == ["comparison.html"]
 
 

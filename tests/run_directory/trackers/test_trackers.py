@@ -26,7 +26,8 @@ from rayfl.run_directory.trackers import tracker as trackers
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
 from tests.actors.toys import logged
-from tests.jobs.commands import rayfl, refused
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
 from tests.run_directory.trackers.readers import mlflow_client, mlflow_runs, points, tensorboard, wandb_records
 
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
@@ -274,7 +275,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
     result = rayfl("run", "demo", f'output.track=["tensorboard", "{name}"]', "--inline", "--output", tmp_path / "run")
     refused(
         result,
-        f"output.track names '{name}', whose package is not installed: pip install 'rayfl[{name}]', or leave it out",
+        names=["output.track", name, f"pip install 'rayfl[{name}]'"],
     )
     assert not (tmp_path / "run").exists()
 
