@@ -85,12 +85,12 @@ def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple
 
 
 def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
-    """Go on with the run at `place`, a directory or a URL, where it was cut, or with more rounds; returns a directory.
+    """Resume the run at `place`, a directory or a URL, where it was cut, or with more rounds; returns its directory.
 
-    A finished run gets what it lacks: its page, if its process was killed before it was drawn, and its copy.
+    If the run is finished, draw its page and complete its copy if they are missing.
 
-    `overrides` may change settings that do not change the numbers (runtime, output, checkpoint, report), and raise
-    `rounds`. Raise RayflError for any other, and if this machine computes other bits, unless runtime.mixed is set.
+    `overrides` may raise `rounds`, and change settings that do not change the numbers (runtime, output, checkpoint,
+    report). Raise RayflError for other changes, and if this machine computes other bits, unless runtime.mixed is set.
     """
     audience = audience or Audience()
     directory, overrides = found_again(place, overrides)

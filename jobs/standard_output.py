@@ -1,4 +1,7 @@
-"""Standard output: tables, and a reader that leaves early, as `head` does. A list ends then, a run goes on."""
+"""Standard output: prints tables, and copes with a reader that leaves early, as `head` does.
+
+A command that prints a list then ends; a run goes on.
+"""
 
 import os
 import re
@@ -41,7 +44,7 @@ def discard_output() -> None:
 
 
 def outliving_its_reader() -> AbstractContextManager[object]:
-    """Code inside may print although nobody reads its output any more."""
+    """Within this context, code may print although nobody reads the output any more."""
     return redirect_stdout(_Outliving(sys.stdout))
 
 

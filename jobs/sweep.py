@@ -187,7 +187,7 @@ def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[
 
 
 def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
-    """The combination with its share of the cluster. RayflError if that is too small for its actors."""
+    """The combination with its share of the cluster. Raise RayflError if the share is too small for its actors."""
     if one.experiment.runtime.executor == "inline":
         return one
     from actors.placement import share

@@ -11,6 +11,7 @@ from benchmarks import start
 from benchmarks.start import COMMANDS, END, STAGES, Watched, kind, processor_times
 from tests.benchmarks.commands import benchmark
 from tests.jobs.commands import rayfl
+from tests.refusals import refused
 
 EPOCH = """
 import sys, time
