@@ -10,14 +10,14 @@ from rayfl.report.colors import key
 from rayfl.report.groups import Group, accuracy_names, percent, rank_value, smoothed
 
 
-class Choice(NamedTuple):
+class TunedGroups(NamedTuple):
     """`grid`: the groups that differ only in the tuned settings, ordered by value. `winner`: the best of them."""
 
     winner: Group
     grid: tuple[Group, ...]
 
 
-def compared(found: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[Choice]]:
+def compared(found: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[TunedGroups]]:
     """The groups that a comparison shows, the best first; the accuracies, of which the first one decides; and the
     choices by which tuned groups were left out.
 
@@ -33,7 +33,7 @@ def compared(found: Sequence[Group], options: ReportOptions) -> tuple[list[Group
     return shown, names, choices
 
 
-def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[Choice]:
+def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[TunedGroups]:
     """Of the groups that agree in all settings but `tuned`, choose the highest mean of the last evaluations of `name`.
 
     If groups tie or none has a value, the smallest tuned value wins, or else the first group.
@@ -45,7 +45,7 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
     choices = []
     for family in families.values():
         grid = sorted(family, key=lambda group: _order(group, tuned))
-        choices.append(Choice(max(grid, key=lambda group: rank_value(smoothed(group, name, last))), tuple(grid)))
+        choices.append(TunedGroups(max(grid, key=lambda group: rank_value(smoothed(group, name, last))), tuple(grid)))
     return choices
 
 
@@ -63,7 +63,7 @@ def _order(group: Group, tuned: Sequence[str]) -> list[float]:
     return [float(value) if isinstance(value := _value(group, name), int | float) else 0.0 for name in tuned]
 
 
-def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
+def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
     """Return the table of the values that were tried and of the winners.
 
     `styles`: all groups as the page lists them; the position decides the colour.
@@ -87,7 +87,7 @@ def tuning(choices: Sequence[Choice], tuned: Sequence[str], name: str, last: int
     }
 
 
-def _cell(choice: Choice, name: str) -> str:
+def _cell(choice: TunedGroups, name: str) -> str:
     """The winning value, and whether the best value may lie beyond the values that were tried."""
     value, tried = _value(choice.winner, name), [_value(group, name) for group in choice.grid]
     numbers = {one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)}
