@@ -122,7 +122,7 @@ class PartitionScheme(Choice, ABC):
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign train and test samples to clients; validation and heldout are empty (`Partition.hold_out` cuts them).
 
-        ValueError if the numbers make the scheme impossible or leave a client without train data.
+        RayflError if the numbers make the scheme impossible or leave a client without train data.
         """
 
     def finish(self, train: Shards, test: Shards, advice: str) -> Partition:

@@ -35,7 +35,7 @@ class Architecture(Choice):
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """The network: inputs [batch, *input_shape], logits [batch, num_classes]; ValueError if they do not fit."""
+        """The network: inputs [batch, *input_shape], logits [batch, num_classes]; RayflError if they do not fit."""
 
     def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
         """`build` with its arguments bound, which pickles."""
@@ -57,7 +57,7 @@ class Architecture(Choice):
         return FromFactory(factory=found, options=checked_options(found, others), **start)
 
     def need_images(self, input_shape: tuple[int, ...], least: int) -> None:
-        """ValueError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
+        """RayflError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
         if len(input_shape) != 3 or min(input_shape[1:]) < least:
             raise RayflError(
                 f"{self.name} needs images [channels, height, width] of at least {least}x{least}, and the data's "
@@ -65,7 +65,7 @@ class Architecture(Choice):
             )
 
     def need_tokens(self, input_shape: tuple[int, ...]) -> None:
-        """ValueError unless inputs are sequences [length]."""
+        """RayflError unless inputs are sequences [length]."""
         if len(input_shape) != 1:
             raise RayflError(
                 f"{self.name} needs tokens [length], and the data's inputs are {list(input_shape)}; "
@@ -74,7 +74,7 @@ class Architecture(Choice):
 
 
 SHAPES = ("input_shape", "num_classes")
-"""The facts about the data that a factory gets, where it has parameters of these names."""
+"""The facts about the data that a factory gets if it has parameters of these names."""
 
 
 class FromFactory(Architecture):

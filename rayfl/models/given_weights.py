@@ -1,4 +1,4 @@
-"""The weights that a model starts from, where `model.start` names a file of them, instead of random ones."""
+"""Reads the file of weights that `model.start` names, from which a model starts instead of from random weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +13,9 @@ from rayfl.tree import Tree
 
 
 def read_weights(path: Path, expected: Tree, model: str) -> Tree:
-    """The weights in a safetensors file, by name and shape those of `expected`, and of its dtypes.
+    """The weights in a safetensors file, in the dtypes of `expected`.
 
-    RayflError, which names the file and the first weight that does not fit `model`, where they are not.
+    If their names or shapes are not those of `expected`, RayflError names the file and the first weight that differs.
     """
     try:
         found = load(read_bytes(path))
