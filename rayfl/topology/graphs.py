@@ -238,7 +238,7 @@ def mixing_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
 
 
 def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
-    """Symmetric weights a_kl [n, n] of the links: all 1 if uniform, or Metropolis. RayflError if the graph is directed."""
+    """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. RayflError if the graph is directed."""
     if not np.array_equal(graph, graph.T):
         raise RayflError(
             "a pair of clients has one weight, and this topology is directed; use a symmetric one, as ring is"
