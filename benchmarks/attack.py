@@ -41,7 +41,7 @@ class Calm:
 
     def left_s(self, directory: Path) -> float:
         """Seconds that a driver has before it which begins, or goes on with, the run in `directory`."""
-        done = max(manifest.rounds_saved(directory), default=0)
+        done = max(manifest.checkpoints(directory), default=0)
         return self.seconds - self.rounds_s * done / self.rounds
 
 

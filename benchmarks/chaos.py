@@ -234,7 +234,7 @@ def bits_different(a: Path, b: Path) -> int:
             total += _difference(_bytes(one[column]), _bytes(other[column]))
     folders = [(a / "models", b / "models")]
     # A disk that was full for a moment may have cost one of them its last checkpoint.
-    saved = [max(manifest.rounds_saved(directory), default=-1) for directory in (a, b)]
+    saved = [max(manifest.checkpoints(directory), default=-1) for directory in (a, b)]
     if saved[0] == saved[1] == len(runs[0].rounds):
         places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]
         folders.append((places[0], places[1]))

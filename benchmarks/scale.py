@@ -232,7 +232,7 @@ def seen(directory: Path, rounds: int) -> int:
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint of a run."""
-    saved = manifest.rounds_saved(directory)
+    saved = list(manifest.checkpoints(directory))
     return directory / "checkpoints" / f"{saved[0]:08d}" if saved else None
 
 

@@ -19,7 +19,7 @@ from rayfl.report import wording
 from rayfl.report.comparison import TextTable, comparison, require
 from rayfl.report.overview import Overview, overviews, state_of
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.fetching import copies_for_listing, copy_for_reading
+from rayfl.run_directory.copies import copies_for_listing, copy_for_reading
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.settings import dotted
 

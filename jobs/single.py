@@ -24,8 +24,8 @@ from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
+from rayfl.run_directory.description import write_origin
 from rayfl.run_directory.disk import writing
-from rayfl.run_directory.origin import write_origin
 from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.own_entries import require_no_links
 from rayfl.run_directory.play_run import Stopped, play_run

@@ -12,8 +12,7 @@ from rayfl.report import wording
 from rayfl.report.colors import key
 from rayfl.report.groups import Group, has_seeds, percent, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, method_of, run_label
-from rayfl.run_directory.origin import NAMES as ORIGIN
-from rayfl.run_directory.origin import read_origin
+from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
 

@@ -18,7 +18,7 @@ from rayfl.report import wording
 from rayfl.report.groups import curve, groups
 from rayfl.report.series import COST_TITLES, cost, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.fetching import copy_for_reading
+from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.saved_models import load_model, model_keys

@@ -24,7 +24,6 @@ from rayfl.run_directory.manifest import (
     checkpoints,
     new_checkpoint,
     read_manifest,
-    rounds_saved,
     write_manifest,
 )
 from rayfl.run_directory.states import load_states, save_states
@@ -59,7 +58,7 @@ def save(
     `num_rows`: the rows that each table of the records has so far; `load` compares them. `identity`: that of the setup.
     If the disk refuses, log why; the earlier checkpoints stay as they were, and the run goes on without this one.
     """
-    earlier = [found for found in rounds_saved(directory) if found < run_state.round]
+    earlier = [found for found in checkpoints(directory) if found < run_state.round]
     try:
         with new_checkpoint(directory, run_state.round) as place:
             write_manifest(
@@ -108,7 +107,7 @@ def load(
     of the same types. A checkpoint that is passed over is logged. Raise RayflError for another format or another
     experiment.
     """
-    for place in checkpoints(directory):
+    for place in checkpoints(directory).values():
         try:
             about = read_manifest(place)
             if identity is not None and about.identity != identity:

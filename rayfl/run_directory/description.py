@@ -1,9 +1,14 @@
-"""What a run directory says about its run: the experiment, copies of its input files, and the machines that compute.
+"""What a run directory says about its run: the experiment, copies of its input files, machines, and its origin.
 
 The bits of a run depend on these machines, so platform.json is written as they report themselves.
 """
 
+import platform as system
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +22,18 @@ EXPERIMENT = "experiment.json"
 TOML = "experiment.toml"
 PLATFORM = "platform.json"
 PART = Part(
-    (r"experiment\.json", r"experiment\.toml", r"platform\.json"),
+    (r"experiment\.json", r"experiment\.toml", r"platform\.json", r"origin\.json"),
     {
         "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; the TOML file runs again",
         "`platform.json`": "builds and hardware as the actors report them, on which "
         "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: what other kinds of machine did",
+        "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "
+        "nothing depends on it",
     },
 )
+ORIGIN = ("command", "started", "host", "commit")
+"""The entries of origin.json; the commit is missing outside a git repository."""
+_GIT_TIMEOUT_S = 5
 INPUT_FILES = Part(
     (r"files/[a-z]+-[0-9a-f]{12}(\..*)?",),
     {
@@ -96,3 +106,44 @@ def _read(path: Path) -> Mapping[str, object]:
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
+
+
+def write_origin(directory: Path) -> None:
+    """Write the origin of the run that this process begins in `directory`. Raise OSError if the disk refuses."""
+    write_json(directory / "origin.json", origin(Path.cwd()))
+
+
+def read_origin(directory: Path) -> Mapping[str, str]:
+    """What `write_origin` wrote, by `ORIGIN`; what cannot be read is left out."""
+    try:
+        found = read_json(directory / "origin.json")
+    except (OSError, ValueError):
+        return {}
+    return {name: found[name] for name in ORIGIN if isinstance(found.get(name), str)}
+
+
+def origin(folder: Path) -> dict[str, str]:
+    """The origin of a run that this process begins in `folder`; without a commit if that is in no git repository."""
+    program, *arguments = sys.argv or [""]
+    # `python -m rayfl` has the path of rayfl/__main__.py there.
+    path = Path(program)
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    found = {
+        "command": shlex.join([name or "python", *arguments]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": system.node(),
+    }
+    commit = _commit(folder)
+    return {**found, "commit": commit} if commit else found
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit of git's HEAD, with "(changed)" if tracked files differ from it; None without a repository."""
+    # A repository may name a program as its monitor of files, which git would start.
+    command = ["git", "-C", str(folder), "--no-optional-locks", "-c", "core.fsmonitor=false", "describe"]
+    command += ["--always", "--exclude=*", "--abbrev=12", "--dirty= (changed)"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()

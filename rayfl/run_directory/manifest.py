@@ -74,16 +74,12 @@ def round_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def checkpoints(directory: Path) -> list[Path]:
-    """The folders of a run's checkpoints, newest first; their content is not checked."""
+def checkpoints(directory: Path) -> dict[int, Path]:
+    """The folders of a run's checkpoints by the number of rounds before them, newest first; their content is not
+    checked."""
     home = directory / FOLDER
     found = [path for path in home.iterdir() if re.fullmatch(r"[0-9]{8,}", path.name)] if home.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name), reverse=True)
-
-
-def rounds_saved(directory: Path) -> list[int]:
-    """The numbers of rounds after which there are checkpoints, newest first; their content is not checked."""
-    return [int(place.name) for place in checkpoints(directory)]
+    return {int(path.name): path for path in sorted(found, key=lambda path: int(path.name), reverse=True)}
 
 
 @contextmanager
@@ -97,7 +93,7 @@ def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
     place = home / f"{round:08d}"
     before = checkpoints(directory)
     # A run that resumed from an earlier checkpoint cannot use the later ones.
-    kept = [one for one in before if int(one.name) < round][: _KEPT - 1]
+    kept = [place for earlier, place in before.items() if earlier < round][: _KEPT - 1]
     partial = home / f"{place.name}.partial"
     for left in (*home.glob("*.partial"), place):
         shutil.rmtree(left, ignore_errors=True)
@@ -109,7 +105,7 @@ def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_directory(home)
-    for old in {*before} - {place, *kept}:
+    for old in {*before.values()} - {place, *kept}:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -120,9 +120,8 @@ class Storage:
 
         with self._refusals():
             found = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
-        start = len(self._path.lstrip("/")) + 1
-        times = {one: one.mtime.timestamp() if one.mtime else 0.0 for one in found if one.type == FileType.File}
-        return {one.path.lstrip("/")[start:]: time for one, time in times.items()}
+        start, files = len(self._path.lstrip("/")) + 1, (one for one in found if one.type == FileType.File)
+        return {one.path.lstrip("/")[start:]: one.mtime.timestamp() if one.mtime else 0.0 for one in files}
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The content of a file, in pieces."""

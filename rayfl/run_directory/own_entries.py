@@ -9,12 +9,11 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import description, disk, manifest, origin, outputs, saved_models, tables
+from rayfl.run_directory import description, disk, manifest, outputs, saved_models, tables
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
     description.PART,
-    origin.PART,
     tables.PART,
     saved_models.PART,
     manifest.PART,
@@ -89,14 +88,11 @@ def require_no_links(directory: Path) -> None:
 def _entries(directory: Path) -> Iterator[tuple[Path, stat_result]]:
     """Everything in a directory and below, outermost first; links are not followed."""
     for entry in sorted(directory.iterdir()):
-        try:
+        # A run that goes on may have removed it since.
+        with suppress(FileNotFoundError):
             status = entry.lstat()
-        except FileNotFoundError:
-            # A run that goes on has removed it between the two looks.
-            continue
-        yield entry, status
-        if stat.S_ISDIR(status.st_mode):
-            with suppress(FileNotFoundError):
+            yield entry, status
+            if stat.S_ISDIR(status.st_mode):
                 yield from _entries(entry)
 
 
@@ -105,9 +101,8 @@ def remove_entries(directory: Path) -> None:
 
     experiment.json is removed last, so the directory still counts as a run if the removal is interrupted.
     """
-    for entry in sorted(directory.iterdir(), key=lambda path: path.name == description.EXPERIMENT):
-        if entry.name == disk.LOCK:
-            continue
+    removed = [entry for entry in directory.iterdir() if entry.name != disk.LOCK]
+    for entry in sorted(removed, key=lambda path: path.name == description.EXPERIMENT):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, first_run_state, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
-from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.saved_models import save_model
@@ -34,7 +33,7 @@ def play_run(
     *,
     save_models: bool = True,
     trackers: Collection[TrackerName] = (),
-    checkpoints: Checkpoints | None = None,
+    checkpoints: checkpoint.Checkpoints | None = None,
     resumed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
     on_checkpoint: Callable[[float], None] = lambda seconds: None,
@@ -49,7 +48,7 @@ def play_run(
     The log says from which checkpoint a resumed run goes on, which checkpoints are damaged or could not be written, and
     which trackers failed. Raise DiskError if the records or the models cannot be written.
     """
-    checkpoints = checkpoints or Checkpoints(every=0)
+    checkpoints = checkpoints or checkpoint.Checkpoints(every=0)
     run_state, earlier = recalled(setup, executor, directory) if resumed else (None, None)
     rounds_done = run_state.round if run_state else 0
     with Recorder(directory, earlier, rounds_done) as recorder, Tracking(directory, trackers) as tracking:
@@ -104,10 +103,8 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = [model]
     if setup.method.personalized:
-        models["personal"] = _personal_models(setup, executor, run_state)
+        models["personal"] = (
+            tree.flatten({str(client): setup.method.final_model(tree.to_tensors(executor.get(state)))})
+            for client, state in sorted(run_state.states.items())
+        )
     return models
-
-
-def _personal_models(setup: Setup, executor: Executor, run_state: RunState) -> Iterator[Tree]:
-    for client, state in sorted(run_state.states.items()):
-        yield tree.flatten({str(client): setup.method.final_model(tree.to_tensors(executor.get(state)))})

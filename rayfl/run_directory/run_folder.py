@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfl.errors import RayflError
+from rayfl.run_directory.copies import Copies, Mirror, fetch_newer
 from rayfl.run_directory.description import EXPERIMENT, is_run
 from rayfl.run_directory.disk import LOCK, DiskError, locked
-from rayfl.run_directory.fetching import fetch_newer
-from rayfl.run_directory.mirror import Copies, Mirror
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
 from rayfl.run_directory.own_entries import remove_entries, require_own_entries
 from rayfl.run_directory.tables import read_records
@@ -110,7 +109,7 @@ class RunFolder:
             ) from error
 
     def fetch_newer(self, require_same: Callable[[Path, Path], object]) -> bool:
-        """Fetch the run from its storage if it has come further there; returns whether. See fetching.fetch_newer."""
+        """Fetch the run from its storage if it has come further there; returns whether. See copies.fetch_newer."""
         if self.url is None:
             return False
         with opened(self.url) as storage:

@@ -33,36 +33,33 @@ _CODECS = "rayfl.compress."
 
 
 # Any: a state's leaf, or the value of a JSON object.
-class _Writer:
-    """Arrays by key, and the description of what refers to them."""
+def _describe(leaf: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The description of a leaf or a tree at `path`; its arrays are added to `arrays`."""
+    if isinstance(leaf, Mapping):
+        return {"tree": {name: _describe(inner, f"{path}/{name}", arrays) for name, inner in leaf.items()}}
+    if isinstance(leaf, PackedBits):
+        return {"bits": _add(leaf.bits, path, arrays), "shape": list(leaf.shape)}
+    if isinstance(leaf, np.ndarray):
+        return {"array": _add(leaf, path, arrays)}
+    packet = leaf if isinstance(leaf, Packet) else leaf.open()
+    parts = {name: _add(part, f"{path}/{name}", arrays) for name, part in packet.parts.items()}
+    return {"packet": _codec_to_json(packet.codec), "parts": parts}
 
-    def __init__(self) -> None:
-        self.arrays: dict[str, np.ndarray] = {}
 
-    def describe(self, leaf: Any, path: str) -> dict[str, Any]:
-        if isinstance(leaf, Mapping):
-            return {"tree": {name: self.describe(inner, f"{path}/{name}") for name, inner in leaf.items()}}
-        if isinstance(leaf, PackedBits):
-            return {"bits": self._key(leaf.bits, path), "shape": list(leaf.shape)}
-        if isinstance(leaf, np.ndarray):
-            return {"array": self._key(leaf, path)}
-        packet = leaf if isinstance(leaf, Packet) else leaf.open()
-        parts = {name: self._key(part, f"{path}/{name}") for name, part in packet.parts.items()}
-        return {"packet": _described(packet.codec), "parts": parts}
-
-    def _key(self, array: np.ndarray, path: str) -> str:
-        key = path if path not in self.arrays else f"{path} {len(self.arrays)}"
-        # Numpy's contiguous copy of a single number has shape [1].
-        self.arrays[key] = np.ascontiguousarray(array).reshape(array.shape)
-        return key
+def _add(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
+    """Add an array to `arrays`; returns its key."""
+    key = path if path not in arrays else f"{path} {len(arrays)}"
+    # Numpy's contiguous copy of a single number has shape [1].
+    arrays[key] = np.ascontiguousarray(array).reshape(array.shape)
+    return key
 
 
 def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
     """Write states by name, with the packets behind their handles. Raise OSError if the disk refuses."""
-    writer = _Writer()
-    layout = {name: writer.describe(state, name) for name, state in states.items()}
+    arrays: dict[str, np.ndarray] = {}
+    layout = {name: _describe(state, name, arrays) for name, state in states.items()}
     with safetensors_errors():
-        save_file(writer.arrays, path, {_LAYOUT: json.dumps(layout)})
+        save_file(arrays, path, {_LAYOUT: json.dumps(layout)})
 
 
 def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
@@ -92,7 +89,7 @@ def _read(file: Any, description: Mapping[str, Any]) -> Any:
     if "bits" in description:
         return _packed(_array(file, description["bits"]), description["shape"])
     parts = {name: _array(file, key) for name, key in description["parts"].items()}
-    codec = _restored(description["packet"])
+    codec = _codec_from_json(description["packet"])
     if not all(callable(getattr(codec, name, None)) for name in ("decode", "support", "add_to")):
         raise RayflError(f"{type(codec).__name__} is no codec")
     if any(part.ndim != 1 for part in parts.values()):
@@ -118,22 +115,22 @@ def _packed(bits: np.ndarray, shape: Any) -> PackedBits:
 
 
 # Any: a codec, or a setting of one; the result is what JSON writes.
-def _described(value: Any) -> Any:
+def _codec_to_json(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     kind = type(value)
-    settings = {field.name: _described(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    settings = {field.name: _codec_to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     ours = kind.__module__.startswith(_CODECS)
-    place = kind.__module__.removeprefix(_CODECS) + "." if ours else f"{kind.__module__}:"
+    place = f"{kind.__module__.removeprefix(_CODECS)}." if ours else f"{kind.__module__}:"
     return {"codec": f"{place}{kind.__name__}", "settings": settings}
 
 
-# Any: the inverse of `_described`, from JSON.
-def _restored(value: Any) -> Any:
+# Any: the inverse of `_codec_to_json`, from JSON.
+def _codec_from_json(value: Any) -> Any:
     """A codec, or a part of one. One of ours is found by its name below rayfl.compress, another by its module, if the
     experiment has imported a compressor or a method from that package. No other class is instantiated."""
     if isinstance(value, list):
-        return tuple(_restored(item) for item in value)
+        return tuple(_codec_from_json(item) for item in value)
     if not isinstance(value, Mapping):
         return value
     module, colon, name = value["codec"].rpartition(":" if ":" in value["codec"] else ".")
@@ -145,7 +142,7 @@ def _restored(value: Any) -> Any:
     kind = getattr(found, name, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == home):
         raise RayflError(f"{value['codec']!r} is no codec")
-    return kind(**{key: _restored(setting) for key, setting in value["settings"].items()})
+    return kind(**{key: _codec_from_json(setting) for key, setting in value["settings"].items()})
 
 
 def _plugin_packages() -> set[str]:

@@ -112,13 +112,11 @@ def read_records(directory: Path, name: str) -> pa.Table:
     RayflError if the table is damaged before its last rows, or holds a value that no run records.
     """
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
-    # A link to nothing counts.
+    # True for a dangling link too.
     if os.path.lexists(parquet.parent) and not parquet.parent.is_dir():
         raise _unreadable(parquet.parent, "it is no folder")
     # The Parquet file is tried again, because a run that finishes meanwhile replaces its stream by it.
     for path, read in ((parquet, _read_parquet), (stream, _read_stream), (parquet, _read_parquet)):
-        if not os.path.lexists(path):
-            continue
         try:
             require_regular(path)
             return _checked(path, tidy(read(path, SCHEMAS[name])))

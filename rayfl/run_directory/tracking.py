@@ -102,26 +102,22 @@ class Tracking(AbstractContextManager["Tracking"]):
             act()
         # Trackers raise errors of many libraries, and none of them is worth a run.
         except Exception as error:  # noqa: BLE001
-            words = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
             log.warning(
                 "tracker %s has failed and is left aside (%s); the run goes on, its records have everything, and "
                 "rayfl resume sends what the tracker lacks",
                 name,
-                words,
+                " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON],
             )
-            self._note()
+            self._write_marks()
             if (tracker := self._trackers.pop(name, None)) is not None:
                 with suppress(Exception):
                     tracker.close("failed")
 
-    def _note(self) -> None:
+    def _write_marks(self) -> None:
         """Note the next round of every tracker whose run must be found again."""
         for name, tracker in self._trackers.items():
             if tracker.mark is not None:
                 self._marks[name] = tracker.mark.model_copy(update={"next_round": tracker.next_round})
-
-    def _write_marks(self) -> None:
-        self._note()
         if self._marks:
             with suppress(OSError):
                 write_json(self._directory / MARKS, {name: mark.model_dump() for name, mark in self._marks.items()})

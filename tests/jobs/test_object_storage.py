@@ -17,7 +17,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.report.results import RunResults
 from rayfl.run_directory import checkpoint
-from rayfl.run_directory.mirror import reached
+from rayfl.run_directory.copies import reached
 from rayfl.run_directory.object_storage import Storage, below
 from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.record import Recorder, read_run

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.memory import descendants
 from jobs.single import run
 from rayfl.experiment.experiment import read
-from rayfl.run_directory.manifest import rounds_saved
+from rayfl.run_directory.manifest import checkpoints
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.tables import read_records
 from tests.actors.heads import BIN, environment, started_head
@@ -98,7 +98,7 @@ def test_a_stopped_job_leaves_a_checkpoint(head, tmp_path):
     stopped = ray_job(head, "stop", "stopped")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     # Its records end where its checkpoint is.
-    assert rounds_saved(directory) == [len(read_run(directory).rounds)]
+    assert list(checkpoints(directory)) == [len(read_run(directory).rounds)]
     assert not read_run(directory).finished
 
 

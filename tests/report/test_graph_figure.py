@@ -9,7 +9,7 @@ from jobs.single import run
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.graph_figure import graph_section
 from rayfl.report.groups import groups
-from rayfl.run_directory.origin import read_origin
+from rayfl.run_directory.description import read_origin
 from rayfl.run_directory.record import read_run
 
 

@@ -18,7 +18,7 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.manifest import rounds_saved
+from rayfl.run_directory.manifest import checkpoints
 from rayfl.run_directory.play_run import Stopped, play_run
 from tests.actors.toys import assert_same_bits, assert_same_run, experiment, logged, played, write_experiment
 
@@ -54,7 +54,7 @@ def saved(setup: Setup, directory: Path) -> InlineExecutor:
 
 def test_the_newest_two_are_kept_and_hold_the_world(setup: Setup, tmp_path: Path):
     executor = saved(setup, tmp_path)
-    assert rounds_saved(tmp_path) == [8, 6]
+    assert list(checkpoints(tmp_path)) == [8, 6]
     _, run_state = played(setup, executor)
     read = checkpoint.load(tmp_path, executor)
     assert read is not None

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rayfl.errors import RayflError
+from rayfl.experiment.identity import identity
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState, first_run_state
@@ -43,7 +44,8 @@ class Saved:
 
 
 def played(directory: Path, seed: int) -> Setup:
-    setup = prepare(experiment("fedpse", seed=seed, rounds=3, clients={"count": 3}, model="logistic"))
+    chosen = experiment("fedpse", seed=seed, rounds=3, clients={"count": 3}, model="logistic")
+    setup = prepare(chosen, identity(chosen, chosen.as_dict()))
     play_run(setup, InlineExecutor(setup), directory, lambda record: None, checkpoints=Checkpoints(every=1))
     return setup
 

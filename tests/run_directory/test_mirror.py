@@ -13,12 +13,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from jobs.single import run
 from rayfl.errors import RayflError
+from rayfl.experiment.identity import identity
 from rayfl.experiment.prepare import prepare
 from rayfl.report.overview import overviews
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.copies import Copies, Mirror, Reached, copies_for_listing, fetch, fetch_newer, reached
 from rayfl.run_directory.disk import DiskError
-from rayfl.run_directory.fetching import copies_for_listing, fetch, fetch_newer
-from rayfl.run_directory.mirror import Copies, Mirror, Reached, reached
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.play_run import play_run, recalled
@@ -77,9 +78,15 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def prepared() -> Setup:
+    """The setup of the experiment, with the identity that a command gives it."""
+    chosen = experiment("fedpse", **CHANGES)
+    return prepare(chosen, identity(chosen, chosen.as_dict()))
+
+
 def half(directory: Path) -> None:
     """Play two of three rounds."""
-    setup = prepare(experiment("fedpse", **CHANGES))
+    setup = prepared()
     with pytest.raises(Exception, match="enough"):
         play_run(setup, InlineExecutor(setup), directory, stop_after(2), checkpoints=experiment(**CHANGES).checkpoint)
 
@@ -134,7 +141,7 @@ def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
     # What lies there already is not copied again.
     total = len(puts)
     put, remove = Storage.put, Storage.remove
-    setup = prepare(experiment("fedpse", **CHANGES))
+    setup = prepared()
     seen = set()
     for cut in range(total):
         Elsewhere.store.clear()
@@ -175,7 +182,7 @@ def test_a_fetched_run_goes_on_to_the_same_bits(unfinished: Path, finished: Path
     place = tmp_path / "run"
     assert fetch_newer(there, place, same)
     assert not fetch_newer(there, place, same)
-    setup = prepare(experiment("fedpse", **CHANGES))
+    setup = prepared()
     chosen = experiment("fedpse", **CHANGES)
     play_run(setup, InlineExecutor(setup), place, lambda record: None, checkpoints=chosen.checkpoint, resumed=True)
     assert_same_run(shutil.copytree(finished, tmp_path / "finished"), place)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.run_directory.origin import origin, read_origin, write_origin
+from rayfl.run_directory.description import origin, read_origin, write_origin
 
 
 @pytest.mark.parametrize("program", ["/usr/bin/rayfl", "/some/where/rayfl/__main__.py"])

@@ -35,14 +35,14 @@ class MlflowRun:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = MlflowClient(tracking_uri=uri or (run.directory / FOLDER).as_uri())
         place = uri or _HERE
-        found = earlier is not None and earlier.place == place and self._reopened(earlier.run)
-        name = earlier.run if earlier is not None and found else self._begun(run)
-        self.next_round = earlier.next_round if earlier is not None and found else 0
-        self.mark: Mark | None = Mark(place=place, run=name, next_round=self.next_round)
-        self._run = self._client.get_run(name).info
-        self._client.set_tag(name, "mlflow.note.content", run.markdown)
+        if earlier is None or earlier.place != place or not self._reopened(earlier.run):
+            earlier = Mark(place=place, run=self._begun(run), next_round=0)
+        self.mark: Mark | None = earlier
+        self.next_round = earlier.next_round
+        self._run = self._client.get_run(earlier.run).info
+        self._client.set_tag(earlier.run, "mlflow.note.content", run.markdown)
         if self._local is None:
-            self._client.log_text(name, run.text, "experiment.toml")
+            self._client.log_text(earlier.run, run.text, "experiment.toml")
         else:
             (self._artifacts / "experiment.toml").write_text(run.text, encoding="utf-8")
 

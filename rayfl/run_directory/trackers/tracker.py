@@ -27,9 +27,6 @@ _ADAPTERS: Mapping[str, tuple[str, str]] = {
 }
 _EXTRAS = ("mlflow", "wandb")
 """Trackers that are packages of their own, each an extra of that name."""
-_VARIABLES = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}
-"""How a tracker's own environment variables begin."""
-
 _QUIET = {"mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"), "wandb": ("WANDB_ERROR_REPORTING", "false")}
 """What keeps a package from telling its makers of its use, unless the user has set it: offline is offline."""
 
@@ -163,8 +160,8 @@ def require_installed(names: Collection[str]) -> None:
 def environment(names: Collection[str]) -> dict[str, str]:
     """The variables of this process that these trackers read, for the process that writes; a path of MLflow's is made
     absolute."""
-    beginnings = tuple(_VARIABLES[name] for name in names if name in _VARIABLES)
-    found = {key: value for key, value in os.environ.items() if beginnings and key.startswith(beginnings)}
+    beginnings = tuple(f"{name.upper()}_" for name in names if name in _EXTRAS)
+    found = {key: value for key, value in os.environ.items() if key.startswith(beginnings)}
     place = found.get("MLFLOW_TRACKING_URI", "")
     if place.startswith((".", "/", "~")):
         found["MLFLOW_TRACKING_URI"] = Path(place).expanduser().absolute().as_uri()

@@ -26,14 +26,13 @@ class WandbRun:
     def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
         """Resume the earlier run if its mode is the same, or start a new one. Raise what wandb raises."""
         mode = os.environ.get("WANDB_MODE") or "offline"
-        goes_on = earlier is not None and earlier.place == mode
-        name = earlier.run if earlier is not None and goes_on else secrets.token_hex(4)
+        if earlier is None or earlier.place != mode:
+            earlier = Mark(place=mode, run=secrets.token_hex(4), next_round=0)
         self._folder = run.directory / FOLDER
-        sent = earlier.next_round if earlier is not None and goes_on else 0
         tags = dict.fromkeys((*run.chosen("method", "data").values(), *run.tags))
         self._run = wandb.init(
             dir=str(run.directory),
-            id=name,
+            id=earlier.run,
             resume="allow",
             # A separate run, even if the program already has one.
             reinit="create_new",
@@ -57,8 +56,8 @@ class WandbRun:
         )
         self._remove_links()
         # The server of an online run knows its steps.
-        self.next_round: int = sent if mode == "offline" else self._run.starting_step
-        self.mark: Mark | None = Mark(place=mode, run=name, next_round=self.next_round)
+        self.next_round: int = earlier.next_round if mode == "offline" else self._run.starting_step
+        self.mark: Mark | None = earlier
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
         """One step with all values of the round."""
