@@ -3,7 +3,7 @@
 FedAvg on Fashion-MNIST, SGD with learning rate 0.05, one local epoch, Dirichlet(0.3) over labels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayfl.experiment.experiment import Experiment
 
@@ -41,17 +41,18 @@ class Workload:
         return Experiment(**table)
 
 
+_W1 = Workload(
+    "W1",
+    "1000 clients of 60 samples, 50 a round, batch 32, small CNN",
+    {"count": 1000, "per_round": 50},
+    SMALL_CNN,
+    {"epochs": 1, "batch_size": 32},
+    rounds=30,
+)
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(
-            "W1",
-            "1000 clients of 60 samples, 50 a round, batch 32, small CNN",
-            {"count": 1000, "per_round": 50},
-            SMALL_CNN,
-            {"epochs": 1, "batch_size": 32},
-            rounds=30,
-        ),
+        _W1,
         Workload(
             "W2",
             "10 clients of 6000 samples, all a round, batch 32, small CNN",
@@ -69,13 +70,10 @@ WORKLOADS = {
             {"steps": 1, "batch_size": 8},
             rounds=30,
         ),
-        Workload(
-            "W1x10",
-            "W1 with 10,000 registered clients of 60 samples (every client of W1 ten times), 50 a round",
-            {"count": 1000, "per_round": 50},
-            SMALL_CNN,
-            {"epochs": 1, "batch_size": 32},
-            rounds=30,
+        replace(
+            _W1,
+            name="W1x10",
+            about="W1 with 10,000 registered clients of 60 samples (every client of W1 ten times), 50 a round",
             copies=10,
         ),
     )

@@ -48,54 +48,42 @@ class Network(nn.Module):
 
 
 def process(folder: str, device: str = "cpu", rank: int = 0, ports: str = "") -> None:
-    """One of the processes, or the only one; the first one reports. pfl reads the environment as it is imported."""
+    """Run one of the processes, or the only one; the first one reports."""
+    # pfl reads the environment when it is imported.
     if ports:
         os.environ["PFL_WORKER_RANK"] = str(rank)
         os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"127.0.0.1:{port}" for port in ports.split(","))
     os.environ["PFL_PYTORCH_DEVICE"] = device
     torch.set_num_threads(1)
-    # As everybody else here computes; torch has it on for convolutions by itself.
+    # The other simulators compute without TF32 too; torch switches it on for convolutions.
     torch.backends.cudnn.allow_tf32 = False
+    work = Work.read(Path(folder))
+    tally, network = Tally(work), Network(work.network())
+    play(work, network, tally, device, is_alone=not ports)
+    if rank == 0:
+        peak_bytes = None if device == "cpu" else torch.cuda.max_memory_reserved()
+        tally.report(version(PACKAGE), size(network), peak_bytes)
+
+
+def play(work: Work, network: Network, tally: Tally, device: str, is_alone: bool) -> None:
+    """Play all rounds with pfl's FedAvg, and tell `tally` of each."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.callback.base import TrainingProcessCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.hyperparam.base import NNTrainHyperParams
-    from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
-    work = Work.read(Path(folder))
-    plan, tally, trained = work.plan, Tally(work), [0]
+    plan, trained = work.plan, [0]
     inputs, labels = (tensor.to(device) for tensor in work.tensors)
-    network = Network(work.network())
 
     def user(client: int) -> Dataset:
         trained[0] += 1
         rows = work.rows(client)
         rows = rows[torch.randperm(len(rows))].to(device)
         return Dataset((inputs[rows], labels[rows]))
-
-    class Rounds(TrainingProcessCallback):
-        """Counts the rounds."""
-
-        def __init__(self) -> None:
-            self.begun = time.perf_counter()
-
-        # Any: pfl's own signature; what it calls the round differs between its versions.
-        def after_central_iteration(self, aggregate_metrics: Any, model: Any, **which: Any) -> tuple[bool, Metrics]:
-            if device != "cpu":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - self.begun
-            counts = torch.tensor([trained[0], network.examples, network.steps])
-            if ports:
-                torch.distributed.all_reduce(counts)
-            tally.add(seconds, *counts.tolist())
-            trained[0] = network.examples = network.steps = 0
-            self.begun = time.perf_counter()
-            return False, Metrics()
 
     # The users that rayfl draws, round after round.
     data = FederatedDataset(user, cycle(work.selected.ravel().tolist()).__next__)
@@ -114,12 +102,37 @@ def process(folder: str, device: str = "cpu", rank: int = 0, ports: str = "") ->
             local_learning_rate=plan.lr,
             local_num_steps=plan.steps,
         ),
-        callbacks=[Rounds()],
+        callbacks=[counter(network, tally, trained, is_alone)],
         send_metrics_to_platform=False,
     )
-    if rank == 0:
-        peak_bytes = None if device == "cpu" else torch.cuda.max_memory_reserved()
-        tally.report(version(PACKAGE), size(network), peak_bytes)
+
+
+# Any: a callback of pfl, which is imported late.
+def counter(network: Network, tally: Tally, trained: list[int], is_alone: bool) -> Any:
+    """A callback that tells `tally` of each round: its seconds, and the sums of all processes."""
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.metrics import Metrics
+
+    class Rounds(TrainingProcessCallback):
+        """Counts the rounds."""
+
+        def __init__(self) -> None:
+            self.begun = time.perf_counter()
+
+        # Any: pfl's own signature; its versions have different names for the round.
+        def after_central_iteration(self, aggregate_metrics: Any, model: Any, **which: Any) -> tuple[bool, Metrics]:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - self.begun
+            counts = torch.tensor([trained[0], network.examples, network.steps])
+            if not is_alone:
+                torch.distributed.all_reduce(counts)
+            tally.add(seconds, *counts.tolist())
+            trained[0] = network.examples = network.steps = 0
+            self.begun = time.perf_counter()
+            return False, Metrics()
+
+    return Rounds()
 
 
 def main(folder: str) -> None:

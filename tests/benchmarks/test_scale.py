@@ -123,12 +123,12 @@ def test_changed_states_are_found(tmp_path: Path):
 
 @pytest.mark.ray
 def test_spilled_states_come_back_bit_for_bit(tmp_path: Path):
-    # About 100 of the states of 1.6 MB live at the end, two more generations are made of some, and the store has 80 MB.
-    sizes = replace(TINY, spillers=160, spilling_rounds=4)
+    # About 60 states of 1.6 MB exist at the end, which is more than the store's 80 MB, and some were made twice.
+    sizes = replace(TINY, spillers=100, spilling_rounds=3)
     chosen = scale.spilling_experiment(sizes, megabytes=80)
-    result, peak = scale.measured(chosen, tmp_path / "spilled", (4,))
+    result, peak = scale.measured(chosen, tmp_path / "spilled", (3,))
     assert result.spilled_bytes > 20 * scale.MB and result.restored_bytes > scale.MB
-    assert scale.saved_bytes(tmp_path / "spilled") > 120 * scale.MB
-    assert peak > result.resident[4].total / 2
+    assert scale.saved_bytes(tmp_path / "spilled") > 80 * scale.MB
+    assert peak > result.resident[3].total / 2
     run(chosen.model_copy(update={"runtime": Runtime(executor="inline")}), tmp_path / "inline")
     assert scale.ends_alike(tmp_path / "inline", tmp_path / "spilled")
