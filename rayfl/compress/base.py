@@ -193,17 +193,14 @@ class Opened(Packet):
         return self
 
 
+@dataclass(frozen=True)
 class OnDevice(Opened):
-    """A packet that keeps its decoded tree on a device, for the clients that train on that device; never sent."""
+    """A packet that keeps its decoded tree on a device, for the clients that train on that device; never sent.
+
+    The tree is copied to the device when a client first decodes it.
+    """
 
     device: torch.device
-
-    @classmethod
-    def of(cls, packet: Packet, device: torch.device) -> "OnDevice":
-        """The packet for clients on the device; its tree is copied to the device when a client first decodes it."""
-        copy = cls(packet.parts, packet.codec)
-        vars(copy).update(device=device)
-        return copy
 
     def support(self) -> Tree:
         return self._support

@@ -30,7 +30,9 @@ def pack(codes: np.ndarray, width: int) -> np.ndarray:
     num_words = -(-codes.size // 8)
     packed = np.empty((num_words, width), np.uint8)
     for start in range(0, codes.size, CHUNK):
-        words = _words(codes[start : start + CHUNK])
+        # Eight codes a little-endian word, the first in the lowest byte, zeros behind the last.
+        piece = codes[start : start + CHUNK]
+        words = np.pad(piece, (0, -piece.size % 8)).view("<u8")
         for half, low, high in _folds(width):
             words = (words & low) | ((words >> (half - half * width // 8)) & high)
         packed[start // 8 : start // 8 + words.size] = words.view(np.uint8).reshape(-1, 8)[:, :width]
@@ -124,14 +126,6 @@ def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
         place += 1
         chosen = chosen[num_digits[chosen] > place]
     return numbers
-
-
-def _words(codes: np.ndarray) -> np.ndarray:
-    """Eight codes a little-endian word, the first in the lowest byte, zeros behind the last."""
-    missing = -codes.size % 8
-    if missing:
-        codes = np.concatenate([codes, np.zeros(missing, np.uint8)])
-    return np.ascontiguousarray(codes).view("<u8")
 
 
 def _folds(width: int) -> list[tuple[int, np.uint64, np.uint64]]:

@@ -77,14 +77,7 @@ def _exponents(numbers: np.ndarray, generator: np.random.Generator) -> np.ndarra
     exponents = draws.astype(np.uint8)
     if exponents.size and exponents.max() >= TOP_EXPONENT:
         top = np.flatnonzero(magnitudes >> np.uint32(MANTISSA_BITS) == TOP_EXPONENT)
-        exponents[top] = _top_exponents(magnitudes[top], generator)
+        # The largest number lies one unit of the mantissa below 2^128: the probability is mantissa / (2^23 - 1).
+        carried = generator.integers(0, MANTISSA, top.size, dtype=np.uint32) < (magnitudes[top] & MANTISSA)
+        exponents[top] = TOP_EXPONENT + carried
     return exponents
-
-
-def _top_exponents(magnitudes: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Random exponents of the largest numbers' bits [n].
-
-    The largest number lies one unit of the mantissa below 2^128: the probability is mantissa / (2^23 - 1).
-    """
-    carried = generator.integers(0, MANTISSA, magnitudes.size, dtype=np.uint32) < (magnitudes & MANTISSA)
-    return TOP_EXPONENT + carried

@@ -35,7 +35,8 @@ def encode_positions(positions: np.ndarray, size: int) -> np.ndarray:
     count = positions.size
     if count == 0 or SPARSE * count > size:
         return plain
-    packed = _labelled(_in_equal_bits(positions, (size - 1).bit_length()), PACKED)
+    # The highest bit of a position comes first.
+    packed = _labelled(np.packbits((positions[:, None] & _powers((size - 1).bit_length())) != 0), PACKED)
     golomb = _labelled(encode_golomb(positions, size, low_bits(count / size)), GOLOMB)
     return min(plain, packed, golomb, key=len)
 
@@ -177,11 +178,6 @@ def _increasing(positions: np.ndarray, size: int) -> np.ndarray:
 
 def _damaged(reason: str) -> ValueError:
     return ValueError(f"a packet is damaged: of its positions, {reason}")
-
-
-def _in_equal_bits(positions: np.ndarray, width: int) -> np.ndarray:
-    """`width` bits per position, the highest first."""
-    return np.packbits((positions.astype(np.int64)[:, None] & _powers(width)) != 0)
 
 
 def _powers(width: int) -> np.ndarray:

@@ -246,11 +246,6 @@ def _norms(flat: np.ndarray, norm: Norm, levels: int, bucket: int) -> np.ndarray
         else:
             wide = rows.astype(np.float64)
             norms[buckets] += np.einsum("ij,ij->i", wide, wide)
-    return _finished(norms, norm, levels)
-
-
-def _finished(norms: np.ndarray, norm: Norm, levels: int) -> np.ndarray:
-    """float32 norms from the float64 sums of buckets, or from their largest entries."""
     if norm == "2":
         norms = np.sqrt(norms)
     tiny = norms < SMALLEST_NORMAL

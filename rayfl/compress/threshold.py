@@ -58,14 +58,9 @@ class Threshold(Sparsifier, on_device=True):
         return (1 - UNIT_ROUNDOFF[self.values] ** 2) / (1 + (num_entries - 1) * limit**2)
 
     def _positions(self, flat: Tensor) -> np.ndarray:
-        limit, numbers = self._limit(flat), flat.numpy()
-        return np.flatnonzero(at_least(numbers, limit) if limit > 0 else numbers != 0)
-
-    def _limit(self, flat: Tensor) -> np.float32:
-        """The least magnitude; where it vanishes in float32 (a tensor of zeros, or of the smallest numbers) zeros are
-        left out still."""
-        limit = np.float32(self.threshold)
+        limit, numbers = np.float32(self.threshold), flat.numpy()
         if self.relative and flat.numel():
             low, high = torch.aminmax(flat)
             limit *= np.float32(max(-low.item(), high.item()))
-        return limit
+        # Where the limit vanishes in float32 (a tensor of zeros, or of the smallest numbers) zeros are left out still.
+        return np.flatnonzero(at_least(numbers, limit) if limit > 0 else numbers != 0)

@@ -94,8 +94,8 @@ class Method(Kind, ABC):
     """Whether a round depends on `Context.num_rounds`: a run that has begun then cannot be made longer."""
     splits: Mapping[str, float] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
-    gather: Mapping[str, Gather]
-    """How messages are added up, by message name. Packets under other names are billed and not added."""
+    gather: Mapping[str, Gather] = {}
+    """How messages are added up, by message name; {} if nothing is sent. Packets under other names are billed only."""
     uses_graph: bool = False
     """Whether a method with a server uses the experiment's topology, as a graph over its clients."""
     honours_retention: bool = False

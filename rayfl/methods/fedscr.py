@@ -22,7 +22,6 @@ a residual for the next round (compress/structured.py says how scores are made).
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import ClassVar, Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -88,9 +87,11 @@ class FedSCRHyper(LocalTraining):
             raise RayflError(
                 " chooses normalized thresholds; leave out threshold, adaptive and raw scores", key=("keep_ratio",)
             )
-        self.compressor()
+        # Raises if the threshold is out of range.
+        assert self.compressor
         return self
 
+    @property
     def compressor(self) -> Structured:
         """The uplink's compressor; if adaptive, at a client's first threshold."""
         if self.threshold is not None or self.adaptive or self.scores == "raw":
@@ -138,21 +139,16 @@ class FedSCR(FedAvg, on_device=True):
     own_compression: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"delta": WeightedMean(), "loss": Collect()}
 
-    @cached_property
-    def compressor(self) -> Structured:
-        """The uplink's compressor; if adaptive, at a client's first threshold."""
-        return self.hyper.compressor()
-
     @property
     def honours_retention(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether tensors are cut to a share; a threshold is none."""
-        return not self.hyper.adaptive and self.compressor.keeping(1.0) is not None
+        return not self.hyper.adaptive and self.hyper.compressor.keeping(1.0) is not None
 
     def compressor_of(self, client: Traits) -> Structured:
         """The compressor of a client, which may have a retention ratio of its own."""
         if not client.retention_given:
-            return self.compressor
-        return self.compressor.keeping(client.retention_ratio) or self.compressor
+            return self.hyper.compressor
+        return self.hyper.compressor.keeping(client.retention_ratio) or self.hyper.compressor
 
     @property
     def cuts_down(self) -> bool:
@@ -169,7 +165,7 @@ class FedSCR(FedAvg, on_device=True):
         """The server's state after the cut of A + mean is sent."""
         assert "residual" in server and "count" in server and "touched" in server
         update = tree.add(server["residual"], mean)
-        packet, _ = self.compressor.encode(update, {}, ctx.generator)
+        packet, _ = self.hyper.compressor.encode(update, {}, ctx.generator)
         sent, support, number = packet.decode(), packet.support(), int(server["count"]) + 1
         return {
             **server,
@@ -239,13 +235,15 @@ class FedSCR(FedAvg, on_device=True):
         """The compressor at the client's threshold in this round."""
         assert "divergence" in state and "significance" in state and "variance" in carry
         if state["divergence"] < 0:
-            return self.compressor
+            return self.hyper.compressor
         exponent = (
             self.hyper.divergence_factor * float(state["divergence"])
             + self.hyper.significance_factor * float(state["significance"])
             + self.hyper.variance_factor * float(carry["variance"])
         )
-        return self.compressor.model_copy(update={"threshold": self.compressor.limit / (1 + math.exp(-exponent))})
+        return self.hyper.compressor.model_copy(
+            update={"threshold": self.hyper.compressor.limit / (1 + math.exp(-exponent))}
+        )
 
     def init_server(self, params: Tree) -> FedSCRServer:
         start: FedSCRServer = {"params": params}

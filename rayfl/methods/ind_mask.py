@@ -5,10 +5,9 @@ One minibatch a round: z <- z - eta ((df/dv) o w o sign(z) + lambda z / ||z_row|
 neither the lasso nor Fil; the authors' code has Fil. Both are on as in MCE-PL: `lasso=0 fil=0` switches them off.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.methods.base import Context, Finished, FirstDraws, Gather, Traits, Tree
+from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
 from rayfl.methods.shared.learned_masks import HiddenMasks, ScoredModel
 from rayfl.methods.shared.one_gradient import GradientCarry
 
@@ -17,7 +16,6 @@ class IndMask(HiddenMasks, on_device=True):
     """No communication."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, without communication"
-    gather: Mapping[str, Gather] = {}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScoredModel:
         z = self.scores_for(params, draws)

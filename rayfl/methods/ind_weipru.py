@@ -4,10 +4,9 @@ One minibatch a round; the start is pruned too. shared/pruned_weights.py says wh
 after every iteration, as avr-weipru and par-weipru do, and the authors' code does not.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.methods.base import Context, Finished, Gather
+from rayfl.methods.base import Context, Finished
 from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
@@ -16,7 +15,6 @@ class IndWeipru(PrunedWeights, on_device=True):
     """No communication."""
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, real weights without communication"
-    gather: Mapping[str, Gather] = {}
 
     def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
         new = self.stepped(state, carry, ctx)

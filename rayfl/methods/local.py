@@ -3,10 +3,9 @@
 No paper; Algorithm 1 of FedAvg (McMahan et al., AISTATS 2017) without its averaging.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.methods.base import Context, Finished, Gather, Message, ModelState, PeerHalf
+from rayfl.methods.base import Context, Finished, Message, ModelState, PeerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 
 
@@ -16,7 +15,6 @@ class Local(OwnModel, GradientMethod, PeerHalf, on_device=True):
     hyper: LocalWork
     paper: ClassVar[str] = "no communication; the lower line of personalized methods"
     own_compression: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {}
 
     def begin(self, state: ModelState, received: Message, ctx: Context) -> LocalCarry:
         return self.start(state["params"])

@@ -244,7 +244,7 @@ class Setup:
         """The message with packets that decode on the device of the hooks of clients that train."""
         if not self.hooks_on_device:
             return message
-        return {name: OnDevice.of(packet, self.device) for name, packet in message.items()}
+        return {name: OnDevice(packet.parts, packet.codec, self.device) for name, packet in message.items()}
 
     def uplink_of(self, client: Traits) -> Compressor:
         """The client's uplink; it keeps the client's own retention ratio, unless the method itself uses that ratio."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rayfl import tree
-from rayfl.compress.base import Message, message_bits
+from rayfl.compress.base import message_bits
 from rayfl.data.transfer import to_device
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
@@ -91,9 +91,8 @@ class Worker:
         self, round_inputs: RoundInputs, job: TrainJob, kept: Mapping[int, ClientOutputs]
     ) -> Iterator[tuple[ClientRound, ClientResult, ClientOutputs]]:
         """Train the clients of the job in order, one after another or a stack at a time."""
-        message = (
-            self.setup.for_hooks(round_inputs.message) if self.setup.hooks_on_device else opened(round_inputs.message)
-        )
+        # Each packet is decoded at most once, even if several clients read it.
+        message = self.setup.for_hooks({name: packet.opened() for name, packet in round_inputs.message.items()})
         server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
         width = self.setup.work_width
         for first in range(0, len(job.clients), width):
@@ -242,8 +241,3 @@ class Worker:
         if not self.setup.has_server_memory:
             return {}
         return self.setup.first_server_memory(client) if kept.memory is None else tree.to_tensors(kept.memory)
-
-
-def opened(message: Message) -> Message:
-    """A message whose packets are decoded at most once, even if several clients read them."""
-    return {name: packet.opened() for name, packet in message.items()}
