@@ -31,9 +31,9 @@ _Stamp = tuple[int, int]
 
 
 class Reached(NamedTuple):
-    """How far a run has come; a run that has come further compares larger.
+    """How far a run has come. Of two runs, the one that has come further compares larger.
 
-    saved: the rounds before its newest checkpoint, -1 without one; finished: whether all its tables are.
+    `saved`: the rounds before its newest checkpoint, or -1; `finished`: whether all its tables are finished.
     """
 
     saved: int
@@ -129,8 +129,8 @@ def _step(name: str, gone: bool) -> int:
 class Mirror:
     """Copies the run in `directory` while a `with` block runs, and at its end, even if the block fails.
 
-    A thread of its own copies, so that a slow storage delays no round. The block gets the function to call after each
-    round. DiskError if the copying at the end fails; if the block has failed, that is only logged.
+    A separate thread copies, so a slow storage delays no round. `with` gives the function to call after each round.
+    Raise DiskError if the copying at the end fails; if the block has failed too, only log it.
     """
 
     def __init__(self, directory: Path, storage: Storage) -> None:

@@ -46,9 +46,10 @@ class Run:
 
 
 def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
-    """Read a run that is finished, running or was cut (then what is readable). RayflError if it is no run.
+    """Read a run, whether it is finished, running or interrupted. Raise RayflError if the directory holds no run.
 
-    `leave_out`: tables that are not read and appear empty; the table of the clients can be long.
+    Of an interrupted run, the tables have the rows that can be read. Tables in `leave_out` are not read and appear
+    empty; the table of the clients can be long.
     """
     return Run(
         directory=directory,
@@ -60,7 +61,7 @@ def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
 
 
 def recorded_rounds(directory: Path, after: int = -1) -> Iterator[tuple["RoundRow", Mapping[str, float]]]:
-    """Each recorded round with a number above `after`, and the means of its metrics. RayflError for damaged records."""
+    """Yield each recorded round after round `after`, with its mean metrics. Raise RayflError if records are damaged."""
     from rayfl.rounds.ledger import RoundRow
 
     # A round's metrics are written before its row.
@@ -116,7 +117,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         return {name: stream.num_rows for name, stream in self._streams.items()}
 
     def round(self, row: "RoundRow", clients: Sequence["ClientRow"], metrics: Sequence["MetricRow"]) -> None:
-        """Record one round. A kill afterwards does not lose it; a loss of power may, see `sync`."""
+        """Record one round. A kill afterwards does not lose it; a loss of power may (see `sync`)."""
         assert row.round > self._last, f"round {row.round} recorded after round {self._last}"
         self._last = row.round
         with self._writing():

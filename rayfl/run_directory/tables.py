@@ -107,9 +107,9 @@ def table_path(directory: Path, name: str, suffix: str) -> Path:
 
 
 def read_records(directory: Path, name: str) -> pa.Table:
-    """All readable rows of a table, whether the run is finished, running or was cut; empty if there is no table.
+    """Return all readable rows of a table, whether the run is finished, running or interrupted; none without a table.
 
-    RayflError if the table is damaged before its last rows, or holds a value that no run records.
+    Raise RayflError if the table is damaged before its last rows, or holds a value that no run records.
     """
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
     # True for a dangling link too.
@@ -153,7 +153,7 @@ def read_tables(directory: Path, leave_out: Collection[str] = ()) -> dict[str, p
 
 
 def first_rounds(tables: Mapping[str, pa.Table], rounds: int) -> dict[str, pa.Table]:
-    """The tidy rows of a number of first rounds."""
+    """The rows of the first `rounds` rounds, tidy."""
     return {name: tidy(table.filter(pc.field("round") < rounds)) for name, table in tables.items()}
 
 
