@@ -1,17 +1,22 @@
 """ClientActor: the Ray actor in which clients run. Between calls it has the setup, and no client's state."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 import ray
+import torch
 
+from actors.setups import read_setup
+from rayfl.determinism.platform import describe
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process
+from rayfl.determinism.torch_flags import fix
+from rayfl.errors import RayflError
+from rayfl.limits.gpu import tensor_fraction
 from rayfl.own_packages import OwnPackages
-
-if TYPE_CHECKING:
-    from rayfl.rounds.worker import Worker
+from rayfl.rounds.worker import Worker
 
 # Any: Ray makes a handle's methods when the program runs.
 Actor = Any
@@ -29,12 +34,9 @@ class Joined:
 
 @ray.remote
 class ClientActor(OwnPackages):
-    """Does jobs on clients, one at a time. `join` must be called first.
+    """Does jobs on clients, one at a time. `join` must be called first."""
 
-    Modules that import torch are imported in the methods, because `prepare_process` must come first.
-    """
-
-    worker: "Worker"
+    worker: Worker
 
     def __init__(self, instruction_set: InstructionSet = "native", gpu_share: float = 0.0) -> None:
         prepare_process(instruction_set)
@@ -42,21 +44,12 @@ class ClientActor(OwnPackages):
         if not gpu_share:
             hide_gpus()
 
-    def join(self, setup: Sequence[ray.ObjectRef]) -> "Joined":
+    def join(self, setup: Sequence[ray.ObjectRef]) -> Joined:
         """Read the setup and prepare torch.
 
         Raise RayflError if a GPU is needed and there is none; FilesMissing if the data are mapped from files that this
-        node lacks. `setup` is a reference in a list, which Ray does not resolve, so that torch is not loaded too early.
+        node lacks. `setup` is a reference in a list, which Ray does not resolve: the actor then maps the data itself.
         """
-        import torch
-
-        from actors.setups import read_setup
-        from rayfl.determinism.platform import describe
-        from rayfl.determinism.torch_flags import fix
-        from rayfl.errors import RayflError
-        from rayfl.limits.gpu import tensor_fraction
-        from rayfl.rounds.worker import Worker
-
         self.worker = Worker(read_setup(setup[0]))
         device = self.worker.setup.device
         if device.type == "cuda":
@@ -83,10 +76,5 @@ class ClientActor(OwnPackages):
         too, so only the result shows that the call succeeded.
         """
         result, outputs = self.worker.do(work, shared, inputs)
-        return followed(outputs, result) if num_outputs else result
-
-
-def followed(outputs: Iterable[Any], result: Any) -> Iterator[Any]:
-    """The outputs, then the result."""
-    yield from outputs
-    yield result
+        # Ray takes a generator here, and no other iterator.
+        return (one for one in chain(outputs, [result])) if num_outputs else result

@@ -13,26 +13,30 @@ from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import ray
 from ray.exceptions import ObjectLostError
 
 from actors.errors import LostObjects
+from actors.kinds import Kinds
+from actors.metrics import RunMetrics
 from actors.placement import Placement
+from actors.ray_executor import RayExecutor
+from actors.retry_policy import Loss, Setbacks, try_again
+from actors.setups import read_setup
+from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process, trim
+from rayfl.experiment.input_files import KeptFiles
 from rayfl.own_packages import OwnPackages
-
-if TYPE_CHECKING:
-    from actors.metrics import RunMetrics
-    from actors.ray_executor import RayExecutor
-    from rayfl.determinism.platform import Platform
-    from rayfl.experiment.input_files import KeptFiles
-    from rayfl.rounds.executor import Wave
-    from rayfl.rounds.ledger import RoundRecord, RoundRow
-    from rayfl.rounds.setup import Setup
-    from rayfl.run_directory.checkpoint import Checkpoints
-    from rayfl.run_directory.trackers.tracker import TrackerName
+from rayfl.rounds.executor import Wave
+from rayfl.rounds.ledger import RoundRecord, RoundRow
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.checkpoint import Checkpoints
+from rayfl.run_directory.description import read_platform, write_platform
+from rayfl.run_directory.disk import writing
+from rayfl.run_directory.play_run import Stopped, play_run
+from rayfl.run_directory.trackers.tracker import TrackerName
 
 log = logging.getLogger("rayfl")
 
@@ -52,11 +56,11 @@ class RunSpec:
     placement: Placement
     directory: Path
     save_models: bool
-    checkpoints: "Checkpoints"
+    checkpoints: Checkpoints
     resumed: bool = False
-    driver: "Platform" = field(default_factory=dict)
-    description: "KeptFiles | None" = None
-    trackers: "tuple[TrackerName, ...]" = ()
+    driver: Platform = field(default_factory=dict)
+    description: KeptFiles | None = None
+    trackers: tuple[TrackerName, ...] = ()
     # Keys of accounts may be in it.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -66,25 +70,22 @@ class RunSpec:
         return f"rayfl resume {self.directory}"
 
 
-News: TypeAlias = "tuple[RoundRow, Mapping[str, float]] | logging.LogRecord"
+News: TypeAlias = tuple[RoundRow, Mapping[str, float]] | logging.LogRecord
 
 
 @dataclass(frozen=True)
 class Progress:
     """The news of a run, in their order, whether the run is over, and the progress of its round."""
 
-    news: "Sequence[News]"
+    news: Sequence[News]
     over: bool
-    wave: "Wave | None" = None
+    wave: Wave | None = None
 
 
 # Ray's type stubs know no concurrency groups.
 @ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 4})  # pyright: ignore[reportCallIssue]
 class Coordinator(OwnPackages):
-    """Plays one experiment. `run` returns when the run is over; the other methods answer meanwhile.
-
-    Modules that import torch are imported in the methods, because `prepare_process` must come first.
-    """
+    """Plays one experiment. `run` returns when the run is over; the other methods answer meanwhile."""
 
     def __init__(self, instruction_set: InstructionSet = "native") -> None:
         prepare_process(instruction_set)
@@ -106,18 +107,11 @@ class Coordinator(OwnPackages):
     def run(self, setup: Sequence[ray.ObjectRef], spec: RunSpec) -> bool:
         """Play all rounds. False if `stop` ended the run before its last round.
 
-        `setup` is a reference in a list, which Ray does not resolve, so that torch is not loaded too early. Errors are
-        those of `RayExecutor` and of `rayfl.run_directory.play_run.play_run`.
+        `setup` is a reference in a list, which Ray does not resolve: actors get it, too. Errors are those of
+        `RayExecutor` and of `rayfl.run_directory.play_run.play_run`.
         """
         os.environ.update(spec.environment)
         try:
-            from actors.kinds import Kinds
-            from actors.metrics import RunMetrics
-            from actors.ray_executor import RayExecutor
-            from actors.setups import read_setup
-            from rayfl.run_directory.description import read_platform
-            from rayfl.run_directory.play_run import Stopped
-
             kinds = Kinds(read_platform(spec.directory), spec.placement.mixed, spec.resume)
             times = count()
             metrics = RunMetrics(spec.directory.name)
@@ -144,16 +138,11 @@ class Coordinator(OwnPackages):
             self._tell()
         return True
 
-    def _play_despite_losses(
-        self, setup: "Setup", executor: "RayExecutor", spec: RunSpec, metrics: "RunMetrics"
-    ) -> None:
+    def _play_despite_losses(self, setup: Setup, executor: RayExecutor, spec: RunSpec, metrics: RunMetrics) -> None:
         """Play; if objects are lost with a node, play again from the last checkpoint."""
-        from actors.retry_policy import Loss, Setbacks, try_again
-        from rayfl.run_directory.play_run import play_run
-
         resumed, setbacks = spec.resumed, Setbacks()
 
-        def on_round(record: "RoundRecord") -> None:
+        def on_round(record: RoundRecord) -> None:
             self._record(record)
             metrics.round(record, len(executor.pids))
 
@@ -189,32 +178,28 @@ class Coordinator(OwnPackages):
         """End the run after the current round."""
         self._stopping = True
 
-    def _keep_wave(self, wave: "Wave") -> None:
+    def _keep_wave(self, wave: Wave) -> None:
         """Keep the progress of the round for the next call of `progress`, which is not woken for it."""
         self._wave = wave
 
-    def _record(self, record: "RoundRecord") -> None:
+    def _record(self, record: RoundRecord) -> None:
         self._reached, self._wave = record.row.round, None
         self._tell((record.row, record.means))
         if self._trims:
             trim()
 
-    def _tell(self, *news: "News") -> None:
+    def _tell(self, *news: News) -> None:
         """Wake the call of `progress` that waits for news."""
         with self._changed:
             self._news += news
             self._changed.notify_all()
 
 
-def _describe(spec: RunSpec, platform: "Platform", first: bool) -> None:
+def _describe(spec: RunSpec, platform: Platform, first: bool) -> None:
     """Write the actors' platform into the run directory, the first time with the rest of the description.
 
     Raise DiskError if the disk refuses.
     """
-    from rayfl.determinism.platform import ON_CPU, differences, of_driver, with_driver, with_kind
-    from rayfl.run_directory.description import write_platform
-    from rayfl.run_directory.disk import writing
-
     found = platform
     if spec.driver:
         if spec.resumed and differences(of_driver(platform), spec.driver, ON_CPU):

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import heap
 from actors.client import Actor
 from actors.coordinator import Coordinator, News, Progress, RunSpec
-from actors.errors import final_error
+from actors.errors import ClusterError, unwrapped
 from actors.placement import Placement
 from actors.retry_policy import Loss, Setbacks, try_again
 from actors.setups import put_setup
@@ -24,6 +24,7 @@ from rayfl.determinism.platform import Platform
 from rayfl.determinism.process import InstructionSet, trim
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import KeptFiles
+from rayfl.rounds.errors import ClientError, error_text, out_of_memory
 from rayfl.rounds.executor import OnWave
 from rayfl.rounds.ledger import OnRound
 from rayfl.rounds.setup import Setup
@@ -165,3 +166,25 @@ def _start_coordinator(instruction_set: InstructionSet) -> Actor:
     return Coordinator.options(scheduling_strategy=here).remote(  # pyright: ignore[reportAttributeAccessIssue]
         instruction_set
     )
+
+
+def final_error(error: RayTaskError, resume: str) -> BaseException:
+    """The exception that ends a run: the one that its coordinator raised, or ClusterError if Ray failed or memory ran
+    out. `resume` is the command that continues the run."""
+    cause = unwrapped(error)
+    match cause:
+        case ObjectStoreFullError():
+            failure, advice = "Ray's object store is full", "; raise runtime.object_store_memory_mb"
+        case OutOfDiskError():
+            failure = "the disk below Ray's object store is full"
+            advice = "; free some space in the folder to which Ray spills (by default /tmp/ray)"
+        case RayError():
+            failure, advice = "Ray failed", ""
+        case ClusterError() if resume not in str(cause):
+            return ClusterError(f"{cause}; then go on with: {resume}")
+        case _ if out_of_memory(cause) and not isinstance(cause, ClientError | ClusterError):
+            failure = "the coordinator ran out of memory"
+            advice = "; use a machine with more, or fewer actors (runtime.actors)"
+        case _:
+            return cause
+    return ClusterError(f"{failure} ({error_text(cause)}){advice}; then go on with: {resume}")

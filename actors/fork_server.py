@@ -21,8 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -107,17 +107,6 @@ def start() -> ForkServer | None:
         with suppress(OSError):
             return ForkServer()
     return None
-
-
-@contextmanager
-def serving() -> Iterator[ForkServer | None]:
-    """Context manager: `start` a server, and stop it at the end of the block."""
-    server = start()
-    try:
-        yield server
-    finally:
-        if server is not None:
-            server.end()
 
 
 _begun: ForkServer | None = None

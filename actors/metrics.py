@@ -4,13 +4,10 @@ Ray puts `ray_` before each name and sends the values every ten seconds (its met
 come from the run's records, so a round that is played again counts again.
 """
 
-from typing import TYPE_CHECKING
-
 from ray.util.metrics import Counter, Gauge
 
-if TYPE_CHECKING:
-    from actors.retry_policy import Cause
-    from rayfl.rounds.ledger import RoundRecord
+from actors.retry_policy import Cause
+from rayfl.rounds.ledger import RoundRecord
 
 RUN, METRIC, CAUSE = "run", "metric", "cause"
 """The labels: the run directory's name; a metric of the records, such as own/accuracy; the cause of a loss."""
@@ -36,7 +33,7 @@ class RunMetrics:
         self.actors = gauge("rayfl_client_actors", "client actors that are ready")
         self.means = gauge("rayfl_mean", "the last value of a metric of the records, as a mean over clients", METRIC)
 
-    def round(self, record: "RoundRecord", num_actors: int) -> None:
+    def round(self, record: RoundRecord, num_actors: int) -> None:
         """Count a round that is over."""
         row = record.row
         self.rounds.inc()
@@ -50,6 +47,6 @@ class RunMetrics:
         for name, value in record.means.items():
             self.means.set(value, {METRIC: name})
 
-    def loss(self, cause: "Cause") -> None:
+    def loss(self, cause: Cause) -> None:
         """Count a loss."""
         self.losses.inc(1.0, {CAUSE: cause})

@@ -179,12 +179,11 @@ def _end_children() -> None:
     """End all descendants: the children of a child that has ended become children of this process."""
     import psutil
 
-    with suppress(ChildProcessError):
-        while True:
-            for process in psutil.Process().children():
-                with suppress(psutil.Error):
-                    process.kill()
-            os.waitpid(-1, 0)
+    while children := psutil.Process().children():
+        for process in children:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(children)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -84,7 +84,7 @@ class ActorPool:
         awaited = size.num_actors if size.most is None else max(1, min(size.num_actors, self._room()))
         self.start(size.num_actors)
         while not self.ready:
-            while self._starting and len(self.ready) < awaited and not self._late:
+            while self._starting and len(self.ready) < awaited and not (self.ready and self._overdue):
                 self.wait([])
             if self._starting and len(self.ready) < awaited:
                 log.warning("%s; going on with these, and with the others when there is room", self._progress())
@@ -179,13 +179,11 @@ class ActorPool:
         A new actor without room does not delay the others: Ray starts it when there is room.
         """
         # While some actors live, only calls have deadlines; if none does, new actors have theirs.
-        late = self._start_deadline
-        until = deadline if self.ready and not self._opening else min(deadline, late)
+        until = deadline if self.ready and not self._opening else min(deadline, self._start_deadline)
         refs = [*calls, *self._starting]
         patience = None if until == math.inf else max(0.0, until - time.monotonic())
-        over, _ = ray.wait(refs, num_returns=1, timeout=patience)
-        if not over:
-            if late <= time.monotonic() and not self.ready:
+        if not ray.wait(refs, num_returns=1, timeout=patience)[0]:
+            if self._overdue and not self.ready:
                 raise ClusterError(self._kinds.none_left() or self._no_room())
             return []
         over, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
@@ -249,14 +247,14 @@ class ActorPool:
         return sum(self.placement.room(living_nodes(), self._odd_nodes).values())
 
     @property
-    def _late(self) -> bool:
-        """Whether some actors are ready, and the others should have been."""
-        return bool(self.ready) and self._start_deadline <= time.monotonic()
-
-    @property
     def _start_deadline(self) -> float:
         """When the last of the new actors must be ready: the earlier ones wait for the same room."""
         return max((starting.deadline for starting in self._starting.values()), default=math.inf)
+
+    @property
+    def _overdue(self) -> bool:
+        """Whether the actors that start should be ready by now."""
+        return self._start_deadline <= time.monotonic()
 
     def _progress(self) -> str:
         size = self.placement

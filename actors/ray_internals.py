@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from actors.errors import ClusterError
 from actors.forked_worker import SERVER, USUAL_WORKER
 
 log = logging.getLogger("rayfl")
@@ -109,16 +110,18 @@ def prepare_plain_ray() -> None:
 def new_token() -> dict[str, str | None]:
     """Return the environment variables that make a Ray require a new random token.
 
-    Return {} and log a warning if Ray was imported without token mode and cannot be switched. Ray's own rules then
-    apply.
+    If this process has loaded Ray without token mode and Ray cannot be switched, raise ClusterError, because any user of
+    this machine could then run code as this user. If RAY_AUTH_MODE=disabled says that this is intended, return {}.
     """
-    if _value(TOKEN_MODE) is None and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
-        log.warning(
-            "rayfl cannot give this Ray a token of its own, so who may use it is as Ray decides; to be sure, set "
-            f"{PLAIN}=1 and RAY_AUTH_MODE=token before Python starts"
-        )
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    if _value(TOKEN_MODE) is not None or mode == "token":
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if mode == "disabled":
         return {}
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    raise ClusterError(
+        "this process has loaded Ray without its tokens, so that any user of this machine could use its Ray; set "
+        f"{PLAIN}=1 and RAY_AUTH_MODE=token before Python starts, or RAY_AUTH_MODE=disabled to do without tokens"
+    )
 
 
 def read_token_again() -> None:

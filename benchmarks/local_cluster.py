@@ -5,7 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from ray.cluster_utils import Cluster
@@ -67,7 +67,9 @@ def own_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Iterator[Nodes]:
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     before = signal.getsignal(signal.SIGTERM)
-    with start_or_join.private(), fork_server.serving() as server:
+    with start_or_join.private(), ExitStack() as ending:
+        if server := fork_server.start():
+            ending.callback(server.end)
         head = {"num_cpus": 0, "include_dashboard": False}
         cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head | NODE), server)
         try:

@@ -107,8 +107,9 @@ def cluster() -> Iterator[None]:
         folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
         shared_ray.callback(shutil.rmtree, folder, ignore_errors=True)
         shared_ray.enter_context(start_or_join.private())
-        server = shared_ray.enter_context(fork_server.serving())
-        with ray_internals.lean_nodes(server and server.socket):
+        server = fork_server.ForkServer()
+        shared_ray.callback(server.end)
+        with ray_internals.lean_nodes(server.socket):
             ray.init(
                 address="local",
                 include_dashboard=False,

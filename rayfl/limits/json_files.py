@@ -40,13 +40,10 @@ def parse(text: bytes | str) -> Any:
 
 
 # Any: JSON or TOML.
-def require_shallow(value: Any) -> None:
-    """ValueError if lists and tables are nested more than `MOST_NESTED` deep."""
-    level = [value] if isinstance(value, Mapping | list) else []
-    for _ in range(MOST_NESTED):
-        if not level:
-            return
-        inner = (one for outer in level for one in (outer.values() if isinstance(outer, Mapping) else outer))
-        level = [one for one in inner if isinstance(one, Mapping | list)]
-    if level:
-        raise RayflError("its tables are nested too deep")
+def require_shallow(value: Any, allowed: int = MOST_NESTED) -> None:
+    """RayflError if lists and tables are nested more than `allowed` deep."""
+    if isinstance(value, Mapping | list):
+        if not allowed:
+            raise RayflError("its tables are nested too deep")
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            require_shallow(inner, allowed - 1)

@@ -1,6 +1,7 @@
 """Actors without memory: another try on a fresh one, the same bits, and after the last try what to do about it."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError, RayTaskError
 
 from actors import retry_policy
-from actors.errors import ClusterError, final_error
+from actors.driver import final_error
+from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.ray_executor import PendingCalls, RayExecutor
 from jobs import single as running
@@ -86,7 +88,7 @@ def test_the_last_try_says_who_and_what_to_change_and_the_run_can_go_on(
     hungry = with_method(Starving, folder=tmp_path, times=retry_policy.TRIES["memory"], lack=kind)
     directory = tmp_path.parent / f"{tmp_path.name}-run"
     with monkeypatch.context() as patch, pytest.raises(ClientError) as raised:
-        patch.setattr(running, "prepare", lambda *given: hungry)
+        patch.setattr(running, "prepare", lambda *given: replace(prepare(*given), method=hungry.method))
         run(chosen, directory)
     cause = f"{type(ERRORS[kind]).__name__}: {ERRORS[kind]}".partition("\n")[0]
     check_sentence(str(raised.value), ["round 1, client 1", "out of memory", cause, "4 times", *ADVICE])

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from actors import ray_internals
+from actors.errors import ClusterError
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.play_run import play_run
 from tests.actors.toys import assert_same_run, experiment
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 PRIVATE = re.compile(r"\bray\._|_private\b|_raylet\b|_global_node|_system_config|(?<!get)_node_ip|default_worker")
@@ -25,6 +27,19 @@ def test_this_ray_has_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ray_internals.PLAIN, "1")
     assert [part for part in ray_internals.PARTS if ray_internals.find(part)] == []
     assert ray_internals.system_config(a=1) == {}
+
+
+@pytest.mark.parametrize("mode", ["", "disabled", "token"])
+def test_a_ray_that_cannot_get_a_token_is_refused_unless_its_user_says_so(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ray_internals.PLAIN, "1")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    if mode:
+        assert bool(ray_internals.new_token()) == (mode == "token")
+    else:
+        with refused(names=[f"{ray_internals.PLAIN}=1", "RAY_AUTH_MODE=token"], error=ClusterError):
+            ray_internals.new_token()
 
 
 def test_no_other_file_touches_a_private_part() -> None:
