@@ -110,8 +110,8 @@ def prepare_plain_ray() -> None:
 def new_token() -> dict[str, str | None]:
     """Return the environment variables that make a Ray require a new random token.
 
-    If this process has loaded Ray without token mode and Ray cannot be switched, raise ClusterError, because any user of
-    this machine could then run code as this user. If RAY_AUTH_MODE=disabled says that this is intended, return {}.
+    If this process has loaded Ray without token mode and Ray cannot be switched, raise ClusterError: any user of this
+    machine could then run code as this user. If RAY_AUTH_MODE=disabled says that this is intended, return {}.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     if _value(TOKEN_MODE) is not None or mode == "token":

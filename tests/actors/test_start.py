@@ -28,6 +28,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(session, "require_room_here", lambda runtime: None)
     # Nothing of a Ray that was started is looked at, and no fork server begins.
     monkeypatch.setenv(PLAIN, "1")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     return done
 
 
