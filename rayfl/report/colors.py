@@ -69,6 +69,7 @@ def config(colors: Mapping[str, str]) -> dict[str, Any]:
         "title": {"color": colors["ink"], "fontSize": 12, "fontWeight": "normal", "orient": "bottom", "offset": 4},
         "range": {"category": [colors[f"c{number}"] for number in range(NUM_COLORS)]},
         "mark": {"color": colors["c0"]},
+        "rule": {"color": colors["soft"]},
         "view": {"stroke": None},
         "text": {"color": colors["ink"], "fontSize": 12},
         "boxplot": {"median": {"color": colors["ink"]}, "rule": {"color": colors["soft"]}},
