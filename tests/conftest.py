@@ -1,6 +1,6 @@
 """Set up test processes as rayfl sets up its own, and share one local Ray among the tests that use it.
 
-Under pytest-xdist (`-n 4 --dist loadfile`) the tests on Ray come first: one process takes all tests on the shared Ray,
+Under pytest-xdist (`-n 3 --dist loadfile`) the tests on Ray come first: one process takes all tests on the shared Ray,
 and the tests of a file that start a Ray themselves go to one process. Every other file goes to one process too, so that
 its tests share their fixtures.
 """

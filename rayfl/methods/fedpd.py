@@ -38,7 +38,7 @@ from rayfl.methods.base import (
     WeightedMean,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.model_server import CountedExchanges, ExchangedModel
+from rayfl.methods.shared.model_server import ExchangedModel, ExchangedModelServer
 
 
 class FedPDHyper(LocalWork):
@@ -63,7 +63,7 @@ class FedPDCarry(LocalCarry):
     multiplier: Tree
 
 
-class FedPD(GradientMethod, CountedExchanges, on_device=True):
+class FedPD(GradientMethod, ExchangedModelServer, on_device=True):
     """Client: x_i, x0_i and lambda_i. Server: x0, and the number of exchanges."""
 
     hyper: FedPDHyper

@@ -44,7 +44,7 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
 )
-from rayfl.methods.shared.model_server import CountedExchanges, ExchangedModel, Exchanges
+from rayfl.methods.shared.model_server import ExchangedModel, ExchangedModelServer, Exchanges
 
 
 class L2GDHyper(HyperParameters):
@@ -77,7 +77,7 @@ class L2GDCarry(L2GDState):
     loss: Tensor
 
 
-class L2GD(Method, CountedExchanges, on_device=True):
+class L2GD(Method, ExchangedModelServer, on_device=True):
     """Client: x_i and xbar. Server: xbar of the last exchange, and the number of exchanges.
 
     Metric: `train/loss`, f_i at the point of the gradient.

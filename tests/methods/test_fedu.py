@@ -170,7 +170,7 @@ def test_graphs_that_do_not_fit_are_refused(name: str, tmp_path: Any):
     with refused(names=["topology", "directed", "symmetric"]):
         made(name, {}, topology=RandomNeighbours(degree=2))
     (tmp_path / "graph.csv").write_text("0 1 1\n1 0 1\n1 1 0\n", encoding="utf-8")
-    with refused(names=["graph.csv", "3 lines", "4 lines", "clients.count=4"]):
+    with refused(names=["graph.csv", "3 x 3", "4 x 4", "clients.count=4"]):
         made(name, {}, topology=FixedGraph(path=str(tmp_path / "graph.csv")).read(4))
 
 

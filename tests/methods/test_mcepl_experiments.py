@@ -33,7 +33,7 @@ def made_up(source: CIFAR10) -> Dataset:
 @pytest.mark.parametrize("method", ["mcepl", "par_weipru"])
 def test_two_rounds_in_the_shape_of_cifar10(method: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(CIFAR10, "load", made_up)
-    table: dict[str, Any] = read_table(EXPERIMENTS / "mcepl-cifar10.toml", [])
+    table: dict[str, Any] = read_table(EXPERIMENTS / "mcepl-cifar10.toml")
     table["clients"] = {"count": 4, "retention_ratio": table["clients"]["retention_ratio"][1:5]}
     table |= {"rounds": 2, "topology": "fully-connected"}
     if method != "mcepl":
@@ -53,7 +53,7 @@ def test_two_rounds_in_the_shape_of_cifar10(method: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["mcepl-fmnist", "mcepl-cifar10"])
 def test_the_shares_are_the_paper_s(name: str):
-    experiment = Experiment(**read_table(EXPERIMENTS / f"{name}.toml", []))
+    experiment = Experiment(**read_table(EXPERIMENTS / f"{name}.toml"))
     shares = experiment.clients.retention_ratio
     assert isinstance(shares, tuple | list) and len(shares) == experiment.clients.count == 20
     # 15 and 5 of them; agents 2, 4, 6 and 8 as the text says elsewhere, counted from 1.

@@ -1,5 +1,6 @@
 """Servers that keep one model, and send it to every participant as most papers' servers do, or in reply only."""
 
+from abc import abstractmethod
 from typing import TypedDict
 
 import torch
@@ -31,31 +32,38 @@ class Exchanges(TypedDict):
     exchanges: Tensor  # all so far; in the memory: all when the client last got its model
 
 
-class ExchangedModel(ModelState, Exchanges):
-    """Server state: the model of the last exchange, and the number of exchanges."""
-
-
-class CountedExchanges(KeptModel):
+class CountedExchanges(ServerHalf):
     """A server with rounds in which nothing crosses the wire, and clients that may miss an exchange.
 
     Clients get their model in reply, in the round of the exchange, and download it later only if they missed one.
     `update` counts the exchanges. Down: the model as "model".
     """
 
-    def init_server(self, params: Tree) -> ExchangedModel:
-        return {"params": params, "exchanges": torch.tensor(0)}
-
-    def current(self, server: ExchangedModel, ctx: Context) -> Tree:
+    @abstractmethod
+    def current(self, server: Exchanges, ctx: Context) -> Tree:
         """The model that the client of `ctx` gets."""
-        return server["params"]
 
     def init_server_memory(self, client: Traits, params: Tree) -> Exchanges:
         return {"exchanges": torch.tensor(0)}
 
-    def personal_message(self, server: ExchangedModel, server_memory: Exchanges, ctx: Context) -> Reply:
+    def personal_message(self, server: Exchanges, server_memory: Exchanges, ctx: Context) -> Reply:
         if server_memory["exchanges"] == server["exchanges"]:
             return Reply({}, server_memory)
         return self.reply(server, server_memory, ctx)
 
-    def reply(self, server: ExchangedModel, server_memory: Exchanges, ctx: Context) -> Reply:
+    def reply(self, server: Exchanges, server_memory: Exchanges, ctx: Context) -> Reply:
         return Reply(encode_download({"model": self.current(server, ctx)}, ctx), {"exchanges": server["exchanges"]})
+
+
+class ExchangedModel(ModelState, Exchanges):
+    """Server state: the model of the last exchange, and the number of exchanges."""
+
+
+class ExchangedModelServer(KeptModel, CountedExchanges):
+    """A server whose exchanges send one model to all clients."""
+
+    def init_server(self, params: Tree) -> ExchangedModel:
+        return {"params": params, "exchanges": torch.tensor(0)}
+
+    def current(self, server: ExchangedModel, ctx: Context) -> Tree:
+        return server["params"]
