@@ -62,10 +62,9 @@ def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> dict[
 def earlier_run(
     directory: Path, experiment: Experiment, ways: str = "name another --dir, or give --overwrite"
 ) -> Run | None:
-    """Return the experiment's run in `directory`: finished, or resumable here with the same bits.
+    """Return the experiment's run in `directory`, or None if there is no run.
 
-    Return None if there is no run. Raise RayflError, whose message ends with the `ways` out, if the run has other
-    settings, is damaged or was interrupted on another platform.
+    Raise RayflError, whose message ends with the `ways` out, if the run has other settings or is damaged.
     """
     if not is_run(directory):
         return None
@@ -76,11 +75,6 @@ def earlier_run(
     state = "a finished" if found.finished else "an unfinished"
     if changed := changed_settings(found, experiment):
         raise RayflError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
-    if not found.finished:
-        try:
-            require_same_platform(found, experiment.runtime)
-        except RayflError as error:
-            raise RayflError(f"{directory} holds an unfinished run: {error}; or {ways}") from None
     return found
 
 
@@ -148,15 +142,15 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
         raise RayflError(f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}")
 
 
-def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform | None = None) -> None:
-    """Raise RayflError if resuming here would change the results. `here`: what this process is; None: look.
+def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform) -> None:
+    """Raise RayflError if resuming here would change the results.
 
-    On Ray this process only prepares the run, and the coordinator compares the actors.
+    `here`: what this process is once the experiment is prepared, as `runtime.instruction_set` is in force then. On Ray
+    this process only prepares the run, and the coordinator compares the actors.
     """
     nothing_computed = not before.platform and not len(before.rounds)
     if nothing_computed or runtime.mixed:
         return
-    here = here or platform.describe(runtime.threads, runtime.driver_device)
     unlike = platform.differences(platform.of_driver(before.platform), here, platform.ON_CPU)
     if runtime.executor == "inline":
         unlike = platform.differences(before.platform, here) or unlike

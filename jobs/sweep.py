@@ -14,21 +14,22 @@ from pathlib import Path
 from actors import package_folder, parent_process, signals
 from jobs.console import Audience
 from jobs.display import Overall
-from jobs.earlier_run import earlier_run
+from jobs.earlier_run import earlier_run, require_same_platform
 from jobs.failures import FAILED, INTERRUPTED, one_line, sentence_and_code
 from jobs.looking import print_comparison
 from jobs.run_page import DRAWING, draw
 from jobs.single import go_on, run
 from jobs.sweep_processes import Outcome, Processes, Status
+from rayfl.determinism import platform
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
-from rayfl.run_directory.record import read_run
+from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 
 log = getLogger("rayfl")
@@ -154,6 +155,8 @@ def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -
         found = None if overwrite else earlier_run(directory, one.experiment)
         if found is None:
             require_free(directory, overwrite)
+        elif not found.finished:
+            _require_resumable_here(found, one.experiment.runtime)
     except ValueError as error:
         raise RayflError(f"{one.title}: {error}") from None
     if parallel > 1 and (unnamed := one.experiment.in_memory):
@@ -167,6 +170,16 @@ def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -
             f"run in {directory} is of the same: name another directory, or overwrite it"
         )
     return 0 if found is not None and found.finished else setup.most_actors
+
+
+def _require_resumable_here(found: Run, runtime: Runtime) -> None:
+    """Raise RayflError if the unfinished run of a combination cannot be resumed here with the same bits."""
+    try:
+        require_same_platform(found, runtime, platform.describe(runtime.threads, runtime.driver_device))
+    except RayflError as error:
+        raise RayflError(
+            f"{found.directory} holds an unfinished run: {error}; or name another --dir, or give --overwrite"
+        ) from None
 
 
 @contextmanager
