@@ -13,9 +13,7 @@ from jobs.standard_output import print_table
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.summary import summary
-from rayfl.run_directory.disk import locked
 from rayfl.run_directory.object_storage import is_url
-from rayfl.run_directory.own_entries import remove_entries, require_own_entries
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted
@@ -38,7 +36,6 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, display: Di
     directory = folder.directory
     before = earlier_run(directory, experiment, "name another --output")
     if before is None:
-        _clear_what_began_nothing(directory)
         run(experiment, directory, audience=audience)
     elif not before.finished:
         go_on(before, experiment, audience)
@@ -46,20 +43,6 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, display: Di
         finish_up(folder, experiment.output.report, audience)
         print(f"{directory} is finished: nothing is left to run")
     return print_result(directory, display)
-
-
-def _clear_what_began_nothing(directory: Path) -> None:
-    """Remove what a run left in `directory` if it was killed before it had written its experiment.
-
-    Raise RayflError if there is anything else.
-    """
-    if not directory.is_dir() or not any(directory.iterdir()):
-        return
-    if (directory / "records").exists():
-        raise RayflError(f"{directory} is a run that lost its experiment.json: restore it, or name another --output")
-    require_own_entries(directory)
-    with locked(directory):
-        remove_entries(directory)
 
 
 def print_result(directory: Path, display: Display) -> bool:

@@ -64,20 +64,28 @@ def describe_run(
     by its path in the directory; platform: the machines that compute, or None on Ray before they are known.
     """
     with locked(directory):
+        # The TOML file comes last: an older one is never beside a newer experiment, and a folder in which there is only
+        # the user's own experiment.toml is not taken for what a killed run left.
+        (directory / TOML).unlink(missing_ok=True)
         for name, content in (inputs or {}).items():
             copy = directory / name
             copy.parent.mkdir(exist_ok=True)
             if not copy.is_file() or copy.read_bytes() != content:
                 write_whole(copy, lambda partial, content=content: partial.write_bytes(content))
-        write_text(directory / TOML, toml)
         if platform is not None:
-            write_platform(directory, platform)
+            write_json(directory / PLATFORM, platform)
         write_json(directory / EXPERIMENT, table)
+        write_text(directory / TOML, toml)
 
 
 def write_platform(directory: Path, platform: Mapping[str, object]) -> None:
     """Write which machines compute a run. Raise OSError if the disk refuses."""
     write_json(directory / PLATFORM, platform)
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a killed run may have left this entry in a directory without an experiment."""
+    return name.removesuffix(".partial") in ("files", PLATFORM, EXPERIMENT)
 
 
 def is_run(directory: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayfl.errors import RayflError
 from rayfl.run_directory.copies import Copies, Mirror, fetch_newer
-from rayfl.run_directory.description import EXPERIMENT, is_run
+from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
 from rayfl.run_directory.disk import LOCK, DiskError, locked
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
 from rayfl.run_directory.own_entries import remove_entries, require_own_entries
@@ -131,36 +131,41 @@ def _has_files(url: str) -> bool:
 def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     """Make an empty directory for a run; returns it.
 
-    Raise RayflError if `path` holds anything, unless `overwrite` is given and all that it holds, at any depth, is an
-    earlier run that is over; its lock stays. Raise OSError if the disk refuses.
+    What a run left there that was killed before its experiment was written is removed, and an earlier run that is over
+    if `overwrite` is given; the lock stays. Raise RayflError if `path` holds anything else, at any depth; OSError if
+    the disk refuses.
     """
     try:
         path.mkdir(parents=True)
     except FileExistsError:
         if require_free(path, overwrite):
             with locked(path):
+                # Another process may have begun a run here meanwhile.
+                require_free(path, overwrite)
                 remove_entries(path)
     return path
 
 
 def require_free(path: Path, overwrite: bool = False) -> bool:
-    """Raise RayflError if `create_run_directory` cannot use `path`. Return True if `path` holds an earlier run."""
+    """Raise RayflError if `create_run_directory` cannot use `path`. Return True if it must remove something there."""
     if not path.exists():
         return False
     if not path.is_dir():
         raise RayflError(f"{path} is a file: name a directory for the run")
     # A lock file that nobody holds does not count.
-    found = [entry.name for entry in path.iterdir() if entry.name != LOCK]
-    if not found:
-        return False
-    if not overwrite:
-        raise RayflError(f"{path} is not empty: name another directory, or give --overwrite")
-    if EXPERIMENT not in found:
+    found = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
+    if EXPERIMENT in found:
+        if not overwrite:
+            raise RayflError(f"{path} is not empty: name another directory, or give --overwrite")
+    elif "records" in found:
+        raise RayflError(f"{path} is a run that lost its {EXPERIMENT}: restore it, or name another directory")
+    elif foreign := [name for name in found if not is_left_over(name)]:
         raise RayflError(
-            f"{path} holds something other than a run, which --overwrite does not delete: name another directory"
+            f"{path} is not empty and holds something other than a run ({foreign[0]}), which rayfl never deletes: name "
+            "another directory"
         )
     require_own_entries(path)
-    return True
+    return bool(found)
 
 
 def _remove_empty(folders: list[Path]) -> None:

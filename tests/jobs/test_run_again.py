@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayfl.experiment import toml
-from rayfl.run_directory import description
+from rayfl.run_directory import disk
 from rayfl.run_directory.record import Recorder, read_run
 from tests.actors.toys import assert_same_run, experiment
 from tests.jobs.commands import rayfl
@@ -73,8 +73,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     assert_same_run(directory, undisturbed)
 
 
+@pytest.mark.parametrize("again", [["--resume"], ["--overwrite"], []])
 def test_a_kill_before_the_experiment_was_written_does_not_stop_the_next_try(
-    file: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[str]
 ):
     directory = tmp_path / "run"
 
@@ -82,13 +83,22 @@ def test_a_kill_before_the_experiment_was_written_does_not_stop_the_next_try(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(description, "write_json", killed)
+        patched.setattr(disk, "sync_directory", killed)
         with pytest.raises(Killed):
             rayfl("run", file, "--output", directory)
-    assert (directory / "experiment.toml").exists() and not (directory / "experiment.json").exists()
-    assert rayfl("run", file, "--output", directory).exit_code == 2
-    assert rayfl("run", file, "--output", directory, "--resume").exit_code == 0
+    assert (directory / "platform.json").exists() and not (directory / "experiment.json").exists()
+    assert rayfl("run", file, "--output", directory, *again).exit_code == 0
     assert_same_run(directory, undisturbed)
+
+
+@pytest.mark.parametrize("mine", ["experiment.toml", "tensorboard/events.out.tfevents.1", "report.html"])
+def test_files_of_yours_with_names_of_a_run_are_not_what_a_killed_run_left(file: Path, tmp_path: Path, mine: str):
+    path = tmp_path / "project" / mine
+    path.parent.mkdir(parents=True)
+    shutil.copy(file, path)
+    before = contents(tmp_path)
+    refused(rayfl("run", path, "--output", tmp_path / "project", "--resume"), names=[Path(mine).parts[0]])
+    assert contents(tmp_path) == before
 
 
 def test_a_page_that_a_kill_prevented_is_drawn(file: Path, finished: Path, tmp_path: Path, undrawn: None):
@@ -141,7 +151,7 @@ def test_what_no_run_wrote_and_a_damaged_run_are_refused(file: Path, finished: P
     damaged = shutil.copytree(finished, tmp_path / "damaged")
     (damaged / "experiment.json").unlink()
     before = contents(damaged)
-    refused(rayfl("run", file, "--output", damaged, "--resume"), names=[damaged, "experiment.json", "--output"])
+    refused(rayfl("run", file, "--output", damaged, "--resume"), names=[damaged, "experiment.json", "another"])
     assert contents(damaged) == before
 
 

@@ -245,7 +245,9 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     assert create_run_directory(directory) == directory
 
     (directory / "thesis.tex").write_text("years of work")
-    with pytest.raises(RayflError, match="holds something other than a run, which --overwrite does not delete"):
+    with pytest.raises(
+        RayflError, match=r"holds something other than a run \(thesis\.tex\), which rayfl never deletes"
+    ):
         create_run_directory(directory, overwrite=True)
     (directory / "experiment.json").write_text("{}")
     with pytest.raises(RayflError, match=r"run/thesis.tex was written by no run: move it away"):
