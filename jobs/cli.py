@@ -86,11 +86,12 @@ def run(
         from jobs.run_and_print import print_result, run_or_resume
         from jobs.single import run as run_once
 
+        audience = Audience(display=display)
         if resumed:
-            done = run_or_resume(experiment, output, display)
+            directory = run_or_resume(experiment, output, audience)
         else:
-            done = print_result(run_once(experiment, output, overwrite, Audience(display=display)), display)
-        if not done:
+            directory = run_once(experiment, output, overwrite, audience)
+        if not print_result(directory, display):
             sys.exit(INTERRUPTED)
 
 

@@ -19,30 +19,27 @@ from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted
 
 
-def run_or_resume(experiment: Experiment, output: Path | str | None, display: Display) -> bool:
-    """Begin an experiment's run in `output`, go on with it, or say that it is finished, and print its result.
+def run_or_resume(experiment: Experiment, output: Path | str | None, audience: Audience) -> Path:
+    """Begin an experiment's run in `output`, go on with it, or say that it is finished; returns its directory.
 
-    `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`. False if a
-    signal ended the run before its last round. The same call may be repeated after any end, even a kill. Raise
-    RayflError if the place holds a run of other settings, or something else.
+    `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`. The same call
+    may be repeated after any end, even a kill. Raise RayflError if the place holds a run of other settings, or
+    something else.
     """
-    audience = Audience(display=display)
     if output is None and not is_url(experiment.output.directory):
         raise RayflError("--resume needs the directory of the run, give it in --output")
     folder, experiment = folder_of(experiment, output)
     if folder.url is not None:
         audience.display.stage(f"looking at {folder.url}")
         fetch_newer(folder)
-    directory = folder.directory
-    before = earlier_run(directory, experiment, "name another --output")
+    before = earlier_run(folder.directory, experiment, "name another --output")
     if before is None:
-        run(experiment, directory, audience=audience)
-    elif not before.finished:
-        go_on(before, experiment, audience)
-    else:
-        finish_up(folder, experiment.output.report, audience)
-        print(f"{directory} is finished: nothing is left to run")
-    return print_result(directory, display)
+        return run(experiment, folder.directory, audience=audience)
+    if not before.finished:
+        return go_on(before, experiment, audience)
+    finish_up(folder, experiment.output.report, audience)
+    print(f"{folder.directory} is finished: nothing is left to run")
+    return folder.directory
 
 
 def print_result(directory: Path, display: Display) -> bool:

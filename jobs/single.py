@@ -114,8 +114,8 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     """
     audience = audience or Audience()
     parent_process.report(run=str(before.directory))
+    require_no_links(before.directory)
     folder = RunFolder.at(before.directory, experiment.output.directory)
-    require_no_links(folder.directory)
     folder.require_writable_copy(may_hold_run=True)
     if experiment.output.report:
         require_replaceable(folder.directory / "report.html", REPORT)
@@ -146,18 +146,17 @@ def _play(
     if folder.url is None:
         _warn_of_package(folder.directory.parent)
     resume = None if before is None else f"rayfl resume {folder.directory}"
-    here = prepared.platform if prepared.inline else None
     with ExitStack() as copying:
         with _ray(prepared, audience, resume) as pool, opening as folder:
             parent_process.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
-                # On Ray the coordinator adds which machines compute.
-                if before is None:
-                    prepared.files.write_into(folder.directory, here)
-                    write_origin(folder.directory)
-                elif here is not None:
-                    machines = platform.with_kind(before.platform, here) if before.platform else here
+                # On Ray the coordinator adds which machines compute; it alone describes a run that was begun before.
+                recorded = {} if before is None else before.platform
+                machines = platform.with_kind(recorded, prepared.platform) if prepared.inline else None
+                if before is None or prepared.inline:
                     prepared.files.write_into(folder.directory, machines)
+                if before is None:
+                    write_origin(folder.directory)
             round_done = copying.enter_context(folder.mirrored())
             page = RunPage(prepared.experiment, folder.directory, audience)
             try:

@@ -97,7 +97,12 @@ def listed(unlike: Sequence[str]) -> str:
 
 
 def with_kind(recorded: Platform, other: Platform) -> dict[str, object]:
-    """The content of platform.json after machines like `other` have worked too; "mixed" lists their differences."""
+    """The content of platform.json after machines like `other` have worked too; "mixed" lists their differences.
+
+    `recorded`: the content before; {}: nothing has worked yet.
+    """
+    if not recorded:
+        return {**other}
     entries = {key: other.get(key) for key in DECISIVE if recorded.get(key) != other.get(key)}
     kinds = kinds_besides(recorded)
     return {**recorded} if not entries or entries in kinds else {**recorded, "mixed": [*kinds, entries]}
