@@ -1,6 +1,7 @@
 """Checks an earlier run: does it belong to this experiment, can this machine resume it, and with which settings?"""
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from logging import getLogger
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 
 from rayfl.determinism import platform
 from rayfl.errors import RayflError
+from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, Runtime, make_experiment
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import kept_files, located, names_file
-from rayfl.experiment.table import split_override, with_overrides
-from rayfl.run_directory.description import EXPERIMENT, is_run
+from rayfl.experiment.table import read_table, split_override, with_overrides
+from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import shown
@@ -26,15 +28,34 @@ def found_again(place: Path | str, overrides: Sequence[str] = ()) -> tuple[Path,
     """Return the directory of the run to resume, and the overrides.
 
     If `place` is a URL, the run is downloaded first and `output.directory` is added to the overrides. Raise RayflError
-    if the URL holds no run, or if the directory to download to holds another run.
+    if the URL holds no run, if the directory to download to holds another run, or if the run's TOML file was edited.
     """
-    if not isinstance(place, str):
-        return place.absolute(), list(overrides)
     folder = RunFolder.at(place, "")
+    # Before a copy is fetched: it replaces the file.
+    _require_unedited(folder.directory)
+    if not isinstance(place, str):
+        return folder.directory, list(overrides)
     fetch_newer(folder)
     if not is_run(folder.directory):
         raise RayflError(f"{place} is no run (it has no {EXPERIMENT}): name the folder that a run made")
     return folder.directory, [f"output.directory={json.dumps(folder.output)}", *overrides]
+
+
+def _require_unedited(directory: Path) -> None:
+    """Raise RayflError if the TOML file of a run was edited: a resumed run would ignore that, and write it again."""
+    path = directory / TOML
+    if not (is_run(directory) and path.exists()):
+        return
+    written = tomllib.loads(toml.dumps(located(read_experiment(directory), directory)))
+    try:
+        edited = read_table(path) != written
+    except RayflError:
+        edited = True
+    if edited:
+        raise RayflError(
+            f"{path} was edited, which has no effect, as the run's settings are in {EXPERIMENT}: give what is to "
+            f"change as KEY=VALUE, and remove {TOML}, which is then written again"
+        )
 
 
 def fetch_newer(folder: RunFolder) -> None:

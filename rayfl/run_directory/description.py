@@ -24,7 +24,8 @@ PLATFORM = "platform.json"
 PART = Part(
     (r"experiment\.json", r"experiment\.toml", r"platform\.json", r"origin\.json"),
     {
-        "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; the TOML file runs again",
+        "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; a copy of the TOML file "
+        "can be edited and run",
         "`platform.json`": "builds and hardware as the actors report them, on which "
         "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: what other kinds of machine did",
         "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "

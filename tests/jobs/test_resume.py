@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import rayfl
 from jobs.cli import main
-from jobs.earlier_run import resumable
 from jobs.single import run
+from rayfl.run_directory import disk
 from rayfl.run_directory.disk import locked
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run, experiment, logged
@@ -27,6 +28,10 @@ from tests.refusals import refused
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four rounds in one process."""
     return inline(tmp_path_factory.mktemp("finished") / "run", 4)
+
+
+class KilledError(BaseException):
+    """Stands for a kill: no `except Exception` sees it."""
 
 
 def inline(directory: Path, rounds: int) -> Path:
@@ -98,14 +103,56 @@ def test_what_cannot_be_resumed_gets_one_sentence_and_stays(
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
 
 
-def test_a_resumed_run_reads_its_json_file_and_no_toml_file(finished: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("every = 10", "every = 3"),
+        lambda text: text.replace("seed = 1\n", ""),
+        lambda text: text + "[runtime",
+    ],
+)
+def test_an_edited_toml_file_is_refused_and_may_be_removed(finished: Path, tmp_path: Path, edit: Callable[[str], str]):
     directory = shutil.copytree(finished, tmp_path / "run")
     path = directory / "experiment.toml"
     whole = path.read_text()
-    path.write_text(whole.replace("every = 10", "every = 3").replace("seed = 1", "seed = 2")[:-20])
-    assert resumable(read_run(directory), ["rounds=6", "checkpoint.every=4"]).checkpoint.every == 4
+    path.write_text(edit(whole))
+    before = contents(directory)
+    refused(resume(directory, "--rounds", "6"), names=[path, "edited", "KEY=VALUE", "remove"])
+    with refused(names=[path, "KEY=VALUE"]):
+        rayfl.resume(directory, rounds=6)
+    assert contents(directory) == before
+    path.unlink()
+    assert resume(directory, "--rounds", "6", "checkpoint.every=4").exit_code == 0
+    now = whole.replace("rounds = 4", "rounds = 6").replace("every = 10", "every = 4")
+    assert path.read_text() == now, "the TOML file is written again"
+
+
+def test_a_toml_file_with_other_spaces_is_not_edited(finished: Path, tmp_path: Path):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    path = directory / "experiment.toml"
+    path.write_text("# rayfl wrote this\n" + path.read_text().replace(" = ", "="))
+    assert resume(directory, "--rounds", "5").exit_code == 0
+
+
+def test_a_kill_while_a_resumed_run_is_described_is_no_edit(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    replace = os.replace
+    for written in range(3):
+        with monkeypatch.context() as patched:
+            left = iter(range(written))
+
+            def killed(*paths: Path, left: Iterator[int] = left) -> None:
+                if next(left, None) is None:
+                    raise KilledError
+                replace(*paths)
+
+            patched.setattr(disk.os, "replace", killed)
+            with pytest.raises(KilledError):
+                resume(directory, "--rounds", "6")
     assert resume(directory, "--rounds", "6").exit_code == 0
-    assert path.read_text() == whole.replace("rounds = 4", "rounds = 6"), "the TOML file is written again"
+    assert read_run(directory).finished and (directory / "experiment.toml").exists()
 
 
 def contents(directory: Path) -> dict[Path, bytes]:
