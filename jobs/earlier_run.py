@@ -13,15 +13,15 @@ from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, Runtime, make_experiment
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.input_files import kept_files, located, names_file
-from rayfl.experiment.table import read_table, split_override, with_overrides
+from rayfl.experiment.table import read_table, with_overrides
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
-from rayfl.settings import shown
+from rayfl.settings import dotted, shown
 
 _LOG = getLogger("rayfl.jobs")
 _MOST_SHOWN = 3
-"""The settings that a sentence about differing experiments shows."""
+"""The number of changed settings that a sentence shows."""
 
 
 def found_again(place: Path | str, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
@@ -48,13 +48,13 @@ def _require_unedited(directory: Path) -> None:
         return
     written = tomllib.loads(toml.dumps(located(read_experiment(directory), directory)))
     try:
-        edited = read_table(path) != written
-    except RayflError:
-        edited = True
-    if edited:
+        edits = _in_words(_differences(dotted(written), dotted(read_table(path))))
+    except RayflError as error:
+        edits = str(error)
+    if edits:
         raise RayflError(
-            f"{path} was edited, which has no effect, as the run's settings are in {EXPERIMENT}: give what is to "
-            f"change as KEY=VALUE, and remove {TOML}, which is then written again"
+            f"{path} was edited ({edits}), and a resumed run reads {EXPERIMENT} beside it alone: give a change as "
+            f"KEY=VALUE, and remove {TOML}, which is then written again"
         )
 
 
@@ -73,11 +73,28 @@ def _require_same(here: Path, fetched: Path) -> None:
         raise RayflError(f"{here} holds another run than its place in the storage: move it away, or name another place")
 
 
+def decides_numbers(table: Mapping[str, object]) -> bool:
+    """Whether a table has a setting that decides a run's numbers, or the number of its rounds."""
+    return bool(_changes({}, table))
+
+
 def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """The old and new values of the settings that decide a run's numbers and have changed, by dotted key; with its
     seed."""
     old, new = ({**determining_settings(one), "seed": one.get("seed")} for one in (before, after))
-    return {key: (old.get(key), new.get(key)) for key in sorted(old | new) if old.get(key) != new.get(key)}
+    return _differences(old, new)
+
+
+def _differences(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """The old and new values of the keys whose values differ."""
+    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+
+
+def _in_words(changes: Mapping[str, tuple[object, object]]) -> str:
+    """The first changes, and the number of the others; "" if there are none."""
+    words = [f"{key}={shown(old)} -> {shown(new)}" for key, (old, new) in changes.items()]
+    more = len(words) - _MOST_SHOWN
+    return ", ".join(words[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def earlier_run(
@@ -101,10 +118,7 @@ def earlier_run(
 
 def changed_settings(found: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" if in none."""
-    changes = _changes(found.experiment, kept_files(experiment.as_dict()).table)
-    words = [f"{key}={shown(old)} -> {shown(new)}" for key, (old, new) in changes.items()]
-    more = len(words) - _MOST_SHOWN
-    return ", ".join(words[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return _in_words(_changes(found.experiment, kept_files(experiment.as_dict()).table))
 
 
 # Any: settings from Python.
@@ -113,9 +127,9 @@ def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any]
 
     Raise RayflError if these would change what was done so far.
     """
-    if of_sweep := [one for one in overrides if split_override(one)[0][0] == "sweep"]:
-        raise RayflError(f"{shown(of_sweep[0])} is no setting of a run; give it to: rayfl sweep")
-    table, _ = with_overrides(located(before.experiment, before.directory), overrides, settings)
+    table, lists = with_overrides(located(before.experiment, before.directory), overrides, settings)
+    if lists is not None:
+        raise RayflError(f"sweep.{next(iter(lists), '')} is no setting of a run; give it to: rayfl sweep")
     experiment = make_experiment(table)
     _require_same_settings(before, experiment)
     _require_more_rounds(before, experiment)

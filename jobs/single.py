@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from actors import fork_server, package_folder, parent_process, signals
 from jobs import console
 from jobs.console import Audience
-from jobs.earlier_run import found_again, require_same_platform, resumable
+from jobs.earlier_run import decides_numbers, found_again, require_same_platform, resumable
 from jobs.run_page import RunPage, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
@@ -99,7 +99,7 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     changed: dict[str, Any] = {}
     for one in overrides:
         override(changed, one)
-    if before.finished and "rounds" not in changed:
+    if before.finished and not decides_numbers(changed):
         settings = {**dotted(before.experiment), **dotted(changed)}
         folder = RunFolder.at(directory, str(settings.get("output.directory", "")))
         if finish_up(folder, settings.get("output.report") is True, audience):

@@ -104,20 +104,22 @@ def test_what_cannot_be_resumed_gets_one_sentence_and_stays(
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("edit", "names"),
     [
-        lambda text: text.replace("every = 10", "every = 3"),
-        lambda text: text.replace("seed = 1\n", ""),
-        lambda text: text + "[runtime",
+        (lambda text: text.replace("every = 10", "every = 3"), ["checkpoint.every=10", "3"]),
+        (lambda text: text.replace("seed = 1\n", ""), ["seed=1"]),
+        (lambda text: text + "[runtime", ["TOML"]),
     ],
 )
-def test_an_edited_toml_file_is_refused_and_may_be_removed(finished: Path, tmp_path: Path, edit: Callable[[str], str]):
+def test_an_edited_toml_file_is_refused_and_may_be_removed(
+    finished: Path, tmp_path: Path, edit: Callable[[str], str], names: list[str]
+):
     directory = shutil.copytree(finished, tmp_path / "run")
     path = directory / "experiment.toml"
     whole = path.read_text()
     path.write_text(edit(whole))
     before = contents(directory)
-    refused(resume(directory, "--rounds", "6"), names=[path, "edited", "KEY=VALUE", "remove"])
+    refused(resume(directory, "--rounds", "6"), names=[path, *names, "KEY=VALUE", "remove"])
     with refused(names=[path, "KEY=VALUE"]):
         rayfl.resume(directory, rounds=6)
     assert contents(directory) == before
@@ -153,6 +155,21 @@ def test_a_kill_while_a_resumed_run_is_described_is_no_edit(
                 resume(directory, "--rounds", "6")
     assert resume(directory, "--rounds", "6").exit_code == 0
     assert read_run(directory).finished and (directory / "experiment.toml").exists()
+
+
+@pytest.mark.parametrize("key", ["method.lr", "seed", "sweep.seed", "rumtime"])
+def test_no_setting_is_ignored_as_the_page_of_a_finished_run_is_drawn(finished: Path, tmp_path: Path, key: str):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    refused(resume(directory, f"{key}=[7]", "output.report=true"), names=[key])
+    assert not (directory / "report.html").exists()
+
+
+@pytest.mark.parametrize("settings", [{"sweep": {"seed": [1, 2]}}, {"sweep.seed": [1, 2]}])
+def test_a_sweep_is_no_setting_of_a_run(finished: Path, tmp_path: Path, settings: dict[str, Any]):
+    directory = shutil.copytree(finished, tmp_path / "run")
+    with refused(names=["sweep.seed", "rayfl sweep"]):
+        rayfl.resume(directory, rounds=6, **settings)
+    assert read_run(directory).experiment["rounds"] == 4
 
 
 def contents(directory: Path) -> dict[Path, bytes]:
