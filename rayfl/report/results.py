@@ -153,9 +153,10 @@ class RunResults:
     @cached_property
     def _network(self) -> "tuple[Architecture, tuple[tuple[int, ...], int]]":
         """The architecture, and the arguments of its `build`."""
-        from rayfl.experiment.experiment import read
+        from rayfl.experiment.experiment import make_experiment
+        from rayfl.experiment.input_files import located
 
-        experiment = self._experiment or read(self.directory / "experiment.toml")
+        experiment = self._experiment or make_experiment(located(self.settings, self.directory))
         dataset = experiment.data.load()
         return experiment.model, (tuple(dataset.input_shape), dataset.num_classes)
 

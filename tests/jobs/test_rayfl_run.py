@@ -163,6 +163,14 @@ def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
         results.personal_model(9)
 
 
+def test_a_model_is_that_of_the_json_file_whatever_the_toml_file_says(played: Any, tmp_path: Path):
+    directory = shutil.copytree(played.directory, tmp_path / "run")
+    (directory / "experiment.toml").write_text("rounds = 1\n")
+    results = API.load(directory)
+    assert type(results).__name__ == "RunResults"
+    assert [*results.model().state_dict()] == [*played.model().state_dict()]
+
+
 def test_a_model_of_a_class_without_a_name_is_built_where_the_class_is(tmp_path: Path):
     class Local(torch.nn.Sequential):
         def __init__(self, num_classes: int) -> None:
@@ -311,5 +319,5 @@ def test_a_run_without_a_directory_takes_the_next_one_where_another_was_faster(t
     # Who names a directory gets that one or none.
     shutil.rmtree("runs/small")
     shutil.rmtree("runs/small-2")
-    with refused(names=["runs/small", "--overwrite"]):
+    with refused(names=["runs/small", "another directory"]):
         API.run(name="small", **{**SETTINGS, "rounds": 1}, progress=False, directory="runs/small")
