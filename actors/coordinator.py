@@ -203,7 +203,7 @@ def _describe(spec: RunSpec, platform: Platform, first: bool) -> None:
     found = platform
     if spec.driver:
         if spec.resumed and differences(of_driver(platform), spec.driver, ON_CPU):
-            # The run is mixed, or `check_platform` would have refused to continue it.
+            # The run is mixed, or `require_same_platform` would have refused to continue it.
             found = with_kind(found, {**found, **{key: spec.driver[key] for key in ON_CPU}})
         found = with_driver(found, spec.driver)
     with writing(spec.directory, f"go on with: {spec.resume}"):
