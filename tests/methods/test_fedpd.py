@@ -79,10 +79,10 @@ def test_with_an_exact_oracle_the_multiplier_is_minus_the_gradient(skip_probabil
             np.testing.assert_allclose(flat(state["multiplier"]), -gradient, atol=2e-5)
 
 
-@pytest.mark.parametrize("eta", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("eta", [0.5, 3.0])
 def test_reaches_the_minimiser_of_the_mean_loss(eta: float):
     # In rounds without an exchange clients that differ walk towards their own minimisers, so p = 0.
-    here = setup(exact(eta=eta, steps=80), rounds=60)
+    here = setup(exact(eta=eta, steps=60), rounds=50)
     mine = [points(here, i) for i in CLIENTS]
     hessian = np.mean([each.hessian() for each in mine], axis=0)
     linear = np.mean([(each.a * each.c).mean(axis=0) for each in mine], axis=0)

@@ -96,9 +96,9 @@ def read_leaf(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
         raise
     except OSError as error:
         raise RayflError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RayflError(
-            f"{path} is not a JSON file of LEAF with users, num_samples and user_data: fetch or make it again"
+            f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({error}): fetch or make it again"
         ) from None
 
 
