@@ -22,7 +22,7 @@ from benchmarks.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task,
 from benchmarks.rounds import PEERS, files_of, installed, lend, rival
 from jobs.standard_output import print_table
 from rayfl.determinism.process import Precision
-from rayfl.errors import RayflError, nearest
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.prepare import prepare
 
 PARTS = (1, 2, 4)
@@ -102,7 +102,7 @@ def bench_gpu(
     known = [*GPU_WORKLOADS, *MODELS, *CODECS]
     for name in names:
         if name not in known:
-            raise RayflError(f"unknown workload {name!r}: {nearest(name, known)}")
+            raise RayflError(f"unknown workload {name!r}: {did_you_mean(name, known)}")
     chosen, device = names or known, found_device(device)
     check(precision, device, rounds, scale)
     check_peer(python, precision)

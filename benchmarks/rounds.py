@@ -25,7 +25,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.determinism.process import environment
-from rayfl.errors import RayflError, nearest
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
 from rayfl.task import Classification
@@ -69,7 +69,7 @@ def bench_rounds(
     """
     for name in names:
         if name not in WORKLOADS:
-            raise RayflError(f"unknown workload {name!r}: {nearest(name, WORKLOADS)}")
+            raise RayflError(f"unknown workload {name!r}: {did_you_mean(name, WORKLOADS)}")
     if rounds is not None and rounds < 1:
         raise RayflError(f"--rounds {rounds} is not allowed; it must be a whole number of at least 1")
     results.require()

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.standard_output import first_sentence
-from rayfl.errors import RayflError, nearest, reason
+from rayfl.errors import RayflError, did_you_mean, reason
 
 FOLDER = Path(__file__).parent / "experiments"
 TEMPLATE = Path(__file__).parent / "experiment_template.toml"
@@ -33,7 +33,7 @@ def experiment_file(given: Path) -> Path:
         return FOLDER / f"{given.name}.toml"
     here = [path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml"]
     raise RayflError(
-        f"there is no file {given} and no experiment of that name: {nearest(given.name, [*names(), *here])}"
+        f"there is no file {given} and no experiment of that name: {did_you_mean(given.name, [*names(), *here])}"
     )
 
 

@@ -38,7 +38,7 @@ class UnknownKey(RayflError):
 
     def __init__(self, key: tuple[str, ...], known: Iterable[str]) -> None:
         self.known = sorted(known)
-        super().__init__(f"': {nearest(key[-1], self.known)}", key, "unknown key '")
+        super().__init__(f"': {did_you_mean(key[-1], self.known)}", key, "unknown key '")
         # The arguments for pickle.
         self.args = (key, self.known)
 
@@ -51,7 +51,7 @@ def reason(error: OSError) -> str:
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown `name`: the closest known name, or all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

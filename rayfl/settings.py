@@ -52,7 +52,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**{key: _frozen(value) for key, value in values.items()})
         except ValidationError as error:
-            raise mistake(error, type(self), values) from None
+            raise explained_mistake(error, type(self), values) from None
 
 
 # Any: what the user gave.
@@ -88,7 +88,7 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> RayflError:
+def explained_mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> RayflError:
     """The first mistake, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, field_validator, model_validator
 
-from rayfl.errors import RayflError, UnknownName, nearest
+from rayfl.errors import RayflError, UnknownName, did_you_mean
 from rayfl.settings import Settings, describe, shown
 from tests.refusals import refused
 
@@ -176,4 +176,4 @@ def test_long_values_are_cut():
     ],
 )
 def test_nearest(name: str, known: list[str], words: str):
-    assert nearest(name, known) == words
+    assert did_you_mean(name, known) == words

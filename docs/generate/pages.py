@@ -28,7 +28,7 @@ from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
 from rayfl.population.distributions import Groups, LogNormal, Uniform
 from rayfl.report import wording
-from rayfl.run_directory.own_entries import PARTS
+from rayfl.run_directory.run_files import PARTS
 from rayfl.run_directory.tables import SCHEMAS
 from rayfl.settings import Settings
 from rayfl.topology.graphs import Topology

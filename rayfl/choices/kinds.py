@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 
 from rayfl.choices import plugins
-from rayfl.errors import RayflError, UnknownName, nearest
+from rayfl.errors import RayflError, UnknownName, did_you_mean
 from rayfl.settings import Settings, shown
 
 
@@ -90,7 +90,7 @@ def find(kind: type[Kind], given: Any) -> Any:
     if not isinstance(given, str) or (given not in ours and given not in plugins.installed()):
         if isinstance(given, str) and given.endswith(".py"):
             raise RayflError(f"{given!r} names a file only; name its class too, as in {given}:Class")
-        raise UnknownName(f"unknown {kind.label} {shown(given)}: {nearest(str(given), known(kind))}")
+        raise UnknownName(f"unknown {kind.label} {shown(given)}: {did_you_mean(str(given), known(kind))}")
     if given not in plugins.installed():
         return ours[given]
     found = plugins.load_installed(given)

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfl.errors import RayflError, nearest, reason
+from rayfl.errors import RayflError, did_you_mean, reason
 from rayfl.limits.regular_files import read_bytes
 
 GROUP = "rayfl.plugins"
@@ -176,7 +176,7 @@ def _member(module: ModuleType, name: str, place: str) -> Any:
     found = _reached(module, name)
     if found is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        raise RayflError(f"{place} has no {name!r}: {nearest(name, own)}")
+        raise RayflError(f"{place} has no {name!r}: {did_you_mean(name, own)}")
     return found
 
 

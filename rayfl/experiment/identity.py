@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rayfl.errors import RayflError, nearest
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.settings import dotted
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequenc
     known = {setting for one in experiments for setting in determining_settings(one)}
     for name in tuned:
         if not any(lies_in(setting, name) for setting in known):
-            raise RayflError(f"the best over {name!r} is asked for, which no run sets: {nearest(name, known)}")
+            raise RayflError(f"the best over {name!r} is asked for, which no run sets: {did_you_mean(name, known)}")
 
 
 def lies_in(setting: str, name: str) -> bool:

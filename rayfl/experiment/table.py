@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfl.errors import RayflError, nearest, reason
+from rayfl.errors import RayflError, did_you_mean, reason
 from rayfl.experiment.input_files import located
 from rayfl.limits.regular_files import read_text
 from rayfl.settings import MOST_NESTED, check_plain, shown
@@ -69,7 +69,7 @@ def _parsed(text: str, place: str) -> dict[str, Any]:
 def _others(path: Path) -> str:
     found = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
     known = [str(other) for other in found if other.name != "pyproject.toml"]
-    return nearest(str(path), known) if known else "give the path of an experiment's TOML file"
+    return did_you_mean(str(path), known) if known else "give the path of an experiment's TOML file"
 
 
 # Any: tables of settings, and settings from Python.

@@ -70,11 +70,11 @@ def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str
     meant = OTHER_WORDS.get(_plain(word), word)
     own = meant.rpartition(".")[2]
     if own in error.known and (len(keys) == 2 or "." not in meant):
-        return _did_you_mean(error, [own])
+        return _meant(error, [own])
     choices = sorted(known(CHOSEN[table]).items()) if len(keys) == 2 and table in CHOSEN else []
     if others := [name for name, one in choices if own in settings_of(one)]:
         return _of_others(error, CHOSEN[table], others, tables[table])
-    return _did_you_mean(error, found) if (found := places(word, experiment)) else error
+    return _meant(error, found) if (found := places(word, experiment)) else error
 
 
 def places(word: str, experiment: type[Settings]) -> list[str]:
@@ -112,7 +112,7 @@ def settings_of(found: Any) -> Mapping[str, FieldInfo]:
     return getattr(getattr(found, "Hyper", found), "model_fields", {})
 
 
-def _did_you_mean(error: UnknownKey, keys: list[str]) -> RayflError:
+def _meant(error: UnknownKey, keys: list[str]) -> RayflError:
     return RayflError(f"': did you mean {listed([repr(key) for key in keys], 'or')}?", error.key, error.lead)
 
 

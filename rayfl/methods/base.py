@@ -75,7 +75,7 @@ __all__ = [
     "Upload",
     "WeightedMean",
     "Work",
-    "encode_download",
+    "encode_broadcast",
 ]
 
 
@@ -220,7 +220,7 @@ class Method(Kind, ABC):
         return state.get("mask")
 
 
-def encode_download(parts: Download, ctx: Context) -> Message:
+def encode_broadcast(parts: Download, ctx: Context) -> Message:
     """The server's message: its trees encoded with the experiment's downlink, its finished packets as they are."""
     return {
         name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
@@ -249,7 +249,7 @@ class ServerHalf(ABC):
 
     def broadcast(self, server: State, ctx: Context) -> Message:
         """The message that every participant downloads this round: `download`, encoded once."""
-        return encode_download(self.download(server, ctx), ctx)
+        return encode_broadcast(self.download(server, ctx), ctx)
 
     def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """The message that one client downloads besides the broadcast; called on the actors."""

@@ -28,7 +28,7 @@ from rayfl.methods.base import (
     Reply,
     Traits,
     Tree,
-    encode_download,
+    encode_broadcast,
 )
 from rayfl.methods.lag import LAG, Known, LAGHyper, LAGServer
 from rayfl.methods.shared.one_gradient import GradientCarry
@@ -91,7 +91,7 @@ class LAGPS(LAG, on_device=True):
         change = self.hyper.smoothness**2 * tree.norm(tree.sub(server["params"], server_memory["model"])) ** 2
         if server_memory["uploaded"] and change <= self.tolerated(server["steps"], ctx):
             return Reply({}, server_memory)
-        message = encode_download(super().download(server, ctx), ctx)
+        message = encode_broadcast(super().download(server, ctx), ctx)
         # If the client vanishes after this download, its memory keeps the model of its last upload.
         return Reply(message, {"model": message["model"].decode(), "uploaded": torch.tensor(True)})
 

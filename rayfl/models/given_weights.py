@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from rayfl.errors import RayflError, nearest, reason
+from rayfl.errors import RayflError, did_you_mean, reason
 from rayfl.limits.regular_files import read_bytes
 from rayfl.tree import Tree
 
@@ -35,7 +35,7 @@ def _misfit(found: Mapping[str, torch.Tensor], expected: Tree) -> str | None:
     """The first difference between a file's weights and the model's, as the end of a sentence; None if they fit."""
     for name, tensor in expected.items():
         if name not in found:
-            return f"it has no {name!r} ({nearest(name, sorted(found))})" if found else "it holds nothing"
+            return f"it has no {name!r} ({did_you_mean(name, sorted(found))})" if found else "it holds nothing"
         given = found[name]
         if given.shape != tensor.shape:
             return f"its {name!r} has the shape {list(given.shape)}, and the model's has {list(tensor.shape)}"

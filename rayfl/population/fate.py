@@ -24,7 +24,7 @@ class Fate(StrEnum):
     @property
     def trains(self) -> bool:
         """Whether its training is computed. Training that is lost before it is sent is only billed."""
-        return self.counts or self is Fate.UPLOAD_LOST
+        return self.keeps_state or self is Fate.UPLOAD_LOST
 
     @property
     def uploads(self) -> bool:
@@ -37,6 +37,6 @@ class Fate(StrEnum):
         return self not in (Fate.NOT_SELECTED, Fate.DROPPED_BEFORE_DOWNLOAD)
 
     @property
-    def counts(self) -> bool:
+    def keeps_state(self) -> bool:
         """Whether the client keeps its state after training; otherwise its state is that before the round."""
         return self in (Fate.DELIVERED, Fate.SILENT) or not self.awaited

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rayfl.errors import RayflError, nearest
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
@@ -35,7 +35,7 @@ def require(runs: Sequence[Run], options: ReportOptions) -> None:
     require_settings([run.experiment for run in runs], options.best_over)
     known = accuracy_names(groups(runs))
     if options.metric is not None and options.metric not in known:
-        raise RayflError(f"no run has recorded the accuracy {options.metric!r}: {nearest(options.metric, known)}")
+        raise RayflError(f"no run has recorded the accuracy {options.metric!r}: {did_you_mean(options.metric, known)}")
 
 
 def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:

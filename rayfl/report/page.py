@@ -27,7 +27,7 @@ from rayfl.report.series import run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import compared, tuning
-from rayfl.report.vega_script import javascript
+from rayfl.report.vega_script import vega_javascript
 from rayfl.run_directory.outputs import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 
@@ -38,7 +38,7 @@ _MOST_BYTES = 2_000_000
 
 def load_early() -> None:
     """Load the charts' library, which takes the longest, so that drawing a page later does not wait for it."""
-    javascript()
+    vega_javascript()
 
 
 def report(
@@ -83,7 +83,7 @@ def _rendered(shown: Mapping[str, Any]) -> str:
             shown,
             light=LIGHT,
             dark=DARK,
-            javascript=Markup(javascript()) if drawn else "",
+            javascript=Markup(vega_javascript()) if drawn else "",
             charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
             thinning="" if found["charts"] == drawn else f"Of longer lines {most} points are drawn, evenly spaced.",
         )

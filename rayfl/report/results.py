@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
-from rayfl.errors import RayflError, nearest
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import determining_settings
 from rayfl.report import wording
 from rayfl.report.groups import curve, groups
@@ -245,7 +245,7 @@ def _plot(runs: Sequence[Run], name: str, against: str, ax: "Axes | None") -> "A
         raise RayflError(f"against={shown(against)} is not allowed; it must be one of {', '.join(COST_TITLES)}")
     known = dict.fromkeys(each for run in runs for each in metric_names(run))
     if name not in known:
-        raise RayflError(f"no metric {name!r} was recorded: {nearest(name, known)}")
+        raise RayflError(f"no metric {name!r} was recorded: {did_you_mean(name, known)}")
     ax = ax if ax is not None else pyplot.subplots()[1]
     found = groups(runs)
     for group in found:

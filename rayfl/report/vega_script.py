@@ -16,7 +16,7 @@ _END = "\n/* whole */"
 
 
 @functools.cache
-def javascript() -> str:
+def vega_javascript() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, which sets `window.vegaEmbed`; nothing in it ends a <script>.
 
     vl-convert takes two seconds to make the script, so it is kept in the cache of downloads, if there is one. Raise

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from torch import Tensor
 
 from rayfl.compress.base import Packet
-from rayfl.errors import RayflError, nearest
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.tree import Difference
@@ -182,7 +182,8 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
         # Nobody would read a tree under another name; a packet may be sent only to be billed.
         if name not in method.gather and not read_alone:
             raise _WrongAnswerError(
-                f"sends {name!r}, which {type(method).__name__}.gather does not have: {nearest(name, method.gather)}"
+                f"sends {name!r}, which {type(method).__name__}.gather does not have: "
+                f"{did_you_mean(name, method.gather)}"
             )
 
 

@@ -104,7 +104,7 @@ class ClientRound:
             billed_bits=0 if setup.is_peer else message_bits(message),
             downlink_bits=self.downlink_bits,
             work=work,
-            metrics={**self.personal.metrics, **self.operations(ctx), **finished.metrics} if fate.counts else {},
+            metrics={**self.personal.metrics, **self.operations(ctx), **finished.metrics} if fate.keeps_state else {},
             relayed=tuple(name for name in setup.relayed if name in message),
             num_values=num_values(message),
             num_received=self.num_received,
@@ -113,7 +113,7 @@ class ClientRound:
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
-        if self.round_inputs.evaluated and result.fate.counts:
+        if self.round_inputs.evaluated and result.fate.keeps_state:
             ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training")
             metrics = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
             result = replace(result, metrics={**result.metrics, **metrics})

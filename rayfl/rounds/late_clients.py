@@ -41,7 +41,7 @@ def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -
         return by_client
     awaited = {client: result for client, result in by_client.items() if result.fate.awaited}
     times = {client: arrival_s(setup.population.traits(client), result) for client, result in awaited.items()}
-    back = sorted((moment(times[client]), client) for client, result in awaited.items() if result.fate.counts)
+    back = sorted((moment(times[client]), client) for client, result in awaited.items() if result.fate.keeps_state)
     if len(back) < wanted:
         return by_client
     close, last = back[wanted - 1]

@@ -149,7 +149,7 @@ def mix(round: Round, messages: Mapping[int, Ref]) -> None:
     if not setup.peer_half.include_self:
         np.fill_diagonal(weights, 0.0)
     bill(graph, messages, ledger)
-    counted = [client for client, result in ledger.results.items() if result.fate.counts]
+    counted = [client for client, result in ledger.results.items() if result.fate.keeps_state]
     receivers = [client for client in counted if client in round.run_state.states or not setup.stateful]
     slots, jobs = setup.state_slots, []
     for part in in_calls(receivers, weights, round.executor.num_workers, 4 * tree.num_entries(setup.initial)):

@@ -50,7 +50,8 @@ def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate]
             sums |= {node: answer.outputs.pop() for node in reversed(job.work.nodes)}
         outputs |= ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
     fate_of = {client: round.ledger.results[client].fate for client in outputs}
-    outputs = {client: one for client, one in outputs.items() if fate_of[client].counts}
+    # A late client's answer is dropped: its message is not added, and its state stays that before the round.
+    outputs = {client: one for client, one in outputs.items() if fate_of[client].keeps_state}
     delivered = {client: one for client, one in outputs.items() if fate_of[client] is Fate.DELIVERED}
     messages = {client: one.message for client, one in delivered.items()} if setup.keeps_messages else {}
     if setup.keeps_messages and not setup.is_peer:

@@ -21,7 +21,7 @@ from rayfl.run_directory.description import EXPERIMENT, PLATFORM
 from rayfl.run_directory.disk import LOCK, DiskError, locked, sync_directory, writing
 from rayfl.run_directory.manifest import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.object_storage import Storage, StorageError, opened
-from rayfl.run_directory.own_entries import is_own_file, own_files, remove_entries, require_own_entries
+from rayfl.run_directory.run_files import is_own_file, own_files, remove_entries, require_own_entries
 from rayfl.run_directory.tables import SCHEMAS
 
 log = logging.getLogger("rayfl")

@@ -1,6 +1,6 @@
 """How a part of a run declares its files: a constant PART beside the code that writes them.
 
-own_entries.py collects these constants. Together they are everything that a run may write, that `--overwrite` removes
+run_files.py collects these constants. Together they are everything that a run may write, that `--overwrite` removes
 and that a copy in object storage has; docs/reference/run-directory.md lists them.
 """
 

@@ -10,7 +10,7 @@ from rayfl.run_directory.copies import Copies, Mirror, fetch_newer
 from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
 from rayfl.run_directory.disk import LOCK, DiskError, locked
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
-from rayfl.run_directory.own_entries import remove_entries, require_own_entries
+from rayfl.run_directory.run_files import remove_entries, require_own_entries
 from rayfl.run_directory.tables import read_records
 
 LOCAL = Path("runs")

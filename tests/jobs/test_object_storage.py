@@ -19,8 +19,8 @@ from rayfl.report.results import RunResults
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.copies import reached
 from rayfl.run_directory.object_storage import Storage, below
-from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.run_files import own_files
 from rayfl.run_directory.tables import Stream
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.jobs.commands import rayfl

@@ -12,7 +12,7 @@ from rayfl.errors import RayflError
 from rayfl.report import wording
 from rayfl.report.page import report
 from rayfl.report.summary import summary
-from rayfl.report.vega_script import javascript
+from rayfl.report.vega_script import vega_javascript
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, read_run
@@ -256,7 +256,7 @@ def test_the_page_loads_nothing(tmp_path):
         assert html.count("default-src 'none'") == 1
         # The library once, the numbers, and the page's own script.
         assert page.tags.count("script") == 3 and not any(name == "src" for name, _ in page.attributes)
-        own = html.replace(javascript(), "")
+        own = html.replace(vega_javascript(), "")
         references = [value for name, value in page.attributes if name in ("href", "srcset")]
         ids = [value for name, value in page.attributes if name == "id"]
         assert all(reference.startswith("#") and reference[1:] in ids for reference in references)
@@ -279,11 +279,11 @@ def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path):
 
 
 def test_a_page_stays_below_two_megabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("rayfl.report.page._MOST_BYTES", len(javascript()) + 70_000)
+    monkeypatch.setattr("rayfl.report.page._MOST_BYTES", len(vega_javascript()) + 70_000)
     values = [(7 * n % 31) / 97 for n in range(200)]
     runs = [record(tmp_path / f"{lr}", values, training={"lr": lr}) for lr in range(2)]
     html, page = rendered(runs, tmp_path)
-    assert len(html) <= len(javascript()) + 70_000
+    assert len(html) <= len(vega_javascript()) + 70_000
     assert re.search(r"Of longer lines (\d+) points are drawn", " ".join(page.text))
 
 
@@ -302,7 +302,7 @@ def test_hostile_words_are_shown_as_words(tmp_path):
         html, page = rendered(directories, tmp_path)
         assert "img" not in page.tags
         assert not any(name.startswith("on") for name, _ in page.attributes)
-        assert "<img" not in html.replace(javascript(), "")
+        assert "<img" not in html.replace(vega_javascript(), "")
         assert evil in " ".join(page.text)
 
 

@@ -21,7 +21,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_it_is_made_once_and_again_where_the_file_was_cut(tmp_path: Path, monkeypatch, made):
     monkeypatch.setattr(vega_script, "CACHE", tmp_path)
-    again = vega_script.javascript.__wrapped__
+    again = vega_script.vega_javascript.__wrapped__
     assert again() == again() and again().startswith(SAFE) and len(made) == 1
     (file,) = (tmp_path / "charts").iterdir()
     file.write_text(file.read_text()[:-1])
@@ -32,7 +32,7 @@ def test_it_does_without_a_place_for_it(tmp_path: Path, monkeypatch, made):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", Path("~nobody-of-this-name")):
         monkeypatch.setattr(vega_script, "CACHE", place)
-        assert vega_script.javascript.__wrapped__().startswith(SAFE)
+        assert vega_script.vega_javascript.__wrapped__().startswith(SAFE)
 
 
 def test_a_failure_gets_a_sentence(monkeypatch):

@@ -9,8 +9,8 @@ import torch
 
 from rayfl.report.results import RunResults
 from rayfl.run_directory import saved_models
-from rayfl.run_directory.own_entries import is_own_file
 from rayfl.run_directory.record import read_run
+from rayfl.run_directory.run_files import is_own_file
 from rayfl.run_directory.saved_models import load_model, model_files, model_keys, save_model
 
 PROGRAM = """

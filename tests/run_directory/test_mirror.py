@@ -21,9 +21,9 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory.copies import Copies, Mirror, Reached, copies_for_listing, fetch, fetch_newer, reached
 from rayfl.run_directory.disk import DiskError
 from rayfl.run_directory.object_storage import Storage, StorageError
-from rayfl.run_directory.own_entries import own_files
 from rayfl.run_directory.play_run import play_run, recalled
 from rayfl.run_directory.record import read_run
+from rayfl.run_directory.run_files import own_files
 from tests.actors.toys import assert_same_run, experiment, logged
 
 URL = "elsewhere://bucket/run"

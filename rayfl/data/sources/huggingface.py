@@ -8,7 +8,7 @@ from pydantic import Field
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import Kind, dataset
 from rayfl.data.sources.fetch import import_optional
-from rayfl.errors import RayflError, nearest
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.limits.regular_files import expanded
 
 
@@ -44,7 +44,7 @@ class HuggingFace(Source):
         if not isinstance(found, dict):
             return dataset(self.name, self.path, self._rows(found), None, self.test_share, self.kind)
         if self.train not in found:
-            raise RayflError(f"{self.path} has no split {self.train!r}: {nearest(self.train, found)}")
+            raise RayflError(f"{self.path} has no split {self.train!r}: {did_you_mean(self.train, found)}")
         test = self._rows(found[self.test]) if self.test in found else None
         return dataset(self.name, self.path, self._rows(found[self.train]), test, self.test_share, self.kind)
 
@@ -53,7 +53,7 @@ class HuggingFace(Source):
         columns = table.column_names
         for name in (self.inputs, self.labels, *([self.owners] if self.owners else [])):
             if name not in columns:
-                raise RayflError(f"{self.path} has no column {name!r}: {nearest(name, columns)}")
+                raise RayflError(f"{self.path} has no column {name!r}: {did_you_mean(name, columns)}")
         samples = [np.asarray(value) for value in table[self.inputs]]
         if len({sample.shape for sample in samples}) > 1:
             shapes = sorted({str(list(sample.shape)) for sample in samples})

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import dataset
-from rayfl.errors import RayflError, nearest, reason
+from rayfl.errors import RayflError, did_you_mean, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import absent, expanded, require_regular
 
@@ -93,7 +93,7 @@ def read(path: str, key: str) -> pa.Table:
 def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
     """The numbers or texts of a column. RayflError if the column is missing or lacks values."""
     if name not in table.column_names:
-        raise RayflError(f"{path} has no column {name!r}: {nearest(name, table.column_names)}")
+        raise RayflError(f"{path} has no column {name!r}: {did_you_mean(name, table.column_names)}")
     column = table[name]
     if column.null_count:
         row = column.is_null().to_pylist().index(True)

@@ -6,7 +6,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from rayfl.methods.base import Context, Download, ModelState, Reply, ServerHalf, Traits, Tree, encode_download
+from rayfl.methods.base import Context, Download, ModelState, Reply, ServerHalf, Traits, Tree, encode_broadcast
 
 
 class KeptModel(ServerHalf):
@@ -52,7 +52,7 @@ class CountedExchanges(ServerHalf):
         return self.reply(server, server_memory, ctx)
 
     def reply(self, server: Exchanges, server_memory: Exchanges, ctx: Context) -> Reply:
-        return Reply(encode_download({"model": self.current(server, ctx)}, ctx), {"exchanges": server["exchanges"]})
+        return Reply(encode_broadcast({"model": self.current(server, ctx)}, ctx), {"exchanges": server["exchanges"]})
 
 
 class ExchangedModel(ModelState, Exchanges):

@@ -17,8 +17,8 @@ from rayfl.experiment.experiment import Output
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory import tracking
 from rayfl.run_directory.description import describe_run
-from rayfl.run_directory.own_entries import require_no_links, require_own_entries
 from rayfl.run_directory.record import Recorder
+from rayfl.run_directory.run_files import require_no_links, require_own_entries
 from rayfl.run_directory.run_folder import create_run_directory
 from rayfl.run_directory.saved_models import save_model
 from rayfl.run_directory.tables import read_tables

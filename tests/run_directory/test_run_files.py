@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rayfl.run_directory.own_entries import PARTS, is_own_file, own_files, require_own_entries
 from rayfl.run_directory.record import read_run
+from rayfl.run_directory.run_files import PARTS, is_own_file, own_files, require_own_entries
 from tests.jobs.commands import rayfl
 from tests.run_directory.test_mirror import elsewhere
 
