@@ -292,6 +292,8 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         partition = make_partition(experiment, dataset)
         display.close()
         print_table(drawing.table(dataset, partition), 140)
+        for line in dataset.columns_in_words(200):
+            print(line)
         write_output(path, drawing.picture(dataset, partition, path.suffix[1:]), PARTITION_PICTURE, overwrite)
         print(f"picture: {path}")
 

@@ -177,6 +177,13 @@ def _warn_of_package(folder: Path) -> None:
         _LOG.warning(sentence)
 
 
+@cache
+def _tell_columns(place: str, *lines: str) -> None:
+    """Log which columns of a table are inputs; once, since every run of a sweep reads it."""
+    for line in lines:
+        _LOG.info("%s: %s", place, line)
+
+
 @contextmanager
 def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator["Placement | None"]:
     """A Ray with room for the experiment's actors, if it needs one; yields their placement. It fails before anything is
@@ -211,6 +218,7 @@ def _play_rounds(
     with following as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
+        _tell_columns(setup.dataset.train.place, *setup.dataset.columns_in_words(10))
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
             for listener in listeners:

@@ -4,7 +4,8 @@ Images stay uint8 until `Dataset.prepare` makes a batch of them.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.errors import RayflError
+from rayfl.settings import shown
 
 MOMENTS_CHUNK = 4096
 """Images counted at once, so that a dataset of gigabytes needs only megabytes more."""
@@ -47,6 +49,7 @@ class Dataset:
     augment: crop with padding 4 and flip at random, drawn again for each batch (as for CIFAR).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
     vocabulary: the number of different tokens, which are all below it; None if the source does not give it.
+    columns: names of a table's columns by their use: "inputs", or why they are no inputs; {} for other data.
     """
 
     name: str
@@ -59,6 +62,16 @@ class Dataset:
     augment: bool = False
     white: int = 255
     vocabulary: int | None = None
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def columns_in_words(self, most: int) -> list[str]:
+        """A line for each use of a table's columns, with the names of at most `most`; [] for other data."""
+        lines = []
+        for use, names in self.columns.items():
+            left_out = f" and {len(names) - most:,} more" if len(names) > most else ""
+            words = "inputs" if use == "inputs" else f"no inputs ({use})"
+            lines.append(f"{words}: {', '.join(map(shown, names[:most]))}{left_out}")
+        return lines
 
     @property
     def num_tokens(self) -> int:

@@ -1,5 +1,9 @@
 """A user's own table: a CSV or Parquet file with a column of labels."""
 
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,59 +16,163 @@ from rayfl.data.sources.conversion import dataset
 from rayfl.errors import RayflError, did_you_mean, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import absent, expanded, require_regular
+from rayfl.settings import shown
+
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+"""The names that pandas gives to an index without a name: in a CSV file, read back from one, in a Parquet file."""
 
 
 class Table(Source):
     """A CSV file with a header, or a Parquet file: one sample per row, with a column of labels and columns of numbers.
 
-    Labels are whole numbers from 0 or names of classes; each owner is a natural client.
+    Labels are whole numbers from 0 or names of classes; each owner is a natural client. Columns of texts and the index
+    that pandas writes are no inputs unless a setting names them. Each category becomes an input per value, which is 1
+    in the rows that have the value and 0 in all others.
     """
 
     name: ClassVar[str] = "table"
     path: str = Field(min_length=1, examples=["my_table.csv"], description="a .csv or .parquet file")
     test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
     labels: str = Field(default="label", description="the column of labels")
-    features: tuple[str, ...] = Field(default=(), description="columns of inputs; default: all others of numbers")
+    features: tuple[str, ...] = Field(
+        default=(), description="columns of inputs; default: all others of numbers but pandas' index"
+    )
+    categories: tuple[str, ...] = Field(default=(), description="columns that become an input per value, 0 or 1")
     owners: str | None = Field(default=None, description="the column that says whose a sample is")
-    standardise: bool = Field(default=True, description="shift and scale inputs to mean 0 and deviation 1 of train")
+    standardise: bool = Field(
+        default=True, description="shift and scale inputs to mean 0 and deviation 1 of train; categories stay 0 and 1"
+    )
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test_path")
 
     def load(self) -> Dataset:
         """Load the dataset. RayflError if a file or a column is missing, or if an input is not a number."""
-        table = read(self.path, "data.path")
-        features = self._features(table)
-        train = self._rows(table, self.path, features)
-        test = (
-            None
-            if self.test_path is None
-            else self._rows(read(self.test_path, "data.test_path"), self.test_path, features)
-        )
+        file = _File(self.path, "data.path")
+        columns = self._columns(file)
+        values = {name: np.unique(file.column(name)) for name in self.categories}
+        train = self._rows(file, columns["inputs"], values)
+        test = None
+        if self.test_path is not None:
+            test = self._rows(_File(self.test_path, "data.test_path"), columns["inputs"], values)
         found = dataset(self.name, self.path, train, test, self.test_share, kind="vector")
         if self.standardise:
+            names = columns["inputs"]
+            is_number = np.repeat(
+                [name not in values for name in names], [len(values.get(name, "1")) for name in names]
+            )
             inputs = found.train.inputs.astype(np.float64)
             mean, deviation = inputs.mean(axis=0), inputs.std(axis=0)
-            deviation[deviation == 0] = 1.0
+            mean[~is_number], deviation[~is_number | (deviation == 0)] = 0.0, 1.0
             for samples in (found.train, found.test):
                 samples.inputs[:] = (samples.inputs - mean) / deviation
-        return found
+        return replace(found, columns=columns)
 
-    def _features(self, table: pa.Table) -> list[str]:
+    def _columns(self, file: "_File") -> dict[str, list[str]]:
+        """The names of the columns by their use: "inputs", or why they are no inputs."""
+        if self.labels in (*self.features, *self.categories):
+            raise RayflError(f"{self.path}: {self.labels!r} is the column of labels; remove it from the inputs")
+        index = _pandas_index(file.table.schema)
+        columns: dict[str, list[str]] = {"inputs": [*self.features]}
+        for field in file.table.schema:
+            if field.name not in self.features:
+                columns.setdefault(self._use(field, field.name in index), []).append(field.name)
+        if not columns["inputs"]:
+            raise RayflError(
+                f"{self.path} has no column of numbers beside {self.labels!r}; give data.features, or data.categories"
+            )
+        return columns
+
+    def _use(self, field: pa.Field, is_index: bool) -> str:
+        """ "inputs", or why a column that is not among the features is no input."""
+        if field.name in self.categories:
+            return "inputs"
+        if field.name in (self.labels, self.owners):
+            return "labels" if field.name == self.labels else "owners"
         if self.features:
-            return list(self.features)
-        numbers = [
-            field.name
-            for field in table.schema
-            if pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_boolean(field.type)
-        ]
-        found = [name for name in numbers if name not in (self.labels, self.owners)]
-        if not found:
-            raise RayflError(f"{self.path} has no column of numbers beside {self.labels!r}; give data.features")
+            return "not in data.features"
+        if is_index:
+            return "pandas' index"
+        kind = field.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            return "inputs"
+        if pa.types.is_null(kind):
+            return "empty"
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+        return "text, and not in data.categories" if is_text else f"of type {kind}"
+
+    def _rows(self, file: "_File", names: Sequence[str], values: Mapping[str, np.ndarray]) -> Samples:
+        owners = None if self.owners is None else file.column(self.owners)
+        return Samples(file.inputs(names, values), file.column(self.labels), owners, file.path)
+
+
+class _File:
+    """A table and the places of its columns, since pyarrow looks a name up among all names."""
+
+    def __init__(self, path: str, key: str) -> None:
+        """Read it. RayflError if it cannot be read, or if two columns have one name."""
+        self.path, self.table = path, read(path, key)
+        names = self.table.column_names
+        self.places = {name: place for place, name in enumerate(names)}
+        if len(self.places) < len(names):
+            twice, _ = Counter(names).most_common(1)[0]
+            raise RayflError(f"{path} has two columns called {twice!r}; rename one")
+
+    def column(self, name: str) -> np.ndarray:
+        """The numbers or texts of a column. RayflError if the column is missing or lacks values."""
+        if name not in self.places:
+            raise RayflError(f"{self.path} has no column {name!r}: {did_you_mean(name, list(self.places))}")
+        # Any: what a dictionary or a text column holds.
+        values: Any = self.table.column(self.places[name]).combine_chunks()
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        row = values.is_null().index(True).as_py()
+        if row < 0 and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            # A gap in a CSV column of texts is an empty text.
+            row = values.index("").as_py()
+        if row >= 0:
+            raise RayflError(
+                f"{self.path} has nothing in column {name!r} of row {row} (counted from 0); fill it, or drop it"
+            )
+        return values.to_numpy(zero_copy_only=False)
+
+    def inputs(self, names: Sequence[str], values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The inputs, float64 [rows, inputs]: a column of numbers is one, a category one for each of its `values`."""
+        width = sum(len(values.get(name, "1")) for name in names)
+        memory.require(8 * self.table.num_rows * width, f"{self.path} with {width} inputs", "name fewer columns")
+        found, place = np.empty((self.table.num_rows, width)), 0
+        for name in names:
+            part = self._one_hot(name, values[name]) if name in values else self._numbers(name)[:, None]
+            found[:, place : place + part.shape[1]] = part
+            place += part.shape[1]
         return found
 
-    def _rows(self, table: pa.Table, path: str, features: list[str]) -> Samples:
-        inputs = np.stack([_numbers(table, path, name) for name in features], axis=1)
-        owners = None if self.owners is None else _column(table, path, self.owners)
-        return Samples(inputs, _column(table, path, self.labels), owners, path)
+    def _numbers(self, name: str) -> np.ndarray:
+        values = self.column(name)
+        if values.dtype.kind not in "biuf":
+            raise RayflError(
+                f"{self.path} has {shown(values[0])} in column {name!r}; inputs are columns of numbers, or in "
+                "data.categories"
+            )
+        return values
+
+    def _one_hot(self, name: str, values: np.ndarray) -> np.ndarray:
+        found = self.column(name)
+        if len(strange := np.setdiff1d(found, values)):
+            raise RayflError(
+                f"{self.path} has {shown(strange.tolist()[0])} in column {name!r}, which no train sample has; leave "
+                "these rows out"
+            )
+        return found[:, None] == values
+
+
+def _pandas_index(schema: pa.Schema) -> set[str]:
+    """The columns that pandas wrote for the index of a frame, by the schema's note of it or by their names."""
+    try:
+        # Any: what a file's JSON says.
+        noted: Any = (schema.pandas_metadata or {}).get("index_columns", [])
+    except (ValueError, AttributeError):
+        noted = []
+    named = {one for one in noted if isinstance(one, str)} if isinstance(noted, list) else set()
+    return named | {name for name in schema.names if _INDEX.fullmatch(name)}
 
 
 def read(path: str, key: str) -> pa.Table:
@@ -88,25 +196,3 @@ def read(path: str, key: str) -> pa.Table:
         why = reason(error) if isinstance(error, OSError) else str(error)
         why = why.partition("\n")[0].rstrip(".")
         raise RayflError(f"{path} cannot be read ({why}); give {key} a .csv or .parquet file") from None
-
-
-def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
-    """The numbers or texts of a column. RayflError if the column is missing or lacks values."""
-    if name not in table.column_names:
-        raise RayflError(f"{path} has no column {name!r}: {did_you_mean(name, table.column_names)}")
-    column = table[name]
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise RayflError(f"{path} has nothing in column {name!r} of row {row} (counted from 0); fill it, or drop it")
-    # Any: what a dictionary or a text column holds.
-    values: Any = column.combine_chunks()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    return values.to_numpy(zero_copy_only=False)
-
-
-def _numbers(table: pa.Table, path: str, name: str) -> np.ndarray:
-    values = _column(table, path, name)
-    if values.dtype.kind not in "biuf":
-        raise RayflError(f"{path} has {str(values[0])!r} in column {name!r}; inputs are columns of numbers")
-    return values.astype(np.float64)

@@ -1,0 +1,120 @@
+"""Tables: which columns are inputs, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rayfl.choices.kinds import make
+from rayfl.data.check import checked_dataset
+from rayfl.data.datasets import Dataset, Source
+from tests.jobs.commands import rayfl
+from tests.refusals import refused
+
+PATIENTS = "age,smokes,ward,outcome,hospital\n" + "".join(
+    f"{20 + i % 7},{str(i % 2 == 0).lower()},{'ABC'[i % 3]},{i % 2},{'north' if i < 6 else 'south'}\n"
+    for i in range(12)
+)
+CONFIG = """
+rounds = {rounds}
+data = {{name = "table", path = "{path}"}}
+partition = "iid"
+clients = {{count = 2}}
+model = "logistic"
+method = {{name = "fedavg", lr = 0.5, epochs = 5, batch_size = 32}}
+output = {{report = false, save_models = false}}
+"""
+
+
+def load(path: Path, **options: Any) -> Dataset:
+    return checked_dataset(make(Source, {"name": "table", "path": str(path), **options}).load())
+
+
+def noise_sorted_by_label(rows: int = 400) -> pd.DataFrame:
+    """Two columns of noise, of which some are dropped: pandas keeps the index, which tells the label."""
+    frame = pd.DataFrame(np.random.default_rng(0).standard_normal((rows, 2)), columns=["a", "b"])
+    frame["label"] = np.arange(rows) // (rows // 2)
+    frame.iloc[::10, 0] = np.nan
+    return frame.dropna()
+
+
+@pytest.mark.parametrize("form", ["parquet", "named.parquet", "csv", "again.csv"])
+def test_the_index_of_a_filtered_frame_is_no_input(tmp_path: Path, form: str):
+    frame, path = noise_sorted_by_label(), tmp_path / f"noise.{form}"
+    if form.startswith("named"):
+        frame = frame.rename_axis("patient")
+    if form.startswith("again"):
+        frame.to_csv(path)
+        frame = pd.read_csv(path)
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".csv":
+        frame.to_csv(path)
+    else:
+        frame.to_parquet(path)
+    found = load(path)
+    assert found.input_shape == (2,) and found.columns["inputs"] == ["a", "b"]
+    (index,) = found.columns["pandas' index"]
+    assert (
+        index
+        == {"parquet": "__index_level_0__", "named.parquet": "patient", "csv": "", "again.csv": "Unnamed: 0"}[form]
+    )
+    assert load(path, features=["a", index]).columns["inputs"] == ["a", index]
+
+
+def test_noise_cannot_be_learned_from_its_index(tmp_path: Path):
+    noise_sorted_by_label().to_parquet(tmp_path / "noise.parquet")
+    (tmp_path / "noise.toml").write_text(CONFIG.format(rounds=5, path="noise.parquet"))
+    result = rayfl("run", tmp_path / "noise.toml", "--inline", "--output", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    accuracy = pd.read_parquet(tmp_path / "run" / "records" / "metrics.parquet").query("name == 'pooled/accuracy'")
+    assert accuracy["value"].iloc[-1] < 0.65
+    assert "inputs: 'a', 'b'" in result.output and "no inputs (pandas' index): '__index_level_0__'" in result.output
+
+
+def test_every_column_has_a_use_and_rayfl_data_tells_it(tmp_path: Path):
+    header, *rows = PATIENTS.splitlines()
+    text = "\n".join([f"{header},seen,gone", *(f"{row},2020-01-0{i % 9 + 1}," for i, row in enumerate(rows))])
+    (tmp_path / "patients.csv").write_text(text)
+    found = load(tmp_path / "patients.csv", labels="outcome", owners="hospital")
+    assert found.columns == {
+        "inputs": ["age", "smokes"],
+        "text, and not in data.categories": ["ward"],
+        "labels": ["outcome"],
+        "owners": ["hospital"],
+        "of type date32[day]": ["seen"],
+        "empty": ["gone"],
+    }
+    assert load(tmp_path / "patients.csv", labels="outcome", features=["age"]).columns == {
+        "inputs": ["age"],
+        "not in data.features": ["smokes", "ward", "hospital", "seen", "gone"],
+        "labels": ["outcome"],
+    }
+    toml = tmp_path / "patients.toml"
+    toml.write_text(CONFIG.format(rounds=1, path="patients.csv"))
+    result = rayfl("data", toml, "data.labels=outcome", "--picture", tmp_path / "data.png")
+    assert result.exit_code == 0, result.output
+    assert "inputs: 'age', 'smokes'\n" in result.output
+    assert "no inputs (text, and not in data.categories): 'ward', 'hospital'\n" in result.output
+
+
+def test_categories_become_an_input_per_value(tmp_path: Path):
+    (tmp_path / "patients.csv").write_text(PATIENTS)
+    options: dict[str, Any] = {"labels": "outcome", "test_path": str(tmp_path / "patients.csv")}
+    found = load(tmp_path / "patients.csv", categories=["ward", "smokes"], features=["age"], **options)
+    assert found.input_shape == (6,) and found.columns["inputs"] == ["age", "smokes", "ward"]
+    np.testing.assert_array_equal(found.train.inputs[:3, 1:], [[0, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
+    assert abs(found.train.inputs[:, 0].mean()) < 1e-6, "numbers are standardised, categories are not"
+    np.testing.assert_array_equal(found.train.inputs, found.test.inputs)
+    assert load(tmp_path / "patients.csv", categories=["ward"], **options).input_shape == (5,)
+    (tmp_path / "new.csv").write_text(PATIENTS.replace(",B,", ",Z,"))
+    with refused(names=["new.csv", "'Z'", "column 'ward'"]):
+        load(tmp_path / "patients.csv", categories=["ward"], labels="outcome", test_path=str(tmp_path / "new.csv"))
+    for options, names in (
+        ({"categories": ["wards"]}, ["column 'wards'", "'ward'"]),
+        ({"categories": ["outcome"]}, ["'outcome'", "labels"]),
+        ({"features": ["age", "outcome"]}, ["'outcome'", "labels"]),
+    ):
+        with refused(names=["patients.csv", *names]):
+            load(tmp_path / "patients.csv", labels="outcome", **options)
