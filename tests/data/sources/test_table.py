@@ -63,14 +63,15 @@ def test_the_index_of_a_filtered_frame_is_no_input(tmp_path: Path, form: str):
     assert load(path, features=["a", index]).columns["inputs"] == ["a", index]
 
 
-def test_noise_cannot_be_learned_from_its_index(tmp_path: Path):
+def test_noise_cannot_be_learned_from_its_index(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "rayfl")
     noise_sorted_by_label().to_parquet(tmp_path / "noise.parquet")
     (tmp_path / "noise.toml").write_text(CONFIG.format(rounds=5, path="noise.parquet"))
     result = rayfl("run", tmp_path / "noise.toml", "--inline", "--output", tmp_path / "run")
     assert result.exit_code == 0, result.output
     accuracy = pd.read_parquet(tmp_path / "run" / "records" / "metrics.parquet").query("name == 'pooled/accuracy'")
     assert accuracy["value"].iloc[-1] < 0.65
-    assert "inputs: 'a', 'b'" in result.output and "no inputs (pandas' index): '__index_level_0__'" in result.output
+    assert "inputs: 'a', 'b'" in caplog.text and "no inputs (pandas' index): '__index_level_0__'" in caplog.text
 
 
 def test_every_column_has_a_use_and_rayfl_data_tells_it(tmp_path: Path):
