@@ -77,6 +77,18 @@ def amount(
     return num_steps, passes * num_examples + further * (batch_size or 0)
 
 
+def examples_by_batch(
+    num_examples: int, num_steps: int, *, batch_size: int | None, batches_per_step: int
+) -> tuple[int, ...]:
+    """The examples of the first batches, of the second ones, and so on, in the first `num_steps` steps of a `schedule`:
+    `batches_per_step` numbers, whose sum is that of `amount`.
+    """
+    a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
+    sizes = np.full(num_steps * batches_per_step, batch_size or num_examples)
+    sizes[a_pass - 1 :: a_pass] = num_examples - (a_pass - 1) * (batch_size or 0)
+    return tuple(sizes.reshape(num_steps, batches_per_step).sum(axis=0).tolist())
+
+
 def steps_within(limit: int, num_examples: int, *, batch_size: int | None, batches_per_step: int = 1) -> int:
     """The number of first steps of a `schedule` whose batches together have at most `limit` examples."""
     passes, further = divmod(limit, num_examples)

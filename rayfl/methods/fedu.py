@@ -80,5 +80,6 @@ def laplacian_step(stacked: torch.Tensor, links: np.ndarray, step: float) -> tor
     """w_k - step sum_l a_kl (w_k - w_l) for all k at once, from w [N, ...] and a [N, N]."""
     a = torch.from_numpy(links)
     laplacian = torch.diag(a.sum(dim=1)) - a
-    pull = laplacian.to(stacked.dtype) @ stacked.flatten(1)
+    # A parameter without dimensions is stacked to [N].
+    pull = laplacian.to(stacked.dtype) @ stacked.reshape(len(stacked), -1)
     return stacked - step * pull.view(stacked.shape)

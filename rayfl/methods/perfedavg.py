@@ -27,6 +27,7 @@ import torch
 from pydantic import Field
 
 from rayfl import tree
+from rayfl.data.batches import examples_by_batch
 from rayfl.methods.base import Batch, Context, Plan, Stage, State, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
@@ -63,8 +64,12 @@ class PerFedAvg(FedAvg, on_device=True):
         return Plan(stages=(replace(self.hyper.stage(round), batches_per_step=num_batches),))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
-        # One of D and of D'; of D'' two, or a Hessian-vector product.
-        return 1.0 if self.hyper.variant == "fo" else 4 / 3
+        if self.hyper.variant == "fo":
+            return 1.0
+        # One for an example of D and of D'; for one of D'' two, or a Hessian-vector product.
+        work, sizes = ctx.work[stage.name], {"batch_size": stage.batch_size, "batches_per_step": 3}
+        curved = examples_by_batch(ctx.traits.num_examples, work.num_steps, **sizes)[2]
+        return 1.0 + curved / work.num_examples
 
     def step(self, carry: LocalCarry, batch: Batch | tuple[Batch, ...], *, stage: Stage) -> LocalCarry:
         params, alpha = carry["params"], self.hyper.alpha

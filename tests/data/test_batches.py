@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.data import batches as batches_module
-from rayfl.data.batches import Batch, ClientData, amount, schedule, steps_within
+from rayfl.data.batches import Batch, ClientData, amount, examples_by_batch, schedule, steps_within
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import generator
 from tests.data.toys import numbered_images
@@ -214,6 +214,8 @@ def test_work_is_known_before_it_is_done(n: int, number: int, by_epochs: bool, b
         num_steps, num_examples = amount(n, **kind, share=share)
         assert num_steps == max(1, int(share * (len(drawn) // group) + 0.5))
         assert num_examples == sum(map(len, drawn[: num_steps * group]))
+        of_each = tuple(sum(map(len, drawn[place : num_steps * group : group])) for place in range(group))
+        assert examples_by_batch(n, num_steps, batch_size=batch_size, batches_per_step=group) == of_each
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,11 +1,17 @@
 """FedU with a server and among peers, against its equations in float64; the sum that is kept, and the bound."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from rayfl import tree
 from rayfl.compress.sparse import TopK
+from rayfl.methods.fedu import laplacian_step
+from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.executors import play
 from rayfl.topology.graphs import (
     FixedGraph,
@@ -21,6 +27,7 @@ from rayfl.topology.graphs import (
 from tests.contracts.every_method import experiment
 from tests.contracts.seams.closed_form import batches, flat
 from tests.methods.personal import CLIENTS, MODEL_BITS, common, curvature, made, personal, rounds_of
+from tests.methods.reference import DIM, NUM_CLASSES, played, setup_of
 from tests.population.fates import with_fate
 from tests.refusals import refused
 
@@ -33,6 +40,7 @@ GRAPHS = (
 )
 by_graph = pytest.mark.parametrize(("topology", "lap_step"), GRAPHS, ids=lambda value: getattr(value, "name", value))
 ABSENCES = ({}, {"per_round": 2}, {"dropout_before_download": 0.3, "dropout_after_training": 0.3})
+HYPER = {"lr": 0.1, "lr_decay": 0.9, "steps": 3, "batch_size": 2, "lap_step": 0.3}
 
 
 def a_kl(topology: Topology, seed: int, round: int, present: list[int]) -> np.ndarray:
@@ -45,6 +53,11 @@ def a_kl(topology: Topology, seed: int, round: int, present: list[int]) -> np.nd
                 largest = max(degree[k], degree[other])
                 weights[k, other] = 1.0 if topology.weights == "uniform" else 1 / (1 + largest)
     return weights
+
+
+def at_server(state: Any) -> np.ndarray:
+    """All w_k as the server has them, [4, 10]."""
+    return np.stack([flat({n: m[k] for n, m in state.server["models"].items()}) for k in CLIENTS])
 
 
 def followed(here: Any, server: bool) -> list[tuple[np.ndarray, list[int]]]:
@@ -79,12 +92,51 @@ def test_the_server_follows_the_equations(topology: Topology, lap_step: float, c
             if k in there:
                 np.testing.assert_allclose(own[k], w[k], rtol=1e-5, atol=1e-5)
             if there:
-                at_server = {name: models[k] for name, models in state.server["models"].items()}
-                np.testing.assert_allclose(flat(at_server), w[k], rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(at_server(state)[k], w[k], rtol=1e-5, atol=1e-5)
         # Up one model, down one; a client whose w_k moved while it was away downloads that first.
         bits = {row.client: (row.uplink_bits, row.downlink_bits) for row in record.clients if row.client in there}
         assert bits == {k: (MODEL_BITS, MODEL_BITS * (1 + (k in behind))) for k in there}
         behind = (behind | set(CLIENTS)) - set(there) if there else behind
+
+
+def test_a_round_in_which_nobody_delivers_moves_nothing():
+    here = made("fedu", HYPER, rounds=8, topology=Ring(), clients={"dropout_after_training": 0.7})
+    models = [at_server(state) for _, _, state in rounds_of(here)]
+    silent = [round for round, (_, there) in enumerate(followed(here, server=True)) if not there]
+    # The clients differ by then, so that a step along the Laplacian would move them.
+    apart = [round for round in silent if round and np.ptp(models[round - 1], axis=0).max() > 0.01]
+    assert apart
+    for round in apart:
+        assert np.array_equal(models[round], models[round - 1])
+
+
+class Scaled(nn.Module):
+    """Logits W x times a learnable scale, a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(DIM, NUM_CLASSES)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.linear(inputs)
+
+
+def test_a_parameter_without_dimensions_is_mixed_like_any_other():
+    ends = {}
+    for name in ("fedu", "dfedu"):
+        hyper = {"lr": 0.5, "steps": 3, "batch_size": 2, "lap_step": 0.3}
+        here = replace(setup_of(name, hyper, build=Scaled), topology=Ring())
+        executor, run_state = InlineExecutor(here), played(here)[-1][1]
+        ends[name] = {i: tree.to_tensors(executor.get(ref))["params"] for i, ref in run_state.states.items()}
+    for i, model in ends["fedu"].items():
+        assert model["scale"].shape == () and model["scale"] != 2
+        for name, value in model.items():
+            np.testing.assert_allclose(value, ends["dfedu"][i][name], rtol=1e-5, atol=1e-6)
+    # A path 0 - 1 - 2 with weights 1 and 2: w_1 is pulled by both of its neighbours.
+    links = np.array([[0, 1, 0], [1, 0, 2], [0, 2, 0]], np.float64)
+    moved = laplacian_step(torch.tensor([1.0, 2.0, 5.0]), links, 0.1)
+    np.testing.assert_allclose(moved, [1 - 0.1 * -1, 2 - 0.1 * (1 - 6), 5 - 0.1 * 6], rtol=1e-6)
 
 
 @pytest.mark.parametrize("clients", (ABSENCES[0], ABSENCES[2]), ids=str)
@@ -117,9 +169,7 @@ def test_the_exchange_keeps_the_sum_of_all_models(name: str, uplink: TopK | None
     later = play(still, run_state=states[-1])[1]
 
     def models(state: Any) -> np.ndarray:
-        if name == "dfedu":
-            return personal(still, state)
-        return np.stack([flat({n: m[k] for n, m in state.server["models"].items()}) for k in CLIENTS])
+        return personal(still, state) if name == "dfedu" else at_server(state)
 
     before, after = models(states[-1]), models(later[-1])
     spread = [np.abs(w - w.mean(axis=0)).max() for w in (before, after)]
