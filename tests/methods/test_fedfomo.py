@@ -36,8 +36,8 @@ def chosen(setup: Setup, round: int, client: int, others: list[int], affinity: n
     return sorted(found)
 
 
-def expected(setup: Setup) -> tuple[list[dict[int, np.ndarray]], list[list[list[int]]]]:
-    """Everyone's model after each round, and whom each selected client heard."""
+def expected(setup: Setup) -> tuple[list[dict[int, np.ndarray]], list[list[list[int]]], np.ndarray]:
+    """Everyone's model after each round, whom each selected client heard, and the affinities P [4, 4] at the end."""
     models: dict[int, np.ndarray] = dict.fromkeys(range(4), start(setup))
     relayed: dict[int, np.ndarray] = {}
     affinity, heard, seen = np.zeros((4, 4)), [], []
@@ -61,7 +61,7 @@ def expected(setup: Setup) -> tuple[list[dict[int, np.ndarray]], list[list[list[
         relayed |= new
         seen.append(models)
         heard.append(heard_now)
-    return seen, heard
+    return seen, heard, affinity
 
 
 def held(here: Setup, run_state: RunState) -> np.ndarray:
@@ -84,10 +84,13 @@ def held(here: Setup, run_state: RunState) -> np.ndarray:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict[str, Any]):
     here = made("fedfomo", {**HYPER, **hyper}, rounds=ROUNDS, engine=engine, clients=clients)
-    models, heard = expected(here)
+    models, heard, affinity = expected(here)
     records, run_states = play(here)
     for run_state, row in zip(run_states, models, strict=True):
         np.testing.assert_allclose(held(here, run_state), [row[i] for i in range(4)], rtol=1e-4, atol=1e-5)
+    for client, memory in run_states[-1].server_memories.items():
+        # P is the sum over all rounds: no gain is forgotten.
+        np.testing.assert_allclose(tree.to_tensors(memory)["affinity"], affinity[client], rtol=1e-4, atol=1e-6)
     # A model is 10 entries of 4 bytes, a gain 4 bytes. Of a client that drops the download is billed all the same.
     for record, lists in zip(records, heard, strict=True):
         delivered = [row for row in record.clients if row.status == "delivered"]

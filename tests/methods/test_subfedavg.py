@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rayfl import tree
-from rayfl.data.batches import schedule
+from rayfl.data.batches import Batch, schedule
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Stage
+from rayfl.methods.shared.accuracy_gate import GATE
 from rayfl.methods.subfedavg import SubFedAvg
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
@@ -148,6 +149,17 @@ def test_every_part_of_the_gate_is_strict():
         here = setup(**{**open_gate, **shut})
         assert isinstance(here.method, SubFedAvg) and not here.method.prunes(candidate(here))
         assert here.method.end_stage(carry := candidate(here), stage=Stage("gate")) is carry
+
+
+def test_the_gate_counts_what_the_pruned_model_gets_right():
+    # Both examples excite a weight of class 0 that the later candidate lacks: without it the bias says class 2.
+    here = setup()
+    weight, bias = torch.zeros(3, 6), torch.tensor([0.0, 0.0, 1.0])
+    weight[0, :2] = 10.0
+    carry = candidate(here, params={"1.weight": weight, "1.bias": bias}, correct=torch.tensor(1.0))
+    batch = Batch(torch.eye(6)[:2], torch.tensor([2, 2]))
+    counted = here.method.step(carry, batch, stage=Stage(GATE, split="validation"))
+    assert (float(counted["correct"]), float(counted["evaluated"])) == (1 + 2, 4 + 2)
 
 
 def test_what_a_client_is_judged_by():
