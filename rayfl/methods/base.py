@@ -165,6 +165,13 @@ class Method(Kind, ABC):
         """
         return {}
 
+    def has_work(self, received: Message, ctx: Context) -> bool:
+        """Whether a client has anything to do with the message that came down ({} if none did).
+
+        If False, the client computes and sends nothing and keeps its state, and the round does not wait for it.
+        """
+        return True
+
     @abstractmethod
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         """The carry before the first step, from the state and the message that came down ({} if none did)."""

@@ -5,8 +5,7 @@ The server knows how far x moved since a client last uploaded, and a bound L on 
 sends the model, and so asks for an upload, only where L^2 ||x_i - x^k||^2 > (1 / lr^2) sum_{d=1..D} xi
 ||x^{k+1-d} - x^{k-d}||^2, with x_i the model of the client's last upload. Everybody is asked once. The rest is `lag`.
 
-One L serves all clients (the paper has one each). A client that is not asked costs no bytes; rayfl's rounds still give
-it a step to compute, which is thrown away, so that its simulated time counts as if it had worked.
+One L serves all clients (the paper has one each). A client that is not asked costs neither bytes nor work nor time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,12 +39,6 @@ class LAGPSHyper(LAGHyper):
     smoothness: float = Field(default=1.0, gt=0, description="Lipschitz constant of every client's gradient, L")
 
 
-class LAGPSCarry(GradientCarry):
-    """A client's carry."""
-
-    asked: Tensor  # whether the server sent the model
-
-
 class LAGPSServer(LAGServer):
     """Server state."""
 
@@ -68,14 +61,11 @@ class LAGPS(LAG, on_device=True):
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Known:
         return {"sent": tree.zeros_like(params)}
 
-    def begin(self, state: Known, received: Message, ctx: Context) -> LAGPSCarry:
-        asked = "model" in received
-        carry = super().begin(state, received, ctx) if asked else self.start(ctx.initial)
-        return {**carry, "asked": torch.tensor(asked)}
+    def has_work(self, received: Message, ctx: Context) -> bool:
+        # Whether the server asks for an upload.
+        return "model" in received
 
-    def finish(self, state: Known, carry: LAGPSCarry, ctx: Context) -> Finished:
-        if not carry["asked"]:
-            return Finished(state, None)
+    def finish(self, state: Known, carry: GradientCarry, ctx: Context) -> Finished:
         return self.upload(state, tree.sub(carry["gradient"], state["sent"]), carry, ctx)
 
     def init_server(self, params: Tree) -> LAGPSServer:

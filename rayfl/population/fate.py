@@ -11,6 +11,8 @@ class Fate(StrEnum):
     """It trained and had nothing to send."""
     NOT_SELECTED = "not_selected"
     """It may train for itself; the round does not wait for it."""
+    NOT_ASKED = "not_asked"
+    """The server asked it for nothing (`Method.has_work`); the round does not wait for it."""
     DROPPED_BEFORE_DOWNLOAD = "dropped_before_download"
     """It is out of reach: with a server it does nothing, among peers it trains for itself."""
     DROPPED_AFTER_DOWNLOAD = "dropped_after_download"
@@ -34,7 +36,7 @@ class Fate(StrEnum):
     @property
     def awaited(self) -> bool:
         """Whether the round lasts until this client is back, gone or cut off."""
-        return self not in (Fate.NOT_SELECTED, Fate.DROPPED_BEFORE_DOWNLOAD)
+        return self not in (Fate.NOT_SELECTED, Fate.NOT_ASKED, Fate.DROPPED_BEFORE_DOWNLOAD)
 
     @property
     def keeps_state(self) -> bool:

@@ -23,6 +23,7 @@ _STATUSES = {
     "delivered": "its update arrived",
     "silent": "it had nothing to send",
     "not_selected": "it trained for itself, without an upload",
+    "not_asked": "the server asked it for nothing",
     "dropped_before_download": "it vanished before anything was sent",
     "dropped_after_download": "it vanished with the model, before it had trained",
     "dropped_after_training": "it vanished when it had trained",

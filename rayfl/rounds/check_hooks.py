@@ -220,6 +220,7 @@ _CHECKS: Mapping[str, tuple[type, str, Callable[[Any, Any, tuple[Any, ...]], Non
     "plan": (Plan, "a Plan", _any),
     "init_params": (dict, _MODEL, _tree),
     "init_client": (dict, _STATE, _tree),
+    "has_work": (bool, "True or False", _any),
     "begin": (dict, _CARRY, _any),
     "step": (dict, _CARRY, _any),
     "end_stage": (dict, _CARRY, _any),

@@ -49,9 +49,14 @@ class ClientRound:
             self.received = {**message, **setup.for_hooks(self.personal.message)}
         self.downlink_bits, self.num_received = message_bits(self.received), num_values(self.received)
         self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client")
+        with naming_round_and_client(self.round, client):
+            self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)
 
-    def untrained(self) -> ClientResult | None:
-        """The result of a client that drops out or misses the deadline, and so need not train; None if it trains."""
+    def untrained(self) -> tuple[ClientResult, ClientOutputs] | None:
+        """The result and the objects of a client that need not train, because it has no work, drops out or misses the
+        deadline; None if it trains."""
+        if not self.has_work:
+            return self.idle()
         work: dict[str, Work] = {}
         if self.fate is not Fate.DROPPED_AFTER_DOWNLOAD:
             task = self.local_task()
@@ -61,7 +66,22 @@ class ClientRound:
             self.client, self.fate, downlink_bits=self.downlink_bits, num_received=self.num_received, work=work
         )
         result = cut_off_if_late(self.setup, self.plan, result)
-        return None if result.fate.trains else result
+        return None if result.fate.trains else (result, ClientOutputs())
+
+    def idle(self) -> tuple[ClientResult, ClientOutputs]:
+        """The same of a client without work, which keeps its state."""
+        fate = Fate.NOT_ASKED if self.fate.uploads else self.fate
+        result = ClientResult(
+            self.client,
+            fate,
+            downlink_bits=self.downlink_bits,
+            metrics=self.personal.metrics if fate.counts else {},
+            num_received=self.num_received,
+        )
+        kept = with_memory(self.state, self.uplink_memory)
+        if self.setup.hooks_on_device:
+            kept = to_memory(kept, self.setup.device)
+        return result, ClientOutputs.of(self.setup.output_slots, kept, self.personal.server_memory)
 
     def local_task(self) -> LocalTask:
         """The client's local work, for the engine."""

@@ -113,12 +113,12 @@ class Worker:
                 )
                 for client, state in zip(group, states, strict=True)
             ]
-            untrained = {one.client: result for one in client_rounds if (result := one.untrained()) is not None}
+            untrained = {one.client: ended for one in client_rounds if (ended := one.untrained()) is not None}
             tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
             trained = self.setup.engine(self.method, tasks, width)
             for one in client_rounds:
                 if one.client in untrained:
-                    yield one, untrained[one.client], ClientOutputs()
+                    yield one, *untrained[one.client]
                     continue
                 # No variable holds the result, so that its memory is free before the next client trains.
                 yield one, *self._finished(one, trained)

@@ -15,7 +15,9 @@ from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, Serve
 from rayfl.rounds.setup import Setup
 from rayfl.tree import Tree
 
-CLIENT_HOOKS = ("init_client", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model")
+CLIENT_HOOKS = (
+    *("init_client", "has_work", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model"),
+)
 SERVER_HOOKS = (
     "init_server",
     "init_server_memory",

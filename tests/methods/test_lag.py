@@ -12,13 +12,14 @@ from rayfl.methods.base import Method
 from rayfl.methods.lag import LAG
 from rayfl.methods.lag_ps import LAGPS
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.setup import Setup
+from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import Points, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.population.fates import with_fate
 from tests.refusals import refused
 
+JUDGED = Evaluation(pooled=False)
 MODEL = 320
 """Bits of 10 fp32 entries."""
 
@@ -88,6 +89,7 @@ def check(here: Setup) -> list[Round]:
         bits = {row.client: (row.uplink_bits, row.downlink_bits) for row in record.clients}
         assert bits == {k: (MODEL * (k in wanted.uploads), MODEL * (k in wanted.asked)) for k in bits}
         assert {row.client for row in record.clients if row.status == "delivered"} == wanted.uploads
+        assert {row.client for row in record.clients if row.num_steps} == wanted.asked
         np.testing.assert_allclose(flat(run_state.server["params"]), wanted.x, rtol=1e-5, atol=1e-5)
         remembered = np.zeros(10)
         for k, ref in run_state.states.items():
@@ -138,6 +140,25 @@ def test_reaches_the_loss_of_gradient_descent_with_fewer_bytes(kind: type[Method
     for share in (1e-3, 1e-5):
         few, many = (bits_until(here, share * gap(start(lazy))) for here in (lazy, eager))
         assert few < 0.6 * many
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_whom_nobody_asks_does_and_reports_nothing(engine: str):
+    # Half of the clients a round: 1 s for a client's download, 0.02 s or so for its gradient.
+    clients = {"take_first": 1, "per_round": 3, "downlink_mbps": 320e-6}
+    hyper = {"lr": 0.3, "smoothness": 1.2}
+    here = setup(LAGPS(Quadratic(), LAGPS.Hyper(**hyper)), rounds=12, engine=engine, clients=clients, evaluation=JUDGED)
+    records, _ = play(here)
+    idle = [row for record in records for row in record.clients if row.status == "not_asked"]
+    assert idle and {(row.num_steps, row.num_samples, row.simulated_s) for row in idle} == {(0, 0, 0.0)}
+    for record in records:
+        unasked = {row.client for row in record.clients if row.status == "not_asked"}
+        measured = {m.client for m in record.metrics if m.name.startswith(("train/", "own_after_training/"))}
+        assert not measured & unasked
+        # The first to finish is one that was asked: nobody else delivers, and the round lasts as long.
+        rest = {row.status for row in record.clients if row.client not in unasked}
+        assert rest <= {"delivered", "surplus"} and ("delivered" in rest) == bool(rest)
+        assert record.row.simulated_s > 1 or not rest
 
 
 def test_without_a_threshold_it_is_gradient_descent():

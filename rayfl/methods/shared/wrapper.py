@@ -61,6 +61,7 @@ class Wrapping(Method, ServerHalf):
     plan = _passed(Method.plan)
     init_params = _passed(Method.init_params)
     init_client = _passed(Method.init_client)
+    has_work = _passed(Method.has_work)
     begin = _passed(Method.begin)
     step = _passed(Method.step)
     end_stage = _passed(Method.end_stage)
