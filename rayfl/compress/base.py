@@ -43,6 +43,10 @@ class Codec(Protocol):
         """total += weight * decoded, in place, if possible without building the decoded tree."""
         ...
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        """Entries whose value the packet carries, at any width; positions, scales and seeds are not counted."""
+        ...
+
 
 @runtime_checkable
 class Divisible(Protocol):
@@ -66,15 +70,16 @@ class WholeTensorCodec(ABC):
         """The decoded tensor `name`, with its entries row by row in any shape."""
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        """See `Codec`."""
         return {name: self.read(parts, name, shape).view(shape) for name, shape in self.shapes}
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """True everywhere."""
         return masks_of(self.shapes, True)
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        return sum(math.prod(shape) for _, shape in self.shapes)
+
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
-        """See `Codec`."""
         _add(self.decode(parts), total, weight)
 
 
@@ -89,18 +94,19 @@ class PositionedCodec(ABC):
         """Each tensor's name, int64 positions [count] without repetition, and float32 values [count]."""
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        """See `Codec`."""
         decoded = zeros_of(self.shapes)
         for name, positions, values in self.read(parts):
             decoded[name].view(-1).scatter_(0, positions, values)
         return decoded
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        """See `Codec`."""
         masks = masks_of(self.shapes, False)
         for name, positions, _ in self.read(parts):
             masks[name].view(-1)[positions] = True
         return masks
+
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        return sum(positions.numel() for _, positions, _ in self.read(parts))
 
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
         """Add at the sent positions only; every tensor of `total` must be contiguous."""
@@ -123,6 +129,13 @@ class Packet:
     def num_bits(self) -> int:
         """Exact size of the buffers on the wire, positions, scales and flags included."""
         return 8 * sum(part.nbytes for part in self.parts.values())
+
+    @cached_property
+    def num_values(self) -> int:
+        """Entries whose value it carries, see `Codec`. TypeError if the codec does not count them."""
+        if not hasattr(self.codec, "num_values"):
+            raise TypeError(f"{type(self.codec).__name__} does not count what it sends; give it a method `num_values`")
+        return self.codec.num_values(self.parts)
 
     def decode(self) -> Tree:
         """The tree that the receiver sees, in the encoded shapes: float32; bool for masks, float64 for counts.

@@ -41,6 +41,9 @@ class ComposeCodec(PositionedCodec):
         for name, values in codec.decode(inner).items():
             yield name, torch.from_numpy(positions[name]), values if self.factor == 1 else values * self.factor
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        return sum(found.size for found in self._positions(parts).values())
+
     def _positions(self, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         sizes = sizes_of(self.shapes)
         if self.draw is not None:

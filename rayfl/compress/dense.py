@@ -71,6 +71,11 @@ class UnwrittenDense(Packet):
     def num_bits(self) -> int:
         return 32 * num_entries(self.like)
 
+    @property
+    def num_values(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Packet`; the buffers are not made for it."""
+        return num_entries(self.like)
+
     def decode_beside(self, like: Tree) -> Tree:
         """See `Packet`; if `like` lies on the same GPU, nothing is copied, and NaN is not looked for."""
         device = device_of(like)

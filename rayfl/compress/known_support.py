@@ -25,6 +25,9 @@ class KnownSupportCodec(PositionedCodec):
         for name, mask in self.support(parts).items():
             yield name, torch.nonzero(mask.view(-1)).view(-1), decode_values(parts[f"{name}.values"], "fp32")
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
+
 
 def known_support_packet(values: Tree, support: Tree) -> Packet:
     """The packet of `values` where the boolean tree `support` is True, 4 bytes each.

@@ -137,6 +137,9 @@ class BernoulliCodec(WholeTensorCodec):
         if self._sent(parts):
             super().add_to(parts, total, weight)
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        return super().num_values(parts) if self._sent(parts) else 0
+
     def _sent(self, parts: Mapping[str, np.ndarray]) -> bool:
         return bool(self.shapes) and bool(buffer_of(parts, FLAG, BYTES, 1)[0])
 

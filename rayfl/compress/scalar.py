@@ -21,6 +21,10 @@ class CountCodec(WholeTensorCodec):
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         return torch.tensor(float(buffer_of(parts, name, np.dtype(np.int64), 1)[0]), dtype=torch.float64)
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        """0: papers count the numbers of models and updates, not how many examples a client has."""
+        return 0
+
 
 def count_packet(name: str, count: int) -> Packet:
     """64 bits; decodes to {name: float64 []}, so `int(packet.decode()[name])` is the count. ValueError beyond 2^53."""

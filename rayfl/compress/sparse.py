@@ -121,6 +121,9 @@ class SparseCodec(PositionedCodec):
                 raise damaged(f"{name}.values", f"has {values.numel()} entries for {positions.size} positions")
             yield name, torch.from_numpy(positions), values
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        return sum(self._values(parts, name).size for name, _ in self.shapes)
+
     def _values(self, parts: Mapping[str, np.ndarray], name: str) -> np.ndarray:
         return buffer_of(parts, f"{name}.values", BUFFER_TYPES[self.dtype])
 

@@ -56,6 +56,9 @@ class StructuredCodec:
                 block = block.view(filters.numel(), channels.numel(), -1) * weight
                 cube[filters.view(-1, 1), channels] += block.to(cube)
 
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        return sum(buffer_of(parts, f"{name}.values", BUFFER_TYPES["fp32"]).size for name, _ in self.shapes)
+
     def _kept(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """The kept filters and channels, boolean [O] and [I]; all of a tensor of one dimension."""
         num_filters, num_channels, _ = _cube(shape)

@@ -42,13 +42,24 @@ class TernaryCodec(PositionedCodec):
         for name, start, first, last in zip(sizes, starts, cuts, cuts[1:], strict=False):
             yield name, torch.from_numpy(positions[first:last] - start), torch.from_numpy(values[first:last])
 
-    def _run(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+        """See `Codec`: the nonzeros, each of which has a sign."""
+        sizes = sizes_of(self.shapes)
+        runs = sizes if self.scope == "tensor" else {"": sum(sizes.values())}
+        return sum(self._count(parts, name, size) for name, size in runs.items())
+
+    def _count(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> int:
+        """The number of nonzeros in a run of `size` entries. Raises ValueError if the packet says an impossible one."""
         most = kept_entries(size, self.keep_ratio)
         count = most
         if f"{name}.count" in parts:
             count = int(buffer_of(parts, f"{name}.count", np.dtype(np.int32), 1)[0])
         if not 0 <= count <= most:
             raise damaged(f"{name}.count", f"says {count} of at most {most}")
+        return count
+
+    def _run(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+        count = self._count(parts, name, size)
         if count == 0:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         positions = decode_golomb(buffer_of(parts, f"{name}.positions", BYTES), size, count, low_bits(self.keep_ratio))

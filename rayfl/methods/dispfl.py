@@ -14,8 +14,8 @@ Where paper and code differ or leave something open:
   published scripts switch it off, which is `regrow="random"`, and differ in that masks start different.
 - The gradient is masked before it is clipped (the authors clip the dense one; the paper does not clip).
 - Neighbours weigh as the topology says; its default, uniform weights, is the paper's.
-- "Comm" of the paper's tables is recorded as comm/busiest_megabytes, "FLOPS" as flops/training (which has the search
-  batch only where there is a search; the authors' code counts it always).
+- "Comm" of the paper's tables is recorded as comm/busiest_received_megabytes, "FLOPS" as flops/training (which has
+  the search batch only where there is a search; the authors' code counts it always).
 """
 
 from collections.abc import Mapping

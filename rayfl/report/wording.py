@@ -78,12 +78,18 @@ _METRICS = {
     "comm/busiest_megabytes": MetricText(
         "Comm of the busiest node",
         "MB per round",
-        "Papers call this Comm: 4 bytes for each number that the busiest peer, or the server, receives.",
+        "Papers call this Comm: 4 bytes for each number that the busiest peer, the server or a client sends or "
+        "receives, whichever is more. A number counts 4 bytes whatever its width.",
+    ),
+    "comm/busiest_received_megabytes": MetricText(
+        "Comm of the busiest receiver",
+        "MB per round",
+        "The same of downloads alone, as in Dis-PFL's tables, where peers have equally many to hear from.",
     ),
     "comm/mean_megabytes": MetricText(
         "Comm of a client",
         "MB per round",
-        "The mean Comm over peers or clients; it leaves out positions and masks.",
+        "The mean Comm over peers or clients, up or down, whichever is more; it leaves out positions.",
     ),
     "comm/link_megabytes": MetricText(
         "Comm of a link as MCE-PL bills it",

@@ -99,9 +99,9 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     round.run_state = replace(round.run_state, server=server, round=number + 1)
     if half.overrides("reply") and plan.down:
         reply(round, delivered)
-    num_sent = sum(ledger.results[client].num_values for client in delivered)
-    num_received = [result.num_received for result in ledger.results.values()]
-    ledger.metrics |= server_comm(num_sent, num_received, setup.num_clients)
+    uploads = [ledger.results[client].num_values for client in delivered]
+    downloads = [result.num_received for result in ledger.results.values()]
+    ledger.metrics |= server_comm(uploads, downloads, setup.num_clients)
     evaluate(round)
     return round.run_state, record(setup, number, ledger)
 

@@ -1,10 +1,13 @@
 """The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from rayfl.compress.base import Message
+from rayfl.compress.scalar import CountCodec
 from rayfl.compress.sparse import TopK
 from rayfl.methods.base import PeerHalf
 from rayfl.rounds.executor import InlineExecutor
@@ -88,7 +91,10 @@ def no_hook_modifies_what_it_was_given(setup: Setup, played: Played) -> None:
 
 
 def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
-    """Of every client in every round, also where clients drop out: eight times the bytes that it sent and received."""
+    """Of every client in every round, also where clients drop out: eight times the bytes that it sent and received.
+
+    Comm is the entries that the receivers see, times 4 bytes.
+    """
     clients = {"per_round": num_clients - 1, "dropout_after_training": 0.2, "dropout_before_download": 0.2}
     here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
     records, _ = play(here)
@@ -107,8 +113,39 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
                 down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
                 expected = [buffer_bits(log.up[round, row.client]) if sent else 0, sum(map(buffer_bits, down))]
             assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
+        assert comm_of(record) == pytest.approx(comm_by_hand(here, log, record, round)), round
         assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
         assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
+
+
+def comm_of(record: RoundRecord) -> list[float]:
+    """Comm of the busiest node, of the busiest receiver, and the mean; zeros if the round has no exchange."""
+    names = ("busiest_megabytes", "busiest_received_megabytes", "mean_megabytes")
+    return [record.means.get(f"comm/{name}", 0.0) for name in names]
+
+
+def comm_by_hand(here: Setup, log: Log, record: RoundRecord, round: int) -> list[float]:
+    """`comm_of` from the entries that every receiver sees, counts of examples aside, and the round's links."""
+
+    def seen(messages: Iterable[Message]) -> int:
+        packets = [packet for one in messages for packet in one.values() if not isinstance(packet.codec, CountCodec)]
+        return sum(int(mask.sum()) for packet in packets for mask in packet.support().values())
+
+    up = {row.client: seen([log.up[round, row.client]]) for row in record.clients if row.status == "delivered"}
+    if isinstance(here.method, PeerHalf):
+        if here.topology is None:
+            return [0.0, 0.0, 0.0]
+        graph = here.topology.receives(here.num_clients, here.seed, round)
+        links = [(one, other) for one in up for other in up if graph[one, other]]
+        received = [sum(up[other] for one, other in links if one == peer) for peer in up]
+        sent = [sum(up[other] for _, other in links if other == peer) for peer in up]
+        busiest, mean = (max(received, default=0), max(sent, default=0)), sum(sent) / here.num_clients
+    else:
+        reached = [row.client for row in record.clients if row.status != "dropped_before_download"]
+        down = [seen([log.broadcasts.get(round, {}), *log.down.get((round, client), [])]) for client in reached]
+        arrived, sent = sum(up.values()), sum(down)
+        busiest, mean = (max(arrived, *down, 0), max(sent, *up.values(), 0)), max(arrived, sent) / here.num_clients
+    return [4e-6 * max(busiest), 4e-6 * busiest[0], 4e-6 * mean]
 
 
 def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: int) -> list[int]:

@@ -62,6 +62,15 @@ def test_num_bits_is_the_size_of_the_buffers(compressor: Compressor):
 
 
 @every_compressor
+@pytest.mark.parametrize("x", [ordinary(), {}, {"empty": torch.zeros(0, 3)}, {"w": torch.zeros(5, 4)}], ids=list)
+def test_the_values_are_the_entries_that_the_receiver_sees(compressor: Compressor, x: Tree):
+    packet, _ = encode(compressor, x)
+    assert packet.num_values == sum(int(mask.sum()) for mask in packet.support().values())
+    with PretendedGpu():
+        assert encode(compressor, there(x))[0].num_values == packet.num_values
+
+
+@every_compressor
 def test_zero_stays_zero(compressor: Compressor):
     zero = {name: torch.zeros_like(tensor) for name, tensor in ordinary().items()}
     assert_same(encode(compressor, zero)[0].decode(), zero)

@@ -93,7 +93,7 @@ def mutated(draw: st.DrawFn, buffer: np.ndarray) -> np.ndarray | None:
 
 
 def read_in_every_way(packet: Packet) -> None:
-    """Decode, support, sum and pieces: each gives tensors of the known shapes, or ValueError."""
+    """Decode, support, sum, pieces and count: each gives what has the known shapes, or ValueError."""
     shapes = {name: torch.Size(shape) for name, shape in packet.codec.shapes}  # type: ignore[attr-defined]
 
     def decode() -> None:
@@ -110,7 +110,10 @@ def read_in_every_way(packet: Packet) -> None:
             for piece in packet.pieces():
                 piece.decode()
 
-    for read in (decode, support, add, pieces):
+    def count() -> None:
+        assert packet.num_values >= 0
+
+    for read in (decode, support, add, pieces, count):
         try:
             read()
         except ValueError as error:

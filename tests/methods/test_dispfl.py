@@ -184,7 +184,7 @@ def test_metrics_of_a_round():
     assert SIZES[0] == 9
     assert found["flops/training"] == 3 * (9 * kept + 4 * dense)
     message = sum(counts(first))
-    assert record.means["comm/busiest_megabytes"] == pytest.approx(2 * 4 * message / 1e6)
+    assert record.means["comm/busiest_received_megabytes"] == pytest.approx(2 * 4 * message / 1e6)
 
 
 def _counted() -> Classification:

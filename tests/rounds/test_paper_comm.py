@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.compress.base import message_bits
+from rayfl.compress.base import Packet, message_bits
 from rayfl.compress.dense import Dense
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.scalar import count_packet
@@ -15,6 +15,7 @@ from rayfl.methods.shared import masks
 from rayfl.rounds.paper_comm import num_values, paper_comm
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Ring, Topology
 from tests.models.paper_resnet import PaperResNet18
+from tests.refusals import refused
 
 
 def resnet(density: float) -> dict[str, torch.Tensor]:
@@ -32,17 +33,31 @@ def test_values_are_counted_and_nothing_else():
     assert num_values({"model": Dense().encode(x, {}, draw)[0]}) == 15
     assert num_values({"model": Dense(dtype="fp16").encode(x, {}, draw)[0]}) == 15
     assert num_values({"model": sparse_packet(x, support)}) == 6
-    assert num_values({"mask": mask_packet(support), "count": count_packet("count", 3)}) == 0
+    # A mask that is sent by itself is the message: MCE-PL's peers average it.
+    assert num_values({"mask": mask_packet(support), "count": count_packet("count", 3)}) == 15
     assert num_values({"a": sparse_packet(x, support), "b": sparse_packet(x, support)}) == 12
 
 
 def test_the_busiest_peer_by_hand():
-    # 0 receives from 1 and 2, 1 from 2 alone, 2 from nobody: 4 (10 + 30), 4 * 30 and 0 bytes.
+    # 0 receives from 1 and 2, 1 from 2 alone, 2 from nobody: 4 (10 + 30), 4 * 30 and 0 bytes. 2 sends 2 * 4 * 30.
     graph = np.array([[0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=bool)
     found = paper_comm(graph, {0: 20, 1: 10, 2: 30})
-    assert found == pytest.approx({"comm/busiest_megabytes": 160e-6, "comm/mean_megabytes": 280e-6 / 3})
-    assert paper_comm(graph, {0: 0, 1: 0}) == {}
-    assert paper_comm(graph, {}) == {}
+    assert found == pytest.approx(
+        {
+            "comm/busiest_megabytes": 240e-6,
+            "comm/busiest_received_megabytes": 160e-6,
+            "comm/mean_megabytes": 280e-6 / 3,
+        }
+    )
+    assert set(paper_comm(graph, {0: 0, 1: 0}).values()) == {0.0} == set(paper_comm(graph, {}).values())
+
+
+def test_a_codec_that_does_not_count_is_named():
+    class Silent:
+        """A codec as it was before codecs counted."""
+
+    with refused(names=["Silent", "num_values"], error=TypeError):
+        _ = Packet({}, Silent()).num_values  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +77,9 @@ def test_the_busiest_peer_by_hand():
 def test_the_comm_column_of_dis_pfl(density: float, topology: Topology, printed: float):
     # Tables 1, 2 and 4, N = 100. The authors count nonzeros, which differ from the mask's entries by up to 0.11 %.
     count = sum(int(tensor.sum()) for tensor in resnet(density).values())
-    found = paper_comm(topology.receives(100, 1, 0), dict.fromkeys(range(100), count))["comm/busiest_megabytes"]
+    found = paper_comm(topology.receives(100, 1, 0), dict.fromkeys(range(100), count))[
+        "comm/busiest_received_megabytes"
+    ]
     assert found == pytest.approx(printed, rel=1.1e-3)
 
 
@@ -72,7 +89,7 @@ def test_the_paper_s_setting_beside_the_real_bytes():
     message = {"weights": sparse_packet(params, mask)}
     assert num_values(message) == 5_586_977
     graph = RandomNeighbours(degree=10).receives(100, 1, 0)
-    found = paper_comm(graph, dict.fromkeys(range(100), num_values(message)))["comm/busiest_megabytes"]
+    found = paper_comm(graph, dict.fromkeys(range(100), num_values(message)))["comm/busiest_received_megabytes"]
     # 10 * 4 * 5,586,977 bytes: 0.04 % above Table 1's 223.4, which they are to the digit that is printed.
     assert found == pytest.approx(223.47908)
     assert math.floor(found * 10) / 10 == 223.4

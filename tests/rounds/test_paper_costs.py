@@ -33,7 +33,7 @@ def test_fedavg():
     here, record = first_round("fedavg", epochs=2, clients={"per_round": 4})
     sizes = {row.client: here.population.traits(row.client).num_examples for row in record.clients}
     assert flops_of(record) == {client: 3 * FORWARD * 2 * size for client, size in sizes.items()}
-    # The server gets four models; each of four clients of six gets one.
+    # The server gets four models and sends four; each of four clients of six gets one.
     assert record.means["comm/busiest_megabytes"] == pytest.approx(4 * 4 * PARAMETERS / 1e6)
     assert record.means["comm/mean_megabytes"] == pytest.approx(4 * 4 * PARAMETERS / 6 / 1e6)
 
@@ -42,11 +42,35 @@ def test_a_sparse_uplink_and_fedpse_count_the_numbers_alone():
     top = {"name": "topk", "keep_ratio": 0.25}
     _, record = first_round("fedavg", uplink=top)
     kept = 192 + 3 + 30 + 3
-    assert record.means["comm/busiest_megabytes"] == pytest.approx(6 * 4 * kept / 1e6)
+    assert record.means["comm/busiest_received_megabytes"] == pytest.approx(6 * 4 * kept / 1e6)
+    assert record.means["comm/busiest_megabytes"] == pytest.approx(6 * 4 * PARAMETERS / 1e6)
     _, record = first_round("fedpse", keep_ratio=0.25)
     # Up and, in the reply, down: k numbers each.
     assert record.means["comm/busiest_megabytes"] == pytest.approx(6 * 4 * kept / 1e6)
-    assert record.means["comm/mean_megabytes"] == pytest.approx(4 * kept / 1e6, rel=0.02)
+    assert record.means["comm/mean_megabytes"] == pytest.approx(4 * kept / 1e6)
+
+
+@pytest.mark.parametrize(
+    "uplink", ["natural", "onebit", "qsgd", "sign", "terngrad", {"name": "dense", "dtype": "fp16"}], ids=str
+)
+def test_a_number_counts_whatever_its_width(uplink: Any):
+    _, record = first_round("fedavg", uplink=uplink)
+    assert record.means["comm/busiest_received_megabytes"] == pytest.approx(6 * 4 * PARAMETERS / 1e6)
+
+
+def test_the_models_that_fedfomo_s_server_sends_count():
+    # In round 1 each of six clients gets three candidates, and sends one model and three gains.
+    here = prepare(experiment("fedfomo", rounds=2, evaluation={"every": 0}))
+    last = play(here)[0][1]
+    assert last.means["comm/busiest_received_megabytes"] == pytest.approx(6 * 4 * (PARAMETERS + 3) / 1e6)
+    assert last.means["comm/busiest_megabytes"] == pytest.approx(6 * 4 * 3 * PARAMETERS / 1e6)
+    assert last.means["comm/mean_megabytes"] == pytest.approx(4 * 3 * PARAMETERS / 1e6)
+
+
+def test_fedu_sends_every_client_its_own_model():
+    _, record = first_round("fedu", clients={"per_round": 4})
+    assert record.means["comm/busiest_megabytes"] == pytest.approx(4 * 4 * PARAMETERS / 1e6)
+    assert record.means["comm/mean_megabytes"] == pytest.approx(4 * 4 * PARAMETERS / 6 / 1e6)
 
 
 @pytest.mark.parametrize("name", ["subfedavg", "lotteryfl"])
@@ -103,5 +127,8 @@ def test_masks_and_elastic_count_what_they_do():
 
 
 def test_the_busiest_node_may_be_a_client():
-    assert server_comm(30, [10, 50], 4) == {"comm/busiest_megabytes": 200e-6, "comm/mean_megabytes": 60e-6}
-    assert server_comm(0, [0, 0], 4) == {} == server_comm(0, [], 4)
+    found = server_comm([5, 25], [0, 50], 4)
+    assert list(found.values()) == pytest.approx([200e-6, 200e-6, 50e-6])
+    assert list(server_comm([90], [10, 50], 4).values()) == pytest.approx([360e-6, 360e-6, 90e-6])
+    assert list(server_comm([5, 25], [10, 50], 4).values()) == pytest.approx([240e-6, 200e-6, 60e-6])
+    assert set(server_comm([], [], 4).values()) == {0.0} == set(server_comm([0], [0, 0], 4).values())

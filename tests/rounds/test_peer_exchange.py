@@ -36,9 +36,10 @@ def test_links_are_billed_on_both_ends():
     # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
     assert [ledger.results[i].billed_bits for i in range(3)] == [200, 30, 7]
     assert [ledger.results[i].downlink_bits for i in range(3)] == [37, 100, 100]
-    # The paper's figure is of numbers received: 4 + 3 by peer 0, 5 by each of the others.
+    # Received: 4 + 3 numbers by peer 0, 5 by each of the others. Sent: 2 * 5, 4 and 3.
     assert ledger.metrics == {
-        "comm/busiest_megabytes": pytest.approx(7 * 4e-6),
+        "comm/busiest_megabytes": pytest.approx(10 * 4e-6),
+        "comm/busiest_received_megabytes": pytest.approx(7 * 4e-6),
         "comm/mean_megabytes": pytest.approx(17 / 3 * 4e-6),
     }
 
@@ -76,6 +77,9 @@ class Counting:
     def add_to(self, parts, total, weight):
         self.decoded += 1
         self.inner.add_to(parts, total, weight)
+
+    def num_values(self, parts):
+        return self.inner.num_values(parts)
 
 
 @pytest.mark.parametrize("rule", [WeightedMean(), ElementwiseMean()], ids=lambda rule: type(rule).__name__)

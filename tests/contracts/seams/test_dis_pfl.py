@@ -115,4 +115,4 @@ def test_a_link_costs_the_kept_values_and_one_bit_an_entry(way: Way):
         assert [client.downlink_bits for client in record.clients] == [2 * server_memory] * 4
         assert record.row.uplink_bits == 4 * 2 * server_memory
         # What the paper counts: the values of two links, 1 MB = 1e6 bytes.
-        assert record.means["comm/busiest_megabytes"] == pytest.approx(2 * 5 * 4 / 1e6)
+        assert record.means["comm/busiest_received_megabytes"] == pytest.approx(2 * 5 * 4 / 1e6)
