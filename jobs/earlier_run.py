@@ -12,9 +12,15 @@ from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, Runtime, make_experiment
 from rayfl.experiment.identity import determining_settings
+<<<<<<< HEAD
 from rayfl.experiment.input_files import kept_files, located, names_file
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment
+=======
+from rayfl.experiment.input_files import experiment_files, located, names_file
+from rayfl.experiment.table import split_override, with_overrides
+from rayfl.run_directory.description import EXPERIMENT, is_run
+>>>>>>> aa9b275 (The content of data files is part of a run's identity)
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted, shown
@@ -118,7 +124,14 @@ def earlier_run(
 
 def changed_settings(found: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" if in none."""
+<<<<<<< HEAD
     return _in_words(_changes(found.experiment, kept_files(experiment.as_dict()).table))
+=======
+    changes = _changes(found.experiment, experiment_files(experiment).table)
+    words = [f"{key}={shown(old)} -> {shown(new)}" for key, (old, new) in changes.items()]
+    more = len(words) - _MOST_SHOWN
+    return ", ".join(words[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+>>>>>>> aa9b275 (The content of data files is part of a run's identity)
 
 
 # Any: settings from Python.
@@ -138,7 +151,7 @@ def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any]
 
 def _require_same_settings(before: Run, experiment: Experiment) -> None:
     """Raise RayflError if a setting that decides the numbers has changed, the number of rounds apart."""
-    changes = _changes(before.experiment, kept_files(experiment.as_dict()).table)
+    changes = _changes(before.experiment, experiment_files(experiment).table)
     for key, (old, new) in changes.items():
         if names_file(key, old):
             raise RayflError(

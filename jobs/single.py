@@ -17,7 +17,7 @@ from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import identity
-from rayfl.experiment.input_files import KeptFiles, kept_files
+from rayfl.experiment.input_files import KeptFiles, experiment_files
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import override
 from rayfl.rounds.errors import MethodError
@@ -126,7 +126,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
 
 def _prepared(experiment: Experiment, audience: Audience) -> Prepared:
     audience.display.stage(f"{experiment.name}: reading the data and building the model")
-    files = kept_files(experiment.as_dict())
+    files = experiment_files(experiment)
     setup = prepare(experiment, identity(experiment, files.table))
     runtime = experiment.runtime
     return Prepared(experiment, setup, files, platform.describe(runtime.threads, runtime.driver_device))

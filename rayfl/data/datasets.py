@@ -6,14 +6,17 @@ Images stay uint8 until `Dataset.prepare` makes a batch of them.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.errors import RayflError
+from rayfl.limits.regular_files import expanded
 from rayfl.settings import shown
 
 MOMENTS_CHUNK = 4096
@@ -125,6 +128,23 @@ class Source(Choice, ABC):
 
     label: ClassVar[str] = "dataset"
     package: ClassVar[str] = "rayfl.data.sources"
+
+    digest: Mapping[str, str] | None = Field(
+        default=None, description="digests of the files' content by name; default: those that the files have"
+    )
+
+    # Any: a table of an experiment.
+    def to_table(self) -> dict[str, Any]:
+        """The table that makes it again."""
+        return {key: value for key, value in super().to_table().items() if key != "digest" or value is not None}
+
+    def files(self) -> Sequence[Path]:
+        """The files and folders that `load` reads, whose content belongs to a run's identity.
+
+        By default those that settings called path, test_path and root name.
+        """
+        named = [getattr(self, name, None) for name in ("path", "test_path", "root")]
+        return [expanded(one) for one in named if isinstance(one, str | Path)]
 
     @abstractmethod
     def load(self) -> Dataset:

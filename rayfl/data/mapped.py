@@ -3,7 +3,6 @@
 So gigabytes are neither sent to a machine that reads them from shared storage, nor copied into an object store.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from rayfl.data.datasets import Dataset, Samples
-
-_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
-"""Number and size of the blocks of a file that are compared, evenly spaced from its first byte to its last."""
+from rayfl.data.file_digest import content_digest
 
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """An array's .npy file: its path, its size, and a digest of blocks of it."""
+    """An array's .npy file: its path, its size, and the digest of its content."""
 
     path: Path
     num_bytes: int
@@ -34,7 +31,7 @@ class ArrayFile:
             return None
         path = Path(base.filename)
         try:
-            return cls(path, path.stat().st_size, digest(path))
+            return cls(path, path.stat().st_size, content_digest(path))
         except OSError:
             # Mapped, and deleted since: only this process still has it.
             return None
@@ -42,7 +39,7 @@ class ArrayFile:
     def open(self) -> np.ndarray | None:
         """Map the array in this process; None if there is no such file or its content is different."""
         try:
-            if self.path.stat().st_size != self.num_bytes or digest(self.path) != self.digest:
+            if self.path.stat().st_size != self.num_bytes or content_digest(self.path) != self.digest:
                 return None
             return mapped(self.path)
         except (OSError, ValueError):
@@ -52,16 +49,6 @@ class ArrayFile:
 def mapped(path: Path) -> np.ndarray:
     """Map an .npy file as a plain array, since pickle cannot share the buffer of a memmap."""
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of blocks of a file, or of the whole file if it is small. OSError if it cannot be read."""
-    found, size = hashlib.sha256(), path.stat().st_size
-    with open(path, "rb") as file:
-        for block in range(_BLOCKS):
-            file.seek(max(0, size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
-            found.update(file.read(_BLOCK_BYTES))
-    return found.hexdigest()
 
 
 @dataclass(frozen=True)

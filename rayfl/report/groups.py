@@ -15,6 +15,7 @@ from rayfl.report import wording
 from rayfl.report.series import Cost, cost, is_accuracy, is_personal, metric_names, run_label, series, spread
 from rayfl.run_directory.record import Run
 
+_DIGEST = "data.digest."
 _FEW = 3
 """The most settings that a label names."""
 _PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy")
@@ -75,11 +76,13 @@ def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
     own = group.settings
     shared = [key for key in own if all(key in other for other in namesakes)]
     keys = [key for key in shared if any(other[key] != own[key] for other in namesakes)]
-    words = [
-        plugins.short(str(own[key])) if key.endswith(".name") else f"{key.rpartition('.')[2]}={own[key]}"
-        for key in keys
-    ]
+    words = [plugins.short(str(own[key])) if key.endswith(".name") else f"{_short(key)}={own[key]}" for key in keys]
     return f" ({', '.join(words)})" if 0 < len(keys) <= _FEW else ""
+
+
+def _short(key: str) -> str:
+    """The last part of a dotted key; of a digest the name of the file."""
+    return key.removeprefix(_DIGEST) if key.startswith(_DIGEST) else key.rpartition(".")[2]
 
 
 def _shared_name(names: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ Splits = tuple[Samples, Samples]
 def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[[], Splits]) -> Splits:
     """Return what `read` makes of `files`; the arrays are saved below `cache`/arrays and mapped from there.
 
-    Saved arrays are used again if the order, paths, sizes and modification times of the files are the same. If `cache`
+    Saved arrays are used again if the order, paths, sizes, inodes and times of the files are the same. If `cache`
     cannot be written or is full, the samples stay in memory.
     """
     folder = expanded(cache) / "arrays" / f"{name}-{_digest(name, files)}"
@@ -38,7 +38,11 @@ def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[
 
 
 def _digest(name: str, files: Sequence[Path]) -> str:
-    found = [(str(path.absolute()), status.st_size, status.st_mtime_ns) for path in files if (status := path.stat())]
+    found = [
+        (str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        for path in files
+        if (status := path.stat())
+    ]
     return hashlib.sha256(json.dumps([FORMAT, name, found]).encode()).hexdigest()[:16]
 
 

@@ -34,6 +34,11 @@ class ArrayFiles(Source):
         default=0.2, gt=0, lt=1, description="share that is held out where there is no test split"
     )
 
+    def files(self) -> list[Path]:
+        """The archive, or the arrays that count in the folder."""
+        path = expanded(self.path)
+        return [found for name in NAMES if (found := path / f"{name}.npy").exists()] if path.is_dir() else [path]
+
     def load(self) -> Dataset:
         """Load the dataset. RayflError if arrays are missing or have wrong values."""
         path = expanded(self.path)

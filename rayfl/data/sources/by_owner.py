@@ -42,15 +42,20 @@ def read_splits(source: Fetched, stem: str, read_tff: Read, read_leaf: Read | No
     RayflError if neither are in the source's folder.
     """
     folder = source.folder
-    read, files = read_leaf, [sorted((folder / split).glob("*.json")) for split in SPLITS]
-    if read is None or not all(files):
-        read, files = read_tff, [[folder / f"{stem}_{split}.h5"] for split in SPLITS]
-        if not all(path.is_file() for (path,) in files):
-            leaf = "" if read_leaf is None else ", and no train/*.json and test/*.json"
-            raise source.missing(f"{folder} has no {stem}_train.h5 and {stem}_test.h5{leaf}")
+    files = split_files(source, stem, read_leaf is not None)
+    if not all(path.is_file() for paths in files for path in paths):
+        leaf = "" if read_leaf is None else ", and no train/*.json and test/*.json"
+        raise source.missing(f"{folder} has no {stem}_train.h5 and {stem}_test.h5{leaf}")
+    read = read_leaf if read_leaf is not None and files[0][0].suffix == ".json" else read_tff
     parts = [chain.from_iterable(map(read, paths)) for paths in files]
     train, test = cached_arrays(source.cache, source.name, [*files[0], *files[1]], lambda: joined(source.name, *parts))
     return replace(train, place=str(folder)), replace(test, place=str(folder))
+
+
+def split_files(source: Fetched, stem: str, leaf: bool) -> list[list[Path]]:
+    """The files of the train and the test split: LEAF's if `leaf` and both splits have some, or else those of TFF."""
+    found = [sorted((source.folder / split).glob("*.json")) for split in SPLITS]
+    return found if leaf and all(found) else [[source.folder / f"{stem}_{split}.h5"] for split in SPLITS]
 
 
 def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> tuple[Samples, Samples]:

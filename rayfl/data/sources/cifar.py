@@ -14,7 +14,7 @@ from pydantic import Field
 
 from rayfl.data.check import whole_labels
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.sources.by_owner import OwnerSamples, read_splits, read_tff
+from rayfl.data.sources.by_owner import OwnerSamples, read_splits, read_tff, split_files
 from rayfl.data.sources.fetch import Downloaded, Fetched
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError
@@ -29,12 +29,22 @@ class _CIFAR(Downloaded):
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
 
-    def load(self) -> Dataset:
-        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
+    def files(self) -> list[Path]:
+        """The folder of the pickles, downloaded if it is missing."""
+        kind, advice = self._published()
+        return [self.fetch(advice) / kind.base_folder]
+
+    # Any: torchvision's class.
+    def _published(self) -> tuple[Any, str]:
+        """torchvision's class, and the advice on its files."""
         kind = getattr(torchvision().datasets, self.kind)
-        advice = (
+        return kind, (
             f"fetch {kind.url}, unpack it as it is and set data.root to the folder that then holds {kind.base_folder}"
         )
+
+    def load(self) -> Dataset:
+        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
+        kind, advice = self._published()
         folder = self.fetch(advice)
         try:
             train, test = (_samples(kind(folder, train=train), folder) for train in (True, False))
@@ -93,6 +103,10 @@ class FedCIFAR100(Fetched):
     advice: ClassVar[str] = (
         "fetch https://storage.googleapis.com/tff-datasets-public/fed_cifar100.tar.bz2 and unpack it"
     )
+
+    def files(self) -> list[Path]:
+        """The files of both splits."""
+        return [path for paths in split_files(self, "fed_cifar100", leaf=False) for path in paths]
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfl.data.check import first_row, whole_labels
 from rayfl.data.datasets import Dataset, moments
-from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff
+from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff, split_files
 from rayfl.data.sources.fetch import Fetched
 from rayfl.errors import RayflError
 
@@ -31,6 +31,10 @@ class FederatedEMNIST(Fetched):
         "folders train and test, or fetch https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2 and "
         "unpack it"
     )
+
+    def files(self) -> list[Path]:
+        """The files of both splits."""
+        return [path for paths in split_files(self, "fed_emnist", leaf=True) for path in paths]
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

@@ -131,6 +131,10 @@ class CINIC10(_ImageFolders):
         "valid and test"
     )
 
+    def files(self) -> list[Path]:
+        """The folders of the splits in use."""
+        return [self.folder / split for split in ("train", "valid", "test") if split != "valid" or self.with_validation]
+
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         classes = self._classes()
@@ -156,6 +160,10 @@ class TinyImageNet(_ImageFolders):
     advice: ClassVar[str] = (
         "fetch http://cs231n.stanford.edu/tiny-imagenet-200.zip and unpack it; the folders train and val"
     )
+
+    def files(self) -> list[Path]:
+        """The folders of the two splits."""
+        return [self.folder / "train", self.folder / "val"]
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

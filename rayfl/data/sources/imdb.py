@@ -58,6 +58,10 @@ class IMDB(Fetched):
         "test of aclImdb"
     )
 
+    def files(self) -> list[Path]:
+        """The folders of the labelled reviews."""
+        return [self.folder / half / sentiment for half in ("train", "test") for sentiment in SENTIMENTS]
+
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         folder, split = self.folder, TOKENIZERS[self.tokenizer]

@@ -1,5 +1,6 @@
 """MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 pixels in IDX files."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -23,6 +24,10 @@ class _FourFiles(Downloaded):
     mean: ClassVar[float]
     std: ClassVar[float]
     advice: ClassVar[str] = "put its four idx files into a folder and set data.root"
+
+    def files(self) -> list[Path]:
+        """The four files, downloaded if they are missing."""
+        return _files(self.fetch(self.advice, self.kind, "raw"), ("train-", "t10k-"), self.advice)
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
@@ -85,6 +90,11 @@ class EMNIST(Downloaded):
         "holds emnist-*-idx3-ubyte.gz"
     )
 
+    def files(self) -> list[Path]:
+        """The four files of the split, downloaded if they are missing."""
+        folder = self.fetch(self.advice, "EMNIST", "raw", split=self.split)
+        return _files(folder, [f"emnist-{self.split}-{half}-" for half in ("train", "test")], self.advice)
+
     def load(self) -> Dataset:
         """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
         folder = self.fetch(self.advice, "EMNIST", "raw", split=self.split)
@@ -94,6 +104,12 @@ class EMNIST(Downloaded):
                 samples.labels[:] -= 1
         mean, std = moments(train.inputs)
         return Dataset(self.name, train, test, self.num_classes[self.split], "image", mean, std)
+
+
+def _files(folder: Path, stems: Iterable[str], advice: str) -> list[Path]:
+    """The files of images and labels. RayflError if one is missing."""
+    names = (f"{stem}{part}" for stem in stems for part in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+    return [find_idx(folder, name, advice) for name in names]
 
 
 def read_samples(folder: Path, stem: str, advice: str) -> Samples:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff
+from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff, split_files
 from rayfl.data.sources.fetch import Fetched
 from rayfl.errors import RayflError
 
@@ -45,6 +45,10 @@ class Shakespeare(Fetched):
         "its folders train and test, or fetch https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2 "
         "and unpack it"
     )
+
+    def files(self) -> list[Path]:
+        """The files of both splits."""
+        return [path for paths in split_files(self, "shakespeare", leaf=True) for path in paths]
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

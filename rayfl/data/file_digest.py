@@ -1,0 +1,158 @@
+"""Digests of data files by their content, so that a run of other data is another run.
+
+A digest is kept with size, modification time, change time and inode of the files, and made again only if one of these
+is another: those of large data are kept on disk, since they take seconds a gigabyte.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfl.errors import RayflError, reason
+from rayfl.limits.regular_files import require_regular
+
+# Settings are read before torch is loaded.
+if TYPE_CHECKING:
+    from rayfl.data.datasets import Source
+
+MOST_BYTES = 10 * 10**9
+"""Data of more bytes are only sampled."""
+LENGTH = 12
+"""Hexadecimal digits of a digest."""
+_DIGEST = re.compile(r"(sample-)?[0-9a-f]{12}")
+FOLDER = Path("~/.cache/rayfl/digests")
+"""The digests of large data on this machine, one a file."""
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
+"""Number and size of the blocks of a sample, evenly spaced from a file's first byte to its last."""
+_LARGE_BYTES, _MANY_FILES = 200_000_000, 2_000
+"""Data with more bytes or files have their digest on disk."""
+_SETTLED_S = 2.0
+"""Clocks of file systems are this coarse: a file that changed later may change again with the same times."""
+_known: dict[str, str] = {}
+"""The digests that this process has made."""
+
+Found = tuple[str, Path, os.stat_result]
+"""A file's name below the folder that is digested, its path and its status."""
+
+
+def content_digest(path: Path) -> str:
+    """The first 12 hexadecimal digits of a file's SHA-256, or of that of the names and digests of a folder's files.
+
+    Hidden files and those called cache-* do not count. Of more than 10 GB only names, sizes and a sample of each file
+    count, and the digest begins with "sample-". Raise OSError if `path` is neither a regular file nor a folder, and
+    RayflError if a file in the folder cannot be read.
+    """
+    found = list(_files(path))
+    size = sum(status.st_size for _, _, status in found)
+    times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev) for name, _, s in found]
+    key = hashlib.sha256(json.dumps([str(path.absolute()), MOST_BYTES, times]).encode()).hexdigest()
+    settled = all(max(s.st_mtime, s.st_ctime) < time.time() - _SETTLED_S for _, _, s in found)
+    if not settled:
+        return _digest(found, size)
+    if key not in _known:
+        is_large = size > _LARGE_BYTES or len(found) > _MANY_FILES
+        _known[key] = _from_disk(key, lambda: _digest(found, size)) if is_large else _digest(found, size)
+    return _known[key]
+
+
+def sample_digest(path: Path) -> str:
+    """SHA-256 of blocks of a file, or of the whole file if it is small. OSError if it cannot be read."""
+    found, size = hashlib.sha256(), path.stat().st_size
+    with open(path, "rb") as file:
+        for block in range(_BLOCKS):
+            file.seek(max(0, size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
+            found.update(file.read(_BLOCK_BYTES))
+    return found.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Found]:
+    """The regular files at `path`, sorted by their names below it."""
+    if not path.is_dir():
+        require_regular(path, most=1 << 62)
+        yield "", path, path.stat()
+        return
+    seen: set[tuple[int, int]] = set()
+    for folder, inner, names in os.walk(path, followlinks=True):
+        # A link may lead back into a folder above it.
+        here = os.stat(folder)
+        is_new = (here.st_dev, here.st_ino) not in seen
+        seen.add((here.st_dev, here.st_ino))
+        inner[:] = sorted(name for name in inner if not name.startswith(".")) if is_new else []
+        for name in sorted(names) if is_new else ():
+            file = Path(folder, name)
+            if not name.startswith((".", "cache-")) and file.is_file():
+                yield str(file.relative_to(path)), file, file.stat()
+
+
+def _digest(found: Sequence[Found], size: int) -> str:
+    whole = size <= MOST_BYTES
+    digests = []
+    for name, path, status in found:
+        try:
+            digests.append((name, status.st_size, _of_file(path) if whole else sample_digest(path)))
+        except OSError as error:
+            raise RayflError(f"{path} cannot be read ({reason(error)}); mend or remove it") from None
+    if whole and len(digests) == 1 and not digests[0][0]:
+        return digests[0][2][:LENGTH]
+    together = hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:LENGTH]
+    return together if whole else f"sample-{together}"
+
+
+def _of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _from_disk(key: str, make: Callable[[], str]) -> str:
+    """The digest that is on disk by this key, or that of `make`, which is then kept.
+
+    Other processes wait, so that a node's workers read large data once.
+    """
+    try:
+        folder = FOLDER.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / key, "a+b", buffering=0)  # noqa: SIM115 (closed below)
+    except (OSError, RuntimeError):
+        return make()
+    with file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        found = file.read(100).decode("ascii", "replace")
+        if not _DIGEST.fullmatch(found):
+            found = make()
+            with suppress(OSError):
+                file.truncate(0)
+                file.write(found.encode())
+        return found
+
+
+def source_digests(source: "Source") -> dict[str, str]:
+    """The digest of each file and folder that a source reads, by its path from the folder that has all of them.
+
+    What is not there is left out: loading says so. Raise RayflError, with the file, if its digest is not the one in
+    the source's settings, or if a file cannot be read or downloaded.
+    """
+    paths = [path.absolute() for path in source.files()]
+    home = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    found: dict[str, str] = {}
+    for path in paths:
+        with suppress(OSError):
+            found[os.path.relpath(path, home)] = content_digest(path)
+    if source.digest is None:
+        return found
+    for name in sorted({*found, *source.digest}):
+        wanted, given = source.digest.get(name, "nothing"), found.get(name, "nothing")
+        if wanted != given:
+            raise RayflError(
+                f"{Path(home, name)} has not the content that the experiment names: data.digest says {wanted}, and it "
+                f"is {given}; put the file back, or start a new run without data.digest"
+            )
+    return found

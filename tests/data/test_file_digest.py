@@ -1,0 +1,148 @@
+"""Digests of data files: by content alone, made again only if a file may have changed."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfl.choices.kinds import make
+from rayfl.data import file_digest
+from rayfl.data.datasets import Source
+from rayfl.data.file_digest import content_digest, sample_digest, source_digests
+from rayfl.data.mapped import ArrayFile, mapped
+from tests.refusals import refused
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A minute later than files say, with a cache of digests of its own."""
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 60)
+    monkeypatch.setattr(file_digest, "FOLDER", tmp_path / "digests")
+    return tmp_path
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose whole content is read."""
+    found: list[str] = []
+    read = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: (found.append(file.name), read(file, name))[1])
+    return found
+
+
+def test_a_file_has_the_digest_of_its_content(later: Path, reads: list[str]):
+    path = later / "a.csv"
+    path.write_text("a,label\n1,0\n")
+    before, times = content_digest(path), path.stat()
+    assert before == hashlib.sha256(b"a,label\n1,0\n").hexdigest()[:12]
+    assert content_digest(path) == before and len(reads) == 1
+    path.write_text("a,label\n1,1\n")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert content_digest(path) != before, "of the same size and modification time"
+    path.write_text("a,label\n1,0\n")
+    assert content_digest(path.rename(later / "b.csv")) == before
+
+
+def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path, reads: list[str]):
+    (tmp_path / "a.csv").write_text("a")
+    assert content_digest(tmp_path / "a.csv") == content_digest(tmp_path / "a.csv") and len(reads) == 2
+
+
+def test_a_folder_has_the_digest_of_its_names_and_contents(later: Path):
+    folder = later / "images"
+    for name in ("cat/0.png", "dog/0.png", "dog/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "loop").symlink_to(folder)
+    before = content_digest(folder)
+    (folder / ".DS_Store").write_text("hidden")
+    assert content_digest(folder) == before
+    (folder / "dog/1.png").rename(folder / "cat/1.png")
+    assert (moved := content_digest(folder)) != before
+    (folder / "cat/1.png").write_text("dog/2.png")
+    assert content_digest(folder) not in (before, moved)
+
+
+def test_large_data_are_read_once_on_a_machine(later: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(file_digest, "_LARGE_BYTES", 10)
+    (later / "a.csv").write_text("a,label\n1,0\n")
+    before = content_digest(later / "a.csv")
+    monkeypatch.setattr(file_digest, "_known", {})
+    assert content_digest(later / "a.csv") == before and len(reads) == 1
+    (kept,) = (later / "digests").iterdir()
+    for damage in ("", "0f3a", "no digest at all"):
+        kept.write_text(damage)
+        monkeypatch.setattr(file_digest, "_known", {})
+        assert content_digest(later / "a.csv") == before == kept.read_text()
+
+
+def test_more_than_ten_gigabytes_are_sampled_and_say_so(later: Path, reads: list[str]):
+    path = later / "large.npy"
+    with open(path, "wb") as file:
+        file.truncate(file_digest.MOST_BYTES + 1)
+    before = content_digest(path)
+    assert before.startswith("sample-") and not reads
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    assert content_digest(path) != before
+    assert len(sample_digest(path)) == 64
+
+
+def test_an_array_with_another_byte_anywhere_is_not_mapped(later: Path):
+    np.save(later / "inputs.npy", np.zeros(8 << 20, np.uint8))
+    file = ArrayFile.of(mapped(later / "inputs.npy"))
+    assert file is not None and file.open() is not None
+    changed = np.zeros(8 << 20, np.uint8)
+    # Between two blocks of a sample.
+    changed[100_000] = 1
+    np.save(later / "inputs.npy", changed)
+    assert file.open() is None
+
+
+def idx(*stems: str) -> list[str]:
+    return [f"{stem}-{part}-ubyte" for stem in stems for part in ("images-idx3", "labels-idx1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "files"),
+    [
+        ("table", {"path": "a.csv", "test_path": "more/b.csv"}, ["a.csv", "more/b.csv"]),
+        ("arrays", {"path": "mine.npz"}, ["mine.npz"]),
+        ("arrays", {"path": "."}, ["inputs.npy", "labels.npy"]),
+        ("image-folder", {"path": "photos"}, ["photos"]),
+        ("huggingface", {"path": "saved"}, ["saved"]),
+        ("mnist", {"root": "."}, idx("t10k", "train")),
+        ("emnist", {"root": "."}, idx("emnist-balanced-test", "emnist-balanced-train")),
+        ("cifar10", {"root": "."}, ["cifar-10-batches-py"]),
+        ("cifar100", {"root": "."}, ["cifar-100-python"]),
+        ("cinic10", {"root": "."}, ["test", "train"]),
+        ("cinic10", {"root": ".", "with_validation": True}, ["test", "train", "valid"]),
+        ("tiny-imagenet", {"root": "."}, ["train", "val"]),
+        ("imdb", {"root": "."}, ["test/neg", "test/pos", "train/neg", "train/pos"]),
+        ("femnist", {"root": "."}, ["test/a.json", "train/a.json", "train/b.json"]),
+        ("shakespeare", {"root": "."}, ["shakespeare_test.h5", "shakespeare_train.h5"]),
+        ("fed-cifar100", {"root": "."}, ["fed_cifar100_test.h5", "fed_cifar100_train.h5"]),
+        ("digits", {}, []),
+        ("synthetic", {}, []),
+    ],
+)
+def test_every_source_has_the_digests_of_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict, files: list[str]
+):
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        path = Path(file) if Path(file).suffix or file.endswith("-ubyte") else Path(file, "inside.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file)
+    source = make(Source, {"name": name, **options})
+    found = source_digests(source)
+    assert sorted(found) == files and len(set(found.values())) == len(files)
+    assert source_digests(source.model_copy(update={"digest": found})) == found
+    for file in files:
+        wrong = source.model_copy(update={"digest": {**found, file: "0f3a5c1b2d4e"}})
+        with refused(names=[tmp_path / file, "data.digest", "0f3a5c1b2d4e", found[file]]):
+            source_digests(wrong)
