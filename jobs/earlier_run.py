@@ -11,16 +11,10 @@ from rayfl.determinism import platform
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, Runtime, make_experiment
-from rayfl.experiment.identity import determining_settings
-<<<<<<< HEAD
-from rayfl.experiment.input_files import kept_files, located, names_file
+from rayfl.experiment.identity import determining_settings, experiment_files
+from rayfl.experiment.input_files import located, names_file
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment
-=======
-from rayfl.experiment.input_files import experiment_files, located, names_file
-from rayfl.experiment.table import split_override, with_overrides
-from rayfl.run_directory.description import EXPERIMENT, is_run
->>>>>>> aa9b275 (The content of data files is part of a run's identity)
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted, shown
@@ -124,14 +118,7 @@ def earlier_run(
 
 def changed_settings(found: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" if in none."""
-<<<<<<< HEAD
-    return _in_words(_changes(found.experiment, kept_files(experiment.as_dict()).table))
-=======
-    changes = _changes(found.experiment, experiment_files(experiment).table)
-    words = [f"{key}={shown(old)} -> {shown(new)}" for key, (old, new) in changes.items()]
-    more = len(words) - _MOST_SHOWN
-    return ", ".join(words[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
->>>>>>> aa9b275 (The content of data files is part of a run's identity)
+    return _in_words(_changes(found.experiment, experiment_files(experiment).table))
 
 
 # Any: settings from Python.

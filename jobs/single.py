@@ -16,8 +16,8 @@ from jobs.run_page import RunPage, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.identity import identity
-from rayfl.experiment.input_files import KeptFiles, experiment_files
+from rayfl.experiment.identity import experiment_files, identity
+from rayfl.experiment.input_files import KeptFiles
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import override
 from rayfl.rounds.errors import MethodError

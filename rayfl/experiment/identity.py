@@ -5,7 +5,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rayfl.data.file_digest import source_digests
 from rayfl.errors import RayflError, did_you_mean
+from rayfl.experiment.input_files import KeptFiles, kept_files
 from rayfl.settings import dotted
 
 if TYPE_CHECKING:
@@ -37,6 +39,14 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
     only_time = [f"runtime.{key}" for key in _ONLY_TIME]
     return {key: value for key, value in dotted(kept).items() if not any(lies_in(key, one) for one in only_time)}
+
+
+def experiment_files(experiment: "Experiment") -> KeptFiles:
+    """Read the files that an experiment names, and digest those of its samples; RayflError as of both."""
+    table = experiment.as_dict()
+    if digests := source_digests(experiment.data):
+        table["data"]["digest"] = digests
+    return kept_files(table)
 
 
 def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:

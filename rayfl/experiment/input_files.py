@@ -8,17 +8,13 @@ files. In an experiment's TOML file a path is relative to that file, elsewhere t
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayfl.choices import plugins
-from rayfl.data.file_digest import source_digests
 from rayfl.errors import RayflError, reason
 from rayfl.experiment import toml
 from rayfl.limits.regular_files import expanded, read_bytes
 from rayfl.run_directory.description import describe_run, input_name
-
-if TYPE_CHECKING:
-    from rayfl.experiment.experiment import Experiment
 
 KINDS = {
     ("clients", "availability", "trace"): "trace",
@@ -52,14 +48,6 @@ class KeptFiles:
         """Write the experiment into a run directory, with the machines that compute; errors as `describe_run`."""
         text = toml.dumps(self.table)
         describe_run(directory, self.table, platform, text, self.contents)
-
-
-def experiment_files(experiment: "Experiment") -> KeptFiles:
-    """Read the files that an experiment names, and digest those of its samples; RayflError as of both."""
-    table = experiment.as_dict()
-    if digests := source_digests(experiment.data):
-        table["data"]["digest"] = digests
-    return kept_files(table)
 
 
 # Any: an experiment's table.
