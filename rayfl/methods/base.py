@@ -197,11 +197,19 @@ class Method(Kind, ABC):
         return state
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
-        """Gradients that a step of a stage takes per example, for the count of training operations.
+        """Gradients that a step of a stage takes per example, for simulated time and the count of training operations.
 
-        0 if the stage only runs forward, which is not counted. A Hessian-vector product counts as two.
+        0 if the stage only runs forward: the count leaves it out, and on the clock it is a third of a gradient. A
+        Hessian-vector product counts as two. `ctx.work` has the work of the stage, planned or done.
         """
         return 1.0 if stage.split == "train" else 0.0
+
+    def trains_under(self, state: State, stage: Stage) -> Tree | None:
+        """The mask under which a client that begins a round with `state` does a stage; None: all entries are used.
+
+        With `clients.sparse_speedup` the stage takes as much less time.
+        """
+        return self.mask(state) if stage.split == "train" else None
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
         """Local work before an evaluation (fine-tuning, one adaptation step). Its result is not kept."""

@@ -108,6 +108,9 @@ class DisPFL(GradientMethod, PeerHalf, on_device=True):
         mask = masks.random_mask(params, density_of, generator)
         return {"params": masks.masked(params, mask), "mask": mask}
 
+    def trains_under(self, state: DisPFLState, stage: Stage) -> Tree | None:
+        return None if stage.name == SEARCH else state["mask"]
+
     def begin(self, state: DisPFLState, received: Message, ctx: Context) -> DisPFLCarry:
         carry: DisPFLCarry = {**self.start(state["params"]), "mask": state["mask"]}
         # The search replaces the gradient.

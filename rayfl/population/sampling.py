@@ -52,7 +52,13 @@ class Clients(Settings):
         default=None,
         description="share of the model that a client keeps or sends, r_i; default: what method or uplink say",
     )
-    examples_per_s: Trait = Field(default=1000.0, description="training speed, examples a second")
+    examples_per_s: Trait = Field(
+        default=1000.0, description="training speed: gradients of one example a second, through the whole model"
+    )
+    sparse_speedup: bool = Field(
+        default=False,
+        description="training under a mask takes time for the kept operations alone, as on sparse hardware",
+    )
     uplink_mbps: Trait = Field(default=10.0, description="megabits (1e6) a second from the client")
     downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
 

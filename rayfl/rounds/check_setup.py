@@ -3,7 +3,7 @@
 from rayfl.compress.base import Compressor
 from rayfl.data.partition import Partition
 from rayfl.errors import RayflError
-from rayfl.methods.base import Method
+from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import mixing_weights
@@ -17,6 +17,14 @@ def check_setup(setup: Setup) -> None:
         raise RayflError(
             f"=true compares masks, and clients of {type(setup.method).__name__} keep none; remove it",
             ("evaluation", "masks"),
+        )
+    if setup.population.settings.sparse_speedup and (
+        not setup.forward_flops or setup.method.trains_under(setup.first_state(0), Stage()) is None
+    ):
+        raise RayflError(
+            f"=true makes training under a mask faster, and clients of {type(setup.method).__name__} have none (or the "
+            "model has no convolution or linear layer); remove it",
+            ("clients", "sparse_speedup"),
         )
     if setup.is_peer:
         check_peers(setup.method, setup.population.settings)

@@ -13,6 +13,7 @@ from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, error_text, out_of_memory
+from rayfl.rounds.example_cost import example_costs
 from rayfl.rounds.late_clients import cut_off_if_late
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
@@ -58,12 +59,19 @@ class ClientRound:
         if not self.has_work:
             return self.idle()
         work: dict[str, Work] = {}
+        costs: dict[str, float] = {}
         if self.fate is not Fate.DROPPED_AFTER_DOWNLOAD:
             task = self.local_task()
             with naming_round_and_client(self.round, self.client):
                 work = {stage.name: task.planned(stage) for stage in task.stages}
+                costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
         result = ClientResult(
-            self.client, self.fate, downlink_bits=self.downlink_bits, num_received=self.num_received, work=work
+            self.client,
+            self.fate,
+            downlink_bits=self.downlink_bits,
+            num_received=self.num_received,
+            work=work,
+            costs=costs,
         )
         result = cut_off_if_late(self.setup, self.plan, result)
         return None if result.fate.trains else (result, ClientOutputs())
@@ -128,6 +136,7 @@ class ClientRound:
             relayed=tuple(name for name in setup.relayed if name in message),
             num_values=num_values(message),
             num_received=self.num_received,
+            costs=example_costs(setup, ctx, self.state),
         )
         result = cut_off_if_late(setup, self.plan, result)
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages

@@ -10,6 +10,7 @@ from dataclasses import replace
 from rayfl.data.batches import steps_within
 from rayfl.methods.base import Plan, Work
 from rayfl.population.fate import Fate
+from rayfl.rounds.example_cost import num_gradients
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, moment
 from rayfl.rounds.worker_jobs import ClientResult
@@ -54,13 +55,13 @@ def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fat
     """The result of a client after `close_s` seconds, when the server stops waiting: whole bytes and whole steps."""
     traits = setup.population.traits(result.client)
     busy_s = close_s - result.downlink_bits / traits.downlink_bps
-    sending_s = busy_s - result.num_examples / traits.examples_per_s
+    sending_s = busy_s - num_gradients(result.work, result.costs) / traits.examples_per_s
     return replace(
         result,
         fate=fate,
         billed_bits=min(result.billed_bits, 8 * _whole(sending_s * traits.uplink_bps / 8)),
         downlink_bits=min(result.downlink_bits, 8 * _whole(close_s * traits.downlink_bps / 8)),
-        work=_work_within(setup, plan, result, _whole(busy_s * traits.examples_per_s)),
+        work=_work_within(setup, plan, result, busy_s * traits.examples_per_s),
         metrics={},
         relayed=(),
         cut_s=close_s,
@@ -72,13 +73,15 @@ def _whole(amount: float) -> int:
     return max(0, math.floor(round(amount, 3)))
 
 
-def _work_within(setup: Setup, plan: Plan, result: ClientResult, num_examples: int) -> dict[str, Work]:
-    """The part of the work that a client finishes within `num_examples` examples, stage by stage."""
+def _work_within(setup: Setup, plan: Plan, result: ClientResult, left: float) -> dict[str, Work]:
+    """The part of the work that costs at most `left` gradients, stage by stage and in whole examples."""
     done = {}
     for stage in (stage for stage in plan.stages if stage.name in result.work):
         planned, size = result.work[stage.name], setup.data(result.client).num_examples(stage.split)
-        examples = min(planned.num_examples, num_examples)
-        num_examples -= examples
+        cost = result.costs.get(stage.name, 1.0)
+        examples = min(planned.num_examples, _whole(left / cost)) if cost else planned.num_examples
+        # A stage begins after the one before it has ended.
+        left = left - examples * cost if examples == planned.num_examples else 0.0
         sizes = {"batch_size": stage.batch_size, "batches_per_step": stage.batches_per_step}
         done[stage.name] = Work(min(planned.num_steps, steps_within(examples, size, **sizes)), examples)
     return done

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Population
+from rayfl.rounds.example_cost import num_gradients
 from rayfl.rounds.worker_jobs import ClientResult
 
 
@@ -13,7 +14,7 @@ def arrival_s(traits: Traits, result: ClientResult) -> float:
         return result.cut_s
     return (
         (result.downlink_bits - result.reply_bits) / traits.downlink_bps
-        + result.num_examples / traits.examples_per_s
+        + num_gradients(result.work, result.costs) / traits.examples_per_s
         + result.billed_bits / traits.uplink_bps
     )
 

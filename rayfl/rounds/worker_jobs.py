@@ -126,7 +126,7 @@ class ClientResult:
     that was cut off, and more for a peer with several receivers. `relayed`: names of its packets that the server
     forwards. `num_values`: numbers in its message, which papers count instead of bits; `num_received`: numbers in the
     server's messages to it. `reply_bits`: the part of the downlink that came after the server's update. `cut_s`: when
-    the server stopped waiting, in simulated seconds.
+    the server stopped waiting, in simulated seconds. `costs`: of an example in each stage, see `example_costs`.
     """
 
     client: int
@@ -141,6 +141,7 @@ class ClientResult:
     num_received: int = 0
     reply_bits: int = 0
     cut_s: float | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_examples(self) -> int:

@@ -68,6 +68,7 @@ class Wrapping(Method, ServerHalf):
     finish = _passed(Method.finish)
     receive_reply = _passed(Method.receive_reply)
     gradients_per_example = _passed(Method.gradients_per_example)
+    trains_under = _passed(Method.trains_under)
     eval_stages = _passed(Method.eval_stages)
     eval_begin = _passed(Method.eval_begin)
     final_model = _passed(Method.final_model)
