@@ -177,7 +177,7 @@ def final_error(error: RayTaskError, resume: str) -> BaseException:
             failure, advice = "Ray's object store is full", "; raise runtime.object_store_memory_mb"
         case OutOfDiskError():
             failure = "the disk below Ray's object store is full"
-            advice = "; free some space in the folder to which Ray spills (by default /tmp/ray)"
+            advice = "; free some space in the folder to which Ray spills (RAY_TMPDIR, or TMPDIR)"
         case RayError():
             failure, advice = "Ray failed", ""
         case ClusterError() if resume not in str(cause):

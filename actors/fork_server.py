@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -32,6 +31,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from actors.forked_worker import LENGTH_BYTES
+from actors.private_folder import PrivateFolder
 from actors.ray_internals import is_plain
 
 _LOADED = (
@@ -73,8 +73,8 @@ class ForkServer:
 
     def __init__(self) -> None:
         # Only the user may enter this folder, so nobody else reaches the socket.
-        self.folder = tempfile.mkdtemp(prefix="rayfl-")
-        self.socket = str(Path(self.folder, "socket"))
+        self.folder = PrivateFolder()
+        self.socket = str(Path(self.folder.path, "socket"))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with listener:
@@ -89,7 +89,7 @@ class ForkServer:
                     pass_fds=[listener.fileno()],
                 )
         except BaseException:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.remove()
             raise
 
     def end(self) -> None:
@@ -98,7 +98,7 @@ class ForkServer:
         self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.remove()
 
 
 def start() -> ForkServer | None:

@@ -12,12 +12,13 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import ray
 
 from actors import fork_server, heap, ray_internals
 from actors.errors import ClusterError
+from actors.private_folder import BASE, PrivateFolder
 from rayfl.errors import RayflError
 
 log = logging.getLogger("rayfl")
@@ -50,13 +51,11 @@ def started(memory_mb: int | None, crowded: bool, resume: str | None) -> Iterato
     `crowded`: the coordinator's memory cannot hold the small states that Ray would keep there. `resume`: the command
     that continues the run. Raise ClusterError if Ray does not start at a second try either.
     """
-    with private():
-        try:
-            _start(memory_mb, crowded, resume)
-            yield
-        finally:
-            ray.shutdown()
-            fork_server.end()
+    with private(), ExitStack() as ending:
+        ending.callback(fork_server.end)
+        ending.callback(_start(memory_mb, crowded, resume).remove)
+        ending.callback(ray.shutdown)
+        yield
 
 
 @contextmanager
@@ -170,25 +169,25 @@ def _set(values: Mapping[str, str | None]) -> None:
     ray_internals.read_token_again()
 
 
-def _start(memory_mb: int | None, crowded: bool, resume: str | None) -> None:
+def _start(memory_mb: int | None, crowded: bool, resume: str | None) -> PrivateFolder:
+    """Start Ray, at the second try if the first one fails; return the folder that holds Ray's folders."""
     try:
-        _init(memory_mb, crowded)
+        return _init(memory_mb, crowded)
     # Ray raises anything, Exception itself too.
     except Exception:  # noqa: BLE001
-        ray.shutdown()
         try:
-            _init(memory_mb, crowded)
+            return _init(memory_mb, crowded)
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise ClusterError(
                 f"Ray did not start, nor at a second try ({type(error).__name__}: {words}); no run was started or "
-                "changed: look at memory, disk and rights of /dev/shm and Ray's folder (RAY_TMPDIR, or /tmp/ray), or "
-                f"set {ray_internals.PLAIN}=1 if this version of Ray is new, then "
+                "changed: look at memory, disk and rights of /dev/shm and of the folder for Ray's files "
+                f"({BASE}, or TMPDIR), or set {ray_internals.PLAIN}=1 if this version of Ray is new, then "
                 + (f"go on with: {resume}" if resume else "run it again")
             ) from error
 
 
-def _init(memory_mb: int | None, crowded: bool) -> None:
+def _init(memory_mb: int | None, crowded: bool) -> PrivateFolder:
     limits = {"max_direct_call_object_size": heap.LOW_LIMIT_BYTES} if crowded else {}
     settings = ray_internals.system_config(
         # By default Ray frees objects once a second, and until then every round's models fill new pages of the store.
@@ -202,13 +201,25 @@ def _init(memory_mb: int | None, crowded: bool) -> None:
         worker_register_timeout_seconds=30,
         **limits,
     )
-    server = fork_server.begin()
-    with ray_internals.lean_nodes(server and server.socket):
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=None if memory_mb is None else memory_mb * 10**6,
-            logging_level=logging.CRITICAL,
-            log_to_driver=False,
-            **settings,
+    server, folder = fork_server.begin(), PrivateFolder()
+    if folder.exposed is not None:
+        log.warning(
+            f"other users of this machine may write to {folder.exposed}, and so replace the folder of Ray's files, "
+            f"{folder.path}; set {BASE} to a folder of your own"
         )
+    try:
+        # The public way to say where Ray makes its folders.
+        with _variables({BASE: folder.path}), ray_internals.lean_nodes(server and server.socket):
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=None if memory_mb is None else memory_mb * 10**6,
+                logging_level=logging.CRITICAL,
+                log_to_driver=False,
+                **settings,
+            )
+    except BaseException:
+        ray.shutdown()
+        folder.remove()
+        raise
+    return folder

@@ -34,7 +34,7 @@ def server() -> Iterator[fork_server.ForkServer]:
     one = fork_server.ForkServer()
     yield one
     one.end()
-    assert not Path(one.folder).exists()
+    assert not Path(one.folder.path).exists()
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_who_asks_for_nothing_holds_nobody_up(
 
 def test_a_server_ends_with_the_process_that_began_it(tmp_path: Path):
     program = "import os\nfrom actors import fork_server\none = fork_server.ForkServer()\n"
-    program += "print(one.process.pid, one.folder, flush=True)\n"
+    program += "print(one.process.pid, one.folder.path, flush=True)\n"
     done = subprocess.run([sys.executable, "-c", program + "os._exit(0)"], stdout=subprocess.PIPE, check=True)
     pid, folder = done.stdout.decode().split()
     ends = time.monotonic() + 60
@@ -151,7 +151,7 @@ with session.session(Runtime()):
     server = fork_server._begun
     agents = [each.nice() for each in psutil.Process(raylet).children()]
     print(found == server.process.pid, agents)
-ended = Path(server.folder).exists(), server.process.poll() is None
+ended = Path(server.folder.path).exists(), server.process.poll() is None
 print(*ended, fork_server._begun, forked_worker.SERVER in os.environ)
 """
 

@@ -1,0 +1,143 @@
+"""No other user of the machine enters the folder of a session, and nothing of a session that is over stays."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors import private_folder
+from actors.private_folder import BASE, PrivateFolder
+from tests.refusals import check_sentence
+
+ROOT = Path(__file__).parents[2]
+
+_SESSION = """
+import os, sys, time, ray
+from actors import session
+from rayfl.experiment.experiment import Runtime
+
+with session.session(Runtime()):
+    from ray._private.worker import _global_node
+    print(_global_node.get_session_dir_path(), flush=True)
+    sys.stdin.readline()
+"""
+
+_OTHER_USER = """
+import os, sys
+try:
+    os.rename(sys.argv[1] + "/sockets/plasma_store", sys.argv[1] + "/sockets/taken")
+    print("taken")
+except PermissionError:
+    print("refused")
+"""
+
+
+def session(base: Path, **variables: str) -> "subprocess.Popen[str]":
+    """Start a session whose folder goes into `base`. It prints its directory, and ends when its stdin ends."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", _SESSION],
+        cwd=ROOT,
+        env=clean | {"TMPDIR": str(base), **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of this user's with a short path, in which other folders can be made; it is removed afterwards."""
+    monkeypatch.delenv(BASE, raising=False)
+    folder = PrivateFolder()
+    yield Path(folder.path)
+    folder.remove()
+    assert not Path(folder.path).exists()
+
+
+@pytest.mark.ray
+def test_no_other_user_reaches_the_files_of_a_session_and_none_stay(short: Path) -> None:
+    short.chmod(0o755)
+    running = session(short)
+    assert running.stdout is not None
+    directory = Path(running.stdout.readline().strip())
+    assert directory.is_relative_to(short) and (directory / "sockets" / "plasma_store").is_socket()
+    assert any(stat.S_IMODE(part.stat().st_mode) == 0o700 for part in directory.parents if part.is_relative_to(short))
+    if os.geteuid() == 0:
+        other = [sys.executable, "-I", "-S", "-c", _OTHER_USER, str(directory)]
+        done = subprocess.run(other, user=65534, group=65534, capture_output=True, text=True, check=False, cwd="/")
+        assert done.stdout == "refused\n" or done.returncode, done.stdout
+        assert "taken" not in done.stdout
+    running.communicate(timeout=120)
+    assert running.returncode == 0 and list(short.glob("rayfl-*")) == []
+
+
+@pytest.mark.ray
+def test_a_killed_session_is_removed_at_the_next_start_and_a_running_one_is_not(short: Path) -> None:
+    killed, running = session(short), session(short)
+    assert killed.stdout is not None and running.stdout is not None
+    left, kept = Path(killed.stdout.readline().strip()), Path(running.stdout.readline().strip())
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert left.exists()
+    after = session(short)
+    assert after.stdout is not None and after.stdout.readline()
+    assert not left.exists() and (kept / "sockets" / "plasma_store").exists()
+    for each in (running, after):
+        each.communicate(timeout=120)
+        assert each.returncode == 0
+    assert list(short.glob("rayfl-*")) == []
+
+
+@pytest.mark.ray
+def test_ray_starts_where_the_folder_for_temporary_files_has_a_long_path(tmp_path: Path) -> None:
+    # As on SLURM.
+    base = tmp_path / ("job-" + "1" * 100)
+    base.mkdir()
+    running = session(base)
+    assert running.stdout is not None
+    directory = running.stdout.readline().strip()
+    running.communicate(timeout=120)
+    assert running.returncode == 0 and directory and not directory.startswith(str(base))
+
+
+def test_the_first_suitable_base_is_taken(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_to_all, long = short / "open", tmp_path / ("a" * 100)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    long.mkdir()
+    for unsuitable in (open_to_all, long, short / "nowhere"):
+        monkeypatch.setenv("TMPDIR", str(unsuitable))
+        folder = PrivateFolder()
+        assert Path(folder.path).parent in (Path("/tmp"), Path("/var/tmp")) and folder.exposed is None
+        folder.remove()
+    monkeypatch.setenv(BASE, str(open_to_all))
+    folder = PrivateFolder()
+    assert Path(folder.path).parent == open_to_all and folder.exposed == open_to_all
+    folder.remove()
+    monkeypatch.setenv(BASE, str(long))
+    with pytest.raises(OSError) as raised:
+        PrivateFolder()
+    check_sentence(str(raised.value), [long, "too long", "sockets"])
+
+
+def test_folders_of_others_and_of_other_machines_stay(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BASE, str(short))
+    here, elsewhere, empty = (PrivateFolder() for _ in range(3))
+    Path(elsewhere.path, private_folder._HOST).write_text("another machine")
+    Path(empty.path, private_folder._HOST).unlink()
+    for each in (here, elsewhere, empty):
+        os.close(each._lock)
+    link = short / "rayfl-link"
+    (target := short / "target").mkdir()
+    (target / private_folder._HOST).write_text(Path(here.path, private_folder._HOST).read_text())
+    link.symlink_to(target)
+    folder = PrivateFolder()
+    found = {str(one) for one in short.glob("rayfl-*")}
+    assert found == {elsewhere.path, empty.path, str(link), folder.path} and target.exists()
+    folder.remove()
