@@ -13,7 +13,7 @@ from actors.setups import read_setup
 from rayfl.determinism.platform import describe
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process
 from rayfl.determinism.torch_flags import fix
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, refusing_exits
 from rayfl.limits.gpu import tensor_fraction
 from rayfl.own_packages import OwnPackages
 from rayfl.rounds.worker import Worker
@@ -75,6 +75,7 @@ class ClientActor(OwnPackages):
         Ray stores each object of a generator before it asks for the next one. Outputs made before an error are stored,
         too, so only the result shows that the call succeeded.
         """
-        result, outputs = self.worker.do(work, shared, inputs)
+        with refusing_exits():
+            result, outputs = self.worker.do(work, shared, inputs)
         # Ray takes a generator here, and no other iterator.
         return (one for one in chain(outputs, [result])) if num_outputs else result

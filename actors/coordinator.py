@@ -27,6 +27,7 @@ from actors.retry_policy import Loss, Setbacks, try_again
 from actors.setups import read_setup
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process, trim
+from rayfl.errors import refusing_exits
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.own_packages import OwnPackages
 from rayfl.rounds.executor import Wave
@@ -128,7 +129,8 @@ class Coordinator(OwnPackages):
                 # States below 100 kB are in this process's heap, and the allocator keeps the memory of old ones. If
                 # there are no states, a trim only makes the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory
-                self._play_despite_losses(value, executor, spec, metrics)
+                with refusing_exits():
+                    self._play_despite_losses(value, executor, spec, metrics)
             except Stopped:
                 return False
             finally:

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +21,10 @@ from rayfl.version import __version__
 
 
 class Commands(click.Group):
-    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (parent_process.py)."""
+    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (parent_process.py).
+
+    They end early by click's Exit: sys.exit is what somebody's plug-in calls, and an error.
+    """
 
     # Any: click's own signature.
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -92,7 +94,7 @@ def run(
         else:
             directory = run_once(experiment, output, overwrite, audience)
         if not print_result(directory, display):
-            sys.exit(INTERRUPTED)
+            raise click.exceptions.Exit(INTERRUPTED)
 
 
 @main.command(cls=WithSettings)
@@ -122,7 +124,7 @@ def resume(
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
         if not print_result(go_on(directory, settings, Audience(display=display)), display):
-            sys.exit(INTERRUPTED)
+            raise click.exceptions.Exit(INTERRUPTED)
 
 
 # Any: a table of settings, and swept values.
@@ -180,7 +182,7 @@ def sweep(
         from rayfl.experiment.sweep import combine
 
         combinations = combine(table, lists, settings)
-        sys.exit(run_all(combinations, directory, parallel, overwrite, Audience(display=display)))
+        raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, Audience(display=display)))
 
 
 def _report_options(

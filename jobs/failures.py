@@ -14,7 +14,7 @@ import click
 from actors.errors import ClusterError
 from actors.parent_process import TRACEBACK, leave_sentence
 from jobs.standard_output import discard_output, reader_has_left
-from rayfl.errors import RayflError, reason
+from rayfl.errors import ExitError, RayflError, reason, refusing_exits
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
 from rayfl.run_directory.disk import DiskError
 
@@ -35,7 +35,8 @@ def sentences() -> Iterator[None]:
     If nobody reads the output any more, as under `| head`, the command ends without a word.
     """
     try:
-        yield
+        with refusing_exits():
+            yield
         sys.stdout.flush()
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
@@ -57,7 +58,7 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
         traceback.print_exception(error)
         advice = ""
     words, code = " ".join(str(error).split())[:_LONGEST], FAILED
-    if isinstance(error, MethodError | HookError):
+    if isinstance(error, MethodError | HookError | ExitError):
         sentence = f"the run failed: {error}{advice}"
     elif isinstance(error, ClientError | ClusterError | DiskError):
         sentence = f"the run failed: {error}"

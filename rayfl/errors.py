@@ -2,7 +2,9 @@
 
 import difflib
 import os
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class RayflError(ValueError):
@@ -44,6 +46,28 @@ class UnknownKey(RayflError):
 
     def under(self, *tables: str) -> RayflError:
         return UnknownKey((*tables, *self.key), self.known)
+
+
+class ExitError(RuntimeError):
+    """Third-party code called sys.exit; the message says where."""
+
+
+@contextmanager
+def refusing_exits() -> Iterator[None]:
+    """Context manager and decorator: raise ExitError if third-party code in the block calls sys.exit or its like.
+
+    Otherwise somebody's model could end a run with exit code 0 and without a result.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+        raise ExitError(
+            f"{place.filename}:{place.lineno} raises {words}, which would end rayfl without a result; raise an error"
+        ) from error
 
 
 def reason(error: OSError) -> str:

@@ -133,14 +133,17 @@ def _run(file: PluginFile) -> ModuleType:
     sys.modules[file.module] = module
     try:
         exec(code, module.__dict__)
-    except Exception as error:  # noqa: BLE001 (a file may raise anything)
+    except KeyboardInterrupt:
+        del sys.modules[file.module]
+        raise
+    except BaseException as error:  # noqa: BLE001 (a file may raise anything, SystemExit too)
         del sys.modules[file.module]
         raise _failed(error) from None
     _files[file.module] = file
     return module
 
 
-def _failed(error: Exception) -> RayflError:
+def _failed(error: BaseException) -> RayflError:
     """The error of an import, with the line of the first file beside Python's own and this one."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
     theirs = [one for one in frames if "importlib" not in one.filename]
@@ -162,7 +165,9 @@ def _imported(module: str, name: str) -> ModuleType:
         ) from None
     except SyntaxError as error:
         raise RayflError(f"{error.filename}:{error.lineno} is no Python: {error.msg}; correct it") from None
-    except Exception as error:  # noqa: BLE001 (a module may raise anything)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 (a module may raise anything, SystemExit too)
         raise _failed(error) from None
 
 

@@ -80,9 +80,9 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
     """Turn an unexpected error in a class that the experiment chose into one that names the code and its line."""
     try:
         yield
-    except (RayflError, HookError, OSError):
+    except (RayflError, HookError, OSError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         chosen = (type(experiment.data), type(experiment.partition), type(experiment.topology), experiment.method.kind)
         modules = {one.__module__ for kind in chosen for one in kind.__mro__ if issubclass(one, Kind)}
         frames = [one for one in traceback.walk_tb(error.__traceback__) if one[0].f_globals["__name__"] in modules]
@@ -146,7 +146,9 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad():
             found = task.evaluated(params, batch)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise RayflError(f"{given}, and raises {error_text(error)}; it must return logits {wanted}") from error
     is_tensor = isinstance(found, Tensor)
     if not is_tensor or list(found.shape) != wanted or not found.is_floating_point():

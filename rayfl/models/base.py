@@ -113,7 +113,9 @@ class FromFactory(Architecture):
         given = {name: fact for name, fact in zip(SHAPES, facts, strict=True) if name in parameters}
         try:
             made = self.factory(**given, **self.options)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise RayflError(
                 f"model {self.name!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "
                 f"{type(error).__name__}: {error}"

@@ -43,7 +43,10 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             answer = hook(*args, **kwargs)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        # SystemExit too: a hook must not end the process.
+        except BaseException as error:
             # The method does not cause the loss of an object or of a node.
             of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
             if of_executor or isinstance(error, ClientError | HookError | RayflError) or out_of_memory(error):
@@ -62,7 +65,7 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _explained(method: object, error: Exception) -> str:
+def _explained(method: object, error: BaseException) -> str:
     """The error; if it is about devices of tensors, also what to change."""
     if getattr(method, "on_device", False) and re.search("same device|device type tensor to numpy", str(error)):
         name = type(method).__name__
@@ -84,7 +87,7 @@ def _called(method: object, hook: str, place: tuple[str, int] | None) -> str:
     return f"{type(method).__name__}.{hook}{where}"
 
 
-def _line(method: object, error: Exception) -> tuple[str, int] | None:
+def _line(method: object, error: BaseException) -> tuple[str, int] | None:
     """The innermost line that led to an error in the method's own file; if none did, in that of its base class."""
     frames = traceback.extract_tb(error.__traceback__)
     for kind in type(method).__mro__:

@@ -175,11 +175,12 @@ def naming_round_and_client(round: int, client: int) -> Iterator[None]:
     """Wrap errors in a ClientError that pickles and names the round and the client; OutOfMemory if memory ran out."""
     try:
         yield
-    except ClientError:
+    except (ClientError, KeyboardInterrupt):
         raise
     except HookError as error:
         raise MethodError(f"round {round}, client {client}: {error}") from error
-    except Exception as error:
+    # SystemExit too: a model must not end the process.
+    except BaseException as error:
         if out_of_memory(error):
             raise OutOfMemory(f"round {round}, client {client}: out of memory ({error_text(error)})") from error
         raise ClientError(f"round {round}, client {client}: {type(error).__name__}: {error}") from error

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.errors import ClusterError
-from jobs import failures
+from jobs import failures, from_python
 from rayfl.errors import RayflError
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
@@ -161,3 +161,42 @@ def test_a_sweep_keeps_the_run_whose_method_failed(tmp_path, monkeypatch):
     kept = sorted(path.parent for path in (tmp_path / "s").glob("*/experiment.json"))
     assert [len(read_run(path).rounds) for path in kept] == [2, 2]
     assert all(f"go on with: rayfl resume {path}" in result.stderr for path in kept)
+
+
+EXITING = {
+    "the file": "import sys\n\nsys.exit(0)",
+    "data": "class Mine(Source):\n    def load(self):\n        sys.exit(0)",
+    "model": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        sys.exit(0)",
+    "forward": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n\n"
+    "    def forward(self, inputs):\n        return self.training and sys.exit(0) or super().forward(inputs.flatten(1))",
+    "hook": "class Mine(FedAvg):\n    def finish(self, state, carry, ctx):\n        sys.exit(0)",
+    "server": "class Mine(FedAvg):\n    def server_update(self, *arguments):\n        raise GeneratorExit",
+    "unchecked": "class Mine(Ditto):\n    def final_model(self, state):\n        sys.exit(0)",
+}
+"""Plug-ins that end the process, by the part that does."""
+
+
+@pytest.mark.parametrize("part", EXITING)
+def test_a_plug_in_that_ends_the_process_is_an_error_of_its_own(part: str, tmp_path: Path):
+    imports = "import sys\nimport torch\nfrom rayfl.data.datasets import Source\n"
+    imports += "from rayfl.methods.ditto import Ditto\nfrom rayfl.methods.fedavg import FedAvg\n"
+    (tmp_path / "mine.py").write_text(f"{imports}{EXITING[part]}\n")
+    names = {"data": "digits", "model": "logistic", "method": "fedavg"}
+    names[{"data": "data", "model": "model", "forward": "model"}.get(part, "method")] = "mine.py:Mine"
+    (tmp_path / "a.toml").write_text(
+        "".join(f"{table} = {name!r}\n" for table, name in names.items())
+        + "rounds = 1\npartition = 'iid'\nclients = {count = 2}\n"
+    )
+    result = rayfl("run", tmp_path / "a.toml", "--inline", "--output", tmp_path / "run")
+    assert result.exit_code == (2 if part in ("the file", "model") else 1), result.output
+    ended = "GeneratorExit" if part == "server" else "SystemExit: 0"
+    assert ended in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
+    where = "mine.py" if part not in ("model", "forward") else "client 0" if part == "forward" else "mine.py:Mine"
+    assert where in result.stderr or "Mine" in result.stderr, result.stderr
+    with pytest.raises((RayflError, RuntimeError)):
+        load_and_run(tmp_path / "a.toml", tmp_path / "again")
+
+
+def load_and_run(file: Path, directory: Path) -> None:
+    """Run an experiment from Python, which no SystemExit may end."""
+    from_python.run(file, "runtime.executor=inline", directory=directory, progress=False)
