@@ -14,6 +14,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +33,9 @@ _LONGEST_PATH = 107
 """The most bytes of the path of a socket: sockaddr_un holds 108, and the last one is 0."""
 _PATH_INSIDE = f"/{_PREFIX}12345678/{RAYS}/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
 """The longest path of a socket of Ray's inside a base."""
+
+_REMNANT_S = 600.0
+"""The age in seconds at which a folder that names no machine is nobody's."""
 
 _NOBODY = 65534
 """The owner that Linux shows for users whom a container's user namespace does not have, such as the host's root."""
@@ -105,7 +109,7 @@ def _remove_stale(base: str) -> None:
     """Delete the private folders in `base` whose processes were killed on this machine."""
     for folder in Path(base).glob(f"{_PREFIX}*"):
         with suppress(OSError, ValueError):
-            if folder.lstat().st_uid != os.geteuid() or folder.joinpath(_HOST).read_text() != socket.gethostname():
+            if not _is_own(folder):
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -113,6 +117,16 @@ def _remove_stale(base: str) -> None:
                 _remove(str(folder))
             finally:
                 os.close(lock)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a process of this user on this machine made the folder."""
+    found = folder.lstat()
+    host = folder / _HOST
+    named = host.read_text(encoding="utf-8") == socket.gethostname() if host.exists() else None
+    # A process of Ray's that outlived its session for a moment may have made the folder again.
+    remnant = named is None and time.time() - found.st_mtime > _REMNANT_S
+    return found.st_uid == os.geteuid() and (named or remnant)
 
 
 def _remove(folder: str) -> None:

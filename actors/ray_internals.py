@@ -182,6 +182,24 @@ def _pid(node: Any, name: str) -> int:
     return node.all_processes[name][0].process.pid
 
 
+def shut_down() -> None:
+    """Shut down the Ray that this process started, with the processes that would outlive it for a moment.
+
+    An agent that is still loading would make its folders again after they are removed.
+    """
+    import psutil
+    import ray
+
+    left: list[psutil.Process] = []
+    with suppress(psutil.Error, KeyError, IndexError):
+        left = [one for pid in own_processes().values() for one in psutil.Process(pid).children(recursive=True)]
+    ray.shutdown()
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=5)
+
+
 # Any: Ray's own settings.
 def system_config(**settings: Any) -> dict[str, Any]:
     """The argument of ray.init with settings that have no public name; without it, Ray has its defaults.

@@ -54,7 +54,7 @@ def started(memory_mb: int | None, crowded: bool, resume: str | None) -> Iterato
     with private(), ExitStack() as ending:
         ending.callback(fork_server.end)
         ending.callback(_start(memory_mb, crowded, resume).remove)
-        ending.callback(ray.shutdown)
+        ending.callback(ray_internals.shut_down)
         yield
 
 
@@ -219,7 +219,7 @@ def _init(memory_mb: int | None, crowded: bool) -> PrivateFolder:
                 **settings,
             )
     except BaseException:
-        ray.shutdown()
+        ray_internals.shut_down()
         folder.remove()
         raise
     return folder

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from rich.table import Table
 from rich.text import Text
 
-from jobs.standard_output import first_sentence, print_table
+from jobs.standard_output import first_sentence, print_table, say
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment import toml
 from rayfl.experiment.table import override
@@ -47,16 +47,16 @@ def print_one(table: str, name: str) -> None:
     """
     kind = CHOSEN[table]
     found = find(kind, name)
-    print(f"{kind.label} {name}\n")
-    print("\n\n".join(about(found)) + "\n")
+    say(f"{kind.label} {name}\n")
+    say("\n\n".join(about(found)) + "\n")
     if rows := setting_rows(found):
         listed = Table("setting", "default", "allowed", "what it is")
         for key, *texts in rows:
             listed.add_row(key, *map(Text, texts))
         print_table(listed, 120)
     given = example(name, found)
-    print(f"\n{toml.dumps({table: given})}")
-    print(f"or on the command line: {' '.join(overrides(table, given))}")
+    say(f"\n{toml.dumps({table: given})}")
+    say(f"or on the command line: {' '.join(overrides(table, given))}")
 
 
 # Any: a class of a kind, or what it adopts; a TOML table.

@@ -13,7 +13,7 @@ from jobs import shipped
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
 from jobs.failures import FAILED, INTERRUPTED, sentences
-from jobs.standard_output import outliving_its_reader, print_table
+from jobs.standard_output import outliving_its_reader, print_table, say
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
@@ -297,14 +297,14 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         for line in dataset.columns_in_words(200):
             print(line)
         write_output(path, drawing.picture(dataset, partition, path.suffix[1:]), PARTITION_PICTURE, overwrite)
-        print(f"picture: {path}")
+        say(f"picture: {path}")
 
 
 @main.command()
 def examples() -> None:
     """List the experiments that come with rayfl: `rayfl run NAME` runs one from anywhere."""
     print_table(shipped.table(), 120)
-    print(f"rayfl run NAME runs one; their files lie in {shipped.FOLDER}")
+    say(f"rayfl run NAME runs one; their files lie in {shipped.FOLDER}")
 
 
 @main.command()
@@ -312,7 +312,7 @@ def examples() -> None:
 def init(file: Path) -> None:
     """Write a commented experiment file to begin with, by default experiment.toml; nothing is ever replaced."""
     shipped.write_template(file)
-    print(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
+    say(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
 
 
 def _catalogue(command: str, table: str) -> None:
@@ -329,7 +329,7 @@ def _catalogue(command: str, table: str) -> None:
                 catalogue.print_one(table, name)
             else:
                 catalogue.print_list(table)
-                print(f"rayfl {command} NAME shows one, with all its settings and an example.")
+                say(f"rayfl {command} NAME shows one, with all its settings and an example.")
 
 
 for _command, _table in {

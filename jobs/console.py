@@ -7,6 +7,7 @@ from logging import INFO, Handler, getLogger
 from typing import Literal
 
 from jobs.display import STOPPING, Display, Line
+from jobs.standard_output import say
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import OnRound, RoundRow
 
@@ -49,7 +50,7 @@ class Follower:
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
         """Show a round that is over."""
         if self.prints:
-            print(line(row, means, self.rounds), flush=True)
+            say(line(row, means, self.rounds))
         # By round: a run that goes back to its last checkpoint reports some rounds again.
         self.sent[row.round] = row.uplink_bits + row.downlink_bits
         self.done = row.round + 1

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from logging import Handler, StreamHandler
+from logging import Formatter, Handler, LogRecord, StreamHandler
 
 from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
+
+from rayfl.errors import one_line, printable
 
 STOPPING = "stopping after this round; Ctrl-C again stops now"
 
@@ -64,12 +66,13 @@ class Display(AbstractContextManager["Display"]):
     def stage(self, words: str) -> None:
         """Show the step under way and its seconds until the next stage or line. A notebook shows no stages."""
         self._end_stage()
-        self._stage = self._progress.add_task(words, total=None, words="")
+        self._stage = self._progress.add_task(one_line(words), total=None, words="")
         self._progress.start()
 
     def line(self, title: str, total: float, in_notebook: bool = True) -> Line:
         """Add a bar. in_notebook: whether a notebook shows it; without ipywidgets it shows one at a time."""
         self._end_stage()
+        title = one_line(title)
         if self._in_notebook and self.live and in_notebook:
             return _notebook_line(title, total)
         # A sweep has many runs.
@@ -80,17 +83,18 @@ class Display(AbstractContextManager["Display"]):
         task = self._progress.add_task(title, total=total, words="")
 
         def update(completed: float, words: str) -> None:
-            self._progress.update(task, completed=completed, words=words)
+            self._progress.update(task, completed=completed, words=one_line(words))
 
         return Line(update, partial(self._progress.stop_task, task))
 
     def handler(self) -> Handler:
         """The handler that writes log records above the live area, or to standard output if there is no live area."""
-        if not self._on_terminal:
-            return StreamHandler(sys.stdout)
-        return RichHandler(
-            console=self._console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
-        )
+        handler = StreamHandler(sys.stdout)
+        if self._on_terminal:
+            plain = {"show_time": False, "show_level": False, "show_path": False, "highlighter": NullHighlighter()}
+            handler = RichHandler(console=self._console, **plain)
+        handler.setFormatter(_Printable())
+        return handler
 
     def close(self) -> None:
         """End the live area. Bars remain visible, a stage does not."""
@@ -107,6 +111,14 @@ class Display(AbstractContextManager["Display"]):
         if self._stage is not None:
             self._progress.remove_task(self._stage)
             self._stage = None
+
+
+class _Printable(Formatter):
+    """Writes log records with characters that would command a terminal escaped."""
+
+    def format(self, record: LogRecord) -> str:
+        """As logging's."""
+        return printable(super().format(record))
 
 
 class _TimeLeft(TimeRemainingColumn):

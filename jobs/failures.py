@@ -13,8 +13,8 @@ import click
 
 from actors.errors import ClusterError
 from actors.parent_process import TRACEBACK, leave_sentence
-from jobs.standard_output import discard_output, reader_has_left
-from rayfl.errors import ExitError, RayflError, reason, refusing_exits
+from jobs.standard_output import discard_output, reader_has_left, say
+from rayfl.errors import ExitError, RayflError, one_line, reason, refusing_exits
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
 from rayfl.run_directory.disk import DiskError
 
@@ -47,7 +47,7 @@ def sentences() -> Iterator[None]:
             sys.exit(FAILED)
         sentence, code = sentence_and_code(error)
         leave_sentence(sentence)
-        print(f"rayfl: {sentence}", file=sys.stderr)
+        say(f"rayfl: {sentence}", sys.stderr)
         sys.exit(code)
 
 
@@ -74,8 +74,3 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
         name = type(error).__name__
         sentence = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}"
     return one_line(sentence), code
-
-
-def one_line(text: str) -> str:
-    """The text with what a terminal does not show written as Python writes it: a line break becomes \\n."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.display import Display
-from jobs.standard_output import print_table
+from jobs.standard_output import print_table, say
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.report_options import ReportOptions, agreed_options
@@ -33,7 +33,7 @@ def print_json(places: Sequence[Path | str], display: Display) -> None:
     """Print the numbers of runs as JSON."""
     found = _runs(places, display)
     display.close()
-    print(json.dumps([summary(run) for run in found], indent=2))
+    say(json.dumps([summary(run) for run in found], indent=2))
 
 
 def write_page(
@@ -53,7 +53,7 @@ def write_page(
         print_comparison(found, options)
     else:
         print_table(result_table(summary(found[0])), 100)
-    print(f"report: {page}")
+    say(f"report: {page}")
 
 
 def compare(places: Sequence[Path | str], given: Mapping[str, object], display: Display) -> None:
@@ -78,7 +78,7 @@ def list_runs(place: Path | str, display: Display) -> None:
     display.close()
     if found:
         print_table(list_table(folder, found), 120)
-    print(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {place}")
+    say(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {place}")
 
 
 def show(place: Path | str, display: Display) -> None:
@@ -87,9 +87,9 @@ def show(place: Path | str, display: Display) -> None:
     run = read_run(_to_read(place))
     results = result_table(summary(run))
     display.close()
-    print(description(run))
+    say(description(run))
     print_table(results, 100)
-    print(standing(run, place if isinstance(place, str) else None))
+    say(standing(run, place if isinstance(place, str) else None))
 
 
 def _runs(places: Sequence[Path | str], display: Display) -> list[Run]:

@@ -1,15 +1,8 @@
 """The command `rayfl run` as a module, for `ray job submit`: `python -m jobs.run FILE [KEY=VALUE ...]`."""
 
-from actors.parent_process import supervised
-from jobs.cli import run
-from jobs.failures import FAILED, sentences
+import sys
 
-
-def main() -> None:
-    """Run the command."""
-    with sentences():
-        run()
-
+from jobs import cli
 
 if __name__ == "__main__":
-    supervised(main, FAILED)
+    cli.main(["run", *sys.argv[1:]], prog_name="rayfl")

@@ -9,7 +9,7 @@ from jobs.earlier_run import earlier_run, fetch_newer
 from jobs.looking import result_table
 from jobs.run_page import finish_up
 from jobs.single import folder_of, go_on, run
-from jobs.standard_output import print_table
+from jobs.standard_output import print_table, say
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.report.summary import summary
@@ -38,7 +38,7 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, audience: A
     if not before.finished:
         return go_on(before, experiment, audience)
     finish_up(folder, experiment.output.report, audience)
-    print(f"{folder.directory} is finished: nothing is left to run")
+    say(f"{folder.directory} is finished: nothing is left to run")
     return folder.directory
 
 
@@ -48,14 +48,14 @@ def print_result(directory: Path, display: Display) -> bool:
     page, records = directory / "report.html", read_run(directory)
     display.close()
     print_table(result_table(summary(records)), 100)
-    print(f"run directory: {directory.absolute()}")
+    say(f"run directory: {directory.absolute()}")
     if page.exists():
-        print(f"report:        {page}")
+        say(f"report:        {page}")
     if url := RunFolder(directory, str(dotted(records.experiment).get("output.directory", ""))).url:
-        print(f"copy: {url}")
+        say(f"copy: {url}")
     elif sentence := package_folder.warning(directory):
-        print(sentence)
+        say(sentence)
     if not records.finished:
         rounds = records.experiment["rounds"]
-        print(f"stopped after {len(records.rounds)} of {rounds} rounds; go on with: rayfl resume {directory}")
+        say(f"stopped after {len(records.rounds)} of {rounds} rounds; go on with: rayfl resume {directory}")
     return records.finished

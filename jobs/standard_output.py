@@ -1,4 +1,4 @@
-"""Standard output: prints tables, and copes with a reader that leaves early, as `head` does.
+"""Standard output: prints text and tables, and copes with a reader that leaves early, as `head` does.
 
 A command that prints a list then ends; a run goes on.
 """
@@ -7,11 +7,15 @@ import os
 import re
 import select
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, redirect_stdout
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from rayfl.errors import printable
 
 
 def first_sentence(text: str) -> str:
@@ -21,9 +25,23 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[^.\s])\.\s", words)[0].rstrip(".") + "." * bool(words)
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print text, by default to standard output. Characters that would command a terminal are escaped."""
+    print(printable(text), file=stream, flush=True)
+
+
 def print_table(table: Table, width: int = 110) -> None:
-    """Print a table as wide as the terminal, or `width` letters wide if the output is a file."""
-    Console(width=None if sys.stdout.isatty() else width).print(table)
+    """Print a table as wide as the terminal, or `width` letters wide if the output is a file; escaped as by `say`."""
+    _TextConsole(width=None if sys.stdout.isatty() else width, markup=False, emoji=False).print(table)
+
+
+class _TextConsole(Console):
+    """A console that takes nothing in its text for a command."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's, with escaped text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def reader_has_left() -> bool:

@@ -15,13 +15,14 @@ from actors import package_folder, parent_process, signals
 from jobs.console import Audience
 from jobs.display import Overall
 from jobs.earlier_run import earlier_run, require_same_platform
-from jobs.failures import FAILED, INTERRUPTED, one_line, sentence_and_code
+from jobs.failures import FAILED, INTERRUPTED, sentence_and_code
 from jobs.looking import print_comparison
 from jobs.run_page import DRAWING, draw
 from jobs.single import go_on, run
+from jobs.standard_output import say
 from jobs.sweep_processes import Outcome, Processes, Status
 from rayfl.determinism import platform
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, one_line
 from rayfl.experiment.experiment import Experiment, Runtime
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.prepare import prepare
@@ -65,19 +66,19 @@ def sweep(
     audience.display.close()
     finished = swept.with_status("finished", "skipped")
     for outcome in swept.outcomes:
-        print(f"{outcome.combination.title}: {outcome.status}")
+        say(f"{outcome.combination.title}: {outcome.status}")
     if finished:
         runs = [read_run(outcome.directory) for outcome in finished]
         print_comparison(runs, combinations[0].experiment.report)
-        print(f"comparison:      {swept.directory / PAGE}")
-    print(f"sweep directory: {swept.directory}")
+        say(f"comparison:      {swept.directory / PAGE}")
+    say(f"sweep directory: {swept.directory}")
     if sentence := package_folder.warning(swept.directory):
-        print(sentence)
+        say(sentence)
     failed = swept.with_status("failed")
     for outcome in failed:
-        print(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), file=sys.stderr)
+        say(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), sys.stderr)
     if len(finished) + len(failed) < len(combinations):
-        print(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
+        say(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
         return INTERRUPTED
     return FAILED if failed else 0
 
@@ -219,7 +220,7 @@ def _one_by_one(
     with signals.stoppable(overall.stopping) as stopping:
         for number, one in enumerate(waiting):
             if audience.show == "all":
-                print(f"[{number + 1}/{len(waiting)}] {one.title}", flush=True)
+                say(f"[{number + 1}/{len(waiting)}] {one.title}")
 
             def on_round(row: RoundRow, means: Mapping[str, float], one: Combination = one) -> None:
                 overall.part(one.title, (row.round + 1) / one.experiment.rounds)

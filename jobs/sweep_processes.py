@@ -22,6 +22,7 @@ from actors.signals import stoppable
 from jobs import console
 from jobs.display import Overall
 from jobs.failures import INTERRUPTED
+from jobs.standard_output import say
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
@@ -73,7 +74,7 @@ class Processes:
                     if (outcome := future.result()) is not None:
                         outcomes.append(outcome)
                         self.overall.over(outcome.combination.title)
-                        print(f"[{len(outcomes)}/{len(waiting)}] {outcome.combination.title}: {outcome.status}")
+                        say(f"[{len(outcomes)}/{len(waiting)}] {outcome.combination.title}: {outcome.status}")
             except KeyboardInterrupt:
                 self._each(subprocess.Popen.kill)
                 raise
@@ -123,7 +124,7 @@ class Processes:
             words = console.line(row, means, one.experiment.rounds)
             self.overall.part(one.title, (row.round + 1) / one.experiment.rounds, words)
             if self.lines:
-                print(f"{one.title}  {words}", flush=True)
+                say(f"{one.title}  {words}")
 
     def _command(self, experiment: Experiment, directory: Path, file: Path) -> list[str]:
         """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""

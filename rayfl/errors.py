@@ -70,6 +70,16 @@ def refusing_exits() -> Iterator[None]:
         ) from error
 
 
+def one_line(text: str) -> str:
+    """The text with what a terminal does not show written as Python writes it: a line break becomes \\n, ESC \\x1b."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def printable(text: str) -> str:
+    """`one_line` of every line, so that names from files and runs of others cannot command a terminal."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
 def reason(error: OSError) -> str:
     """The cause of a file's error, in the system's words."""
     return os.strerror(error.errno).lower() if error.errno else str(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
-from rayfl.errors import RayflError, did_you_mean
+from rayfl.errors import RayflError, did_you_mean, one_line
 from rayfl.experiment.identity import determining_settings
 from rayfl.report import wording
 from rayfl.report.groups import curve, groups
@@ -168,7 +168,7 @@ class RunResults:
         return _plot([self.arrow], name, against, ax)
 
     def __repr__(self) -> str:
-        return f"<{_state(self)} in {self.directory}>"
+        return one_line(f"<{_state(self)} in {self.directory}>")
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the run's summary, and the call that continues a run that is not finished."""
@@ -217,7 +217,7 @@ class SweepResults:
         return len(self.runs)
 
     def __repr__(self) -> str:
-        return f"<{self._state()} in {self.directory}>"
+        return one_line(f"<{self._state()} in {self.directory}>")
 
     def _state(self) -> str:
         finished = sum(one.finished for one in self.runs)

@@ -1,6 +1,7 @@
 """The live area of a terminal: stages, the clients of a round, the time left, and one bar for a sweep."""
 
 import io
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -172,3 +173,15 @@ def test_a_page_that_a_kill_prevented_is_drawn_by_resume_and_by_report(tmp_path:
         assert (directory / "report.html").exists() and "uplink, all clients" in result.stdout
     again = rayfl("resume", directory)
     assert again.exit_code == 2 and "is finished; give --rounds to go on" in again.stderr
+
+
+def test_titles_words_and_log_records_cannot_command_the_terminal():
+    paper = io.StringIO()
+    with Display(console=Console(file=paper, force_terminal=True, color_system=None, width=200)) as area:
+        area.stage("reading \x1b[2J[/red]")
+        area.line("title \x1b[2J[/red]", 3).update(1, "words \x1b[2J[/red]")
+        handler = area.handler()
+        handler.handle(logging.makeLogRecord({"msg": "record \x1b[2J[/red]\nsecond line"}))
+    assert "\x1b[2J" not in paper.getvalue()
+    for word in ("title", "words", "record"):
+        assert f"{word} \\x1b[2J[/red]" in paper.getvalue(), paper.getvalue()

@@ -167,8 +167,8 @@ EXITING = {
     "the file": "import sys\n\nsys.exit(0)",
     "data": "class Mine(Source):\n    def load(self):\n        sys.exit(0)",
     "model": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        sys.exit(0)",
-    "forward": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(64, 10)\n\n"
-    "    def forward(self, inputs):\n        return self.training and sys.exit(0) or super().forward(inputs.flatten(1))",
+    "forward": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(8, 10)\n\n"
+    "    def forward(self, inputs):\n        return self.training and sys.exit(0) or super().forward(inputs[:, 0, 0])",
     "hook": "class Mine(FedAvg):\n    def finish(self, state, carry, ctx):\n        sys.exit(0)",
     "server": "class Mine(FedAvg):\n    def server_update(self, *arguments):\n        raise GeneratorExit",
     "unchecked": "class Mine(Ditto):\n    def final_model(self, state):\n        sys.exit(0)",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.looking import age
+from rayfl.errors import printable
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.disk import locked
@@ -163,3 +164,26 @@ def test_nothing_of_torch_or_ray_is_loaded_for_a_table_or_a_mistake():
     )
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m[/red][bold]b\u202e"
+"""A name that would rename a terminal's window, clear it, and end in an error of rich's markup."""
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "compare", "report", "resume"])
+def test_no_name_of_somebody_elses_run_commands_the_terminal(command: str, here: Path):
+    parent = here / HOSTILE.replace("/", "")
+    parent.mkdir()
+    for number in range(2):
+        directory = parent / f"{number}{HOSTILE.replace('/', '')}"
+        table = {"name": HOSTILE, "label": HOSTILE, "seed": 1, "rounds": 2, "method": {"name": HOSTILE, "lr": number}}
+        describe_run(create_run_directory(directory), table, {"torch": HOSTILE, HOSTILE: HOSTILE}, "")
+        recorder = Recorder(directory)
+        for round in range(2):
+            metrics = [MetricRow(None, "pooled/accuracy", 0.5), MetricRow(None, f"{HOSTILE}/accuracy", 0.5)]
+            recorder.round(RoundRow(round, 1, 1, 8, 16, 1.0, 1.0), [], metrics)
+        recorder.close()
+    result = rayfl(command, directory if command in ("show", "resume") else parent)
+    assert result.exit_code == (2 if command == "resume" else 0), result.output
+    assert result.output and printable(result.output) == result.output
+    assert "\\x1b" in result.output
