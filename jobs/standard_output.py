@@ -43,6 +43,10 @@ class _TextConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
+    def on_broken_pipe(self) -> None:
+        """Raise the error, where rich's console ends the process."""
+        raise BrokenPipeError
+
 
 def reader_has_left() -> bool:
     """Whether standard output is a pipe that nobody reads any more."""
