@@ -29,7 +29,7 @@ class _Place(click.ParamType):
 
 def _local(word: str) -> Path:
     """A path on this machine. A URL is refused, because a folder called "s3:" would be made of it."""
-    if ":/" in word:
+    if ":" in word:
         from rayfl.run_directory.object_storage import require_path
 
         require_path(word)
@@ -38,7 +38,7 @@ def _local(word: str) -> Path:
 
 def _place(word: str) -> Path | str:
     """An absolute path, or the URL of a run or of a folder in object storage."""
-    if ":/" in word:
+    if ":" in word:
         from rayfl.run_directory.object_storage import is_url
 
         if is_url(word):

@@ -26,7 +26,8 @@ _WHOLE = ("s3", "gs", "gcs", "abfs", "abfss")
 """In these a file appears when it is closed, and folders need not be made."""
 _LOCAL = ("file", "local", "memory", "http", "https", "data")
 """Schemes that fsspec knows and that cannot keep a run."""
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/:]|data:[^/]*,")
+"""A scheme and a slash; fsspec's simplecache::s3://bucket/folder and data:,content are URLs too, which are refused."""
 _SECRET = re.compile(r"secret|token|password|key", re.IGNORECASE)
 _PIECE_BYTES = 8 << 20
 _LONGEST = 200

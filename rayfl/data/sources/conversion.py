@@ -6,9 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from rayfl.data.check import check_finite, check_lengths, check_shapes, whole_labels
+from rayfl.data.check import check_finite, check_lengths, check_shapes, first_row, whole_labels
 from rayfl.data.datasets import Dataset, Samples, moments
 from rayfl.errors import RayflError
+from rayfl.settings import shown
 
 _LOG = getLogger("rayfl.data")
 Kind = Literal["auto", "image", "vector", "text"]
@@ -53,6 +54,17 @@ def _check(place: str, split: str, rows: Samples) -> None:
     check_finite(place, split, rows.inputs)
     if not _are_names(rows.labels):
         whole_labels(place, split, rows.labels)
+    for word, values in (("label", rows.labels), ("owner", rows.groups)):
+        row = None if values is None else first_row(values, _is_gap)
+        if row is not None:
+            raise RayflError(f"{place} has no {word} for the {split} input of row {row} (counted from 0); give it one")
+
+
+def _is_gap(values: np.ndarray) -> np.ndarray:
+    """Where there is NaN, None or an empty text."""
+    if values.dtype.kind in "UO":
+        return np.array([value is None or value != value or value == "" for value in values.tolist()])
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
 
 
 def _held_out(place: str, rows: Samples, share: float) -> tuple[Samples, Samples]:
@@ -90,8 +102,14 @@ def _notice(place: str, least: int, num_classes: int) -> None:
 
 def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Labels as int64 from 0, and the number of classes: names are numbered in their order, numbers stay."""
+    if _are_names(train) != _are_names(test):
+        kinds = ("names", "numbers") if _are_names(train) else ("numbers", "names")
+        raise RayflError(
+            f"{place} has {kinds[0]} as train labels and {kinds[1]} as test labels ({shown(train.tolist()[0])} and "
+            f"{shown(test.tolist()[0])}); give both as names, or both as numbers"
+        )
     together = np.concatenate([train, test])
-    if _are_names(train) or _are_names(test):
+    if _are_names(train):
         _, together = np.unique(np.concatenate([train.astype(str), test.astype(str)]), return_inverse=True)
     together = together.astype(np.int64)
     least, num_classes = int(together.min()), int(together.max()) + 1

@@ -124,7 +124,7 @@ class _File:
         values: Any = self.table.column(self.places[name]).combine_chunks()
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        row = values.is_null().index(True).as_py()
+        row = values.is_null().index(True).as_py() if values.null_count else -1
         if row < 0 and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
             # A gap in a CSV column of texts is an empty text.
             row = values.index("").as_py()

@@ -1,5 +1,6 @@
 """Tables: which columns are inputs, and what is refused."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from rayfl.choices.kinds import make
 from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
+from rayfl.data.sources.arrays import Arrays
 from tests.jobs.commands import rayfl
 from tests.refusals import refused
 
@@ -119,3 +121,48 @@ def test_categories_become_an_input_per_value(tmp_path: Path):
     ):
         with refused(names=["patients.csv", *names]):
             load(tmp_path / "patients.csv", labels="outcome", **options)
+
+
+def test_wide_tables_take_time_that_grows_with_their_columns(tmp_path: Path):
+    columns, path = 20_000, tmp_path / "wide.csv"
+    rows = "".join("1.5," * columns + f"{i % 2}\n" for i in range(5))
+    path.write_text(",".join([f"c{i}" for i in range(columns)]) + ",label\n" + rows)
+    begun = time.process_time()
+    assert load(path).input_shape == (columns,)
+    # 8,000 columns took 39 s when each was looked up among all names.
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "names"),
+    [
+        ("a,site,label\n1,x,0\n2,,1\n3,y,0\n", {"owners": "site"}, ["'site'", "row 1"]),
+        ("a,site,label\n1,7,0\n2,,1\n3,8,0\n", {"owners": "site"}, ["'site'", "row 1"]),
+        ("a,label\n1,cat\n2,\n3,dog\n", {}, ["'label'", "row 1"]),
+        ("a,ward,label\n1,A,1\n2,,0\n", {"categories": ["ward"]}, ["'ward'", "row 1"]),
+        ("a,a,label\n1,2,0\n1,2,1\n", {}, ["two columns", "'a'"]),
+        ("label,a,label\n1,2,0\n1,2,1\n", {}, ["two columns", "'label'"]),
+        ("a,gone,label\n1,,0\n2,,1\n", {"features": ["a", "gone"]}, ["'gone'", "row 0"]),
+    ],
+)
+def test_gaps_and_columns_of_one_name_are_refused(tmp_path: Path, content: str, options: dict, names: list[str]):
+    (tmp_path / "a.csv").write_text(content)
+    with refused(names=["a.csv", *names]):
+        load(tmp_path / "a.csv", test_share=0.4, **options)
+
+
+def test_owners_that_are_nan_are_no_client():
+    vectors, labels = np.ones((4, 2)), np.array([0, 1, 0, 1])
+    for owners in ([1.0, np.nan, np.nan, 2.0], np.array(["x", None, "y", "y"], object), ["x", "", "y", "y"]):
+        with refused(names=["no owner", "train", "row 1"]):
+            Arrays(vectors, labels, owners=owners).load()
+    with refused(names=["no label", "train", "row 1"]):
+        Arrays(vectors, np.array(["x", None, "y", "y"], object)).load()
+
+
+def test_names_and_numbers_are_no_labels_together(tmp_path: Path):
+    (tmp_path / "train.csv").write_text("a,label\n1,0\n2,1\n3,2\n")
+    (tmp_path / "test.csv").write_text("a,label\n1,cat\n2,dog\n")
+    for one, other in (("train", "test"), ("test", "train")):
+        with refused(names=[f"{one}.csv", "train labels", "test labels", "numbers", "names", "'cat'"]):
+            load(tmp_path / f"{one}.csv", test_path=str(tmp_path / f"{other}.csv"))
