@@ -5,7 +5,10 @@ Peer i averages with its neighbours and then makes steps v <- v - lr (g_i(v) + m
 average that it has just received.
 
 - The training begins at xbar_i, where the term is 0: a single step would be D-PSGD's, so there must be two or more.
-- The sources do not give mu; 0.01 to 1 is a sensible range. Learning rate and batch size are MCE-PL's.
+- The sources do not give mu; 0.01 to 1 is a sensible range.
+- MCE-PL has lr = 0.01 and batch_size = 128. A peer with fewer than 128 examples then makes a single step, and in 30
+  rounds of the demo's data (digits, 20 peers on a ring, seed 1) own/accuracy comes to 0.317. The defaults are those of
+  D-PSGD, with which it is 0.892.
 - A peer that was away from the exchange is pulled to the model that it begins with, its own.
 - The recorded training loss is f_i, without the proximal term. The exchange is D-PSGD's (`average_first`).
 """
@@ -22,8 +25,6 @@ from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
 class DSGDProxHyper(DPSGDHyper):
     """Hyper-parameters of DSGDProx."""
 
-    lr: float = Field(default=0.01, gt=0, description="client learning rate, eta")
-    batch_size: int = Field(default=128, ge=0, description="examples a batch, b; 0: the whole split")
     mu: float = Field(default=0.1, ge=0, description="weight of the proximal term mu / 2 ||v - xbar_i||^2")
 
     @model_validator(mode="after")

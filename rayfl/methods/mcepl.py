@@ -21,8 +21,8 @@ Where the paper is silent, or the authors' code differs:
 - Biases exist in linear layers, as in the code; they stay at their initial values, like everything of one dimension.
 - The paper's weights are uniform in [-1, 1] in its section V-A (`weight_init="uniform"`), and not described elsewhere;
   by default they are the model's initial ones. A masked layer carries less of a signal: `weight_scale` makes up for it
-  (PyTorch's default initial values want about sqrt(6 / r) before a ReLU).
-- The code: `fc_retention_ratio=0.9 fil=0 lasso=0 weight_decay=5e-4 lr=10`.
+  (PyTorch's default initial values want about sqrt(6 / r) before a ReLU), 3 by default. lr is 1 in the paper, 0.3 here.
+- The code: `fc_retention_ratio=0.9 fil=0 lasso=0 weight_decay=5e-4 lr=10 weight_scale=1`.
 - The paper bills one bit an entry, as is sent (comm/link_megabytes); the code's counter has a bit for each
   one in the mask (comm/link_ones_megabytes).
 """
@@ -43,7 +43,7 @@ from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class MCEPLHyper(HiddenMaskHyper):
-    """Hyper-parameters of MCE-PL, with the paper's values."""
+    """Hyper-parameters of MCE-PL."""
 
     finetune_lr: float | None = Field(
         default=None, ge=0, description="learning rate of the fine-tuning step (10 in the authors' code); default: lr"

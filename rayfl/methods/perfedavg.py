@@ -18,6 +18,8 @@ Where the paper is silent:
 - A client is judged after one step of size alpha on its own train split, which is thrown away; after local training
   that step starts from the model that it trained.
 - The recorded training loss is f_i at the adapted point, on D'.
+- pFedMe's comparison has lr = 0.001 and alpha = 0.005, for hundreds of rounds. In 30 rounds of the demo's data (digits,
+  20 clients, seed 1) own/accuracy is 0.462 with them and 0.939 with the defaults, pooled/accuracy 0.400 and 0.933.
 """
 
 from dataclasses import replace
@@ -37,13 +39,13 @@ ADAPT = "adapt"
 
 
 class PerFedAvgHyper(LocalTraining):
-    """Hyper-parameters of Per-FedAvg, with the values of pFedMe's comparison."""
+    """Hyper-parameters of Per-FedAvg, with the values of pFedMe's comparison but for the step sizes."""
 
-    lr: float = Field(default=0.001, gt=0, description="step size of a local step, beta")
+    lr: float = Field(default=0.03, gt=0, description="step size of a local step, beta")
     default_steps: ClassVar[int | None] = 20
     steps: int | None = Field(default=None, ge=1, description="local steps a round, tau (20 where epochs is not given)")
     batch_size: int = Field(default=20, ge=0, description="examples of each batch, b; 0: the whole split")
-    alpha: float = Field(default=0.005, gt=0, description="step size of the adaptation to a client")
+    alpha: float = Field(default=0.01, gt=0, description="step size of the adaptation to a client")
     variant: Literal["hf", "fo", "exact"] = Field(
         default="hf", description="Hessian-vector product: hf, from two gradients; fo, left out; exact"
     )

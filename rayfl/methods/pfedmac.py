@@ -26,6 +26,7 @@ class PFedMacHyper(PFedMeHyper):
 
     lr: float = Field(default=0.5, gt=0, description="step size of w, eta")
     lam: float = Field(default=0.1, gt=0, description="weight of the inner product of theta and w, lambda")
+    personal_lr: float = Field(default=0.1, gt=0, description="step size of theta, the same in all rounds")
     weight_decay: float = Field(default=1e-3, ge=0, description="L2 penalty on theta, which keeps it from running away")
 
     @property

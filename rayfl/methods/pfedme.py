@@ -9,8 +9,12 @@ theta <- theta - personal_lr (g(theta; D_r) + lam (theta - w)), K times;   w <- 
 w starts from the x that came down, theta too, and theta goes on from step to step. Server: x <- (1 - beta) x + beta
 mean_S w_{i,R}, with S sampled. All clients download and train in every round, and only those of S upload.
 
-- Step sizes: eta lam is below 1, or w would go past theta; the K steps are stable for personal_lr (L + lam) < 2 with L
-  the largest curvature of f_i, so that personal_lr lam is below 2.
+- Step sizes: eta lam is below 1, or w would go past theta. A step multiplies theta's distance from the minimiser by
+  1 - personal_lr (lam + L), with L the curvature of f_i: the K steps converge for personal_lr (lam + L) < 2, so that
+  personal_lr lam is below 2, and do not oscillate for personal_lr (lam + L) <= 1.
+- The defaults are the paper's values for MNIST but for personal_lr, 0.1 there: with lam = 15 the factor is then -0.5
+  for L = 0, and theta is judged where it happens to be. With 0.03 it is 0.55. On the demo's data (digits, 20 clients, 30
+  rounds, seed 1) own/accuracy is 0.877 and not 0.656; w, which does not oscillate, has 0.909 with 0.1.
 - `personal` is the model that a client is judged by: its last theta, the paper's; or w_{i,R}, which the authors' code
   evaluates.
 - The authors' code also has a weight decay of 0.001 on theta, which the paper has not: `weight_decay`, 0 by default.
@@ -31,7 +35,7 @@ from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnMo
 
 
 class PFedMeHyper(LocalTraining):
-    """Hyper-parameters of pFedMe, with the paper's values for MNIST."""
+    """Hyper-parameters of pFedMe, with the paper's values for MNIST but for personal_lr."""
 
     lr: float = Field(default=0.005, gt=0, description="step size of w, eta")
     default_steps: ClassVar[int | None] = 20
@@ -40,7 +44,9 @@ class PFedMeHyper(LocalTraining):
     weighting: Weighting = Field(default="uniform", description="weight of a client in the average")
     lam: float = Field(default=15.0, gt=0, description="how strongly theta and w are bound to each other, lambda")
     inner_steps: int = Field(default=5, ge=1, description="steps of theta for one of w, all on one batch, K")
-    personal_lr: float = Field(default=0.1, gt=0, description="step size of theta, the same in all rounds")
+    personal_lr: float = Field(
+        default=0.03, gt=0, description="step size of theta, the same in all rounds; theta oscillates above 1 / lam"
+    )
     beta: float = Field(default=1.0, gt=0, description="how far x moves to the clients' mean; above 1: beyond it")
     personal: Literal["theta", "w"] = Field(default="theta", description="the model that a client is judged by")
 

@@ -59,7 +59,7 @@ def gradient(here: Setup, round: int, client: int, m: np.ndarray, z: np.ndarray)
     plan = schedule(len(rows), epochs=None, steps=1, batch_size=hyper.batch_size or None, generator=generator)
     (batch,) = (rows[chosen] for chosen in plan)
     samples = here.dataset.train
-    scaled = hyper.weight_scale * w[LAYER]
+    scaled = hyper.scale * w[LAYER]
     dv = softmax_gradient(
         {LAYER: scaled * m, BIAS: w[BIAS]}, samples.inputs[batch].astype(np.float64), samples.labels[batch]
     )[LAYER]
@@ -98,7 +98,7 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
             assert int(state["mask"][LAYER].sum()) == 18 - int((1 - ratio[i]) * 18 + 1e-9)
             # It is evaluated by m^(k); the biases never move.
             model = here.method.final_model(state)
-            scaled = hyper.weight_scale * initial(here)[LAYER]
+            scaled = hyper.scale * initial(here)[LAYER]
             np.testing.assert_allclose(model[LAYER].numpy(), scaled * m[i], rtol=1e-6)
             assert torch.equal(model[BIAS], here.initial[BIAS])
             assert "gradient" not in state

@@ -165,9 +165,9 @@ def test_the_model_evaluated_is_one_adaptation_step_away(split: str):
         assert measured[client] == pytest.approx(points(here, client, "test").loss(adapted), rel=1e-4)
 
 
-def test_the_defaults_are_those_of_the_comparison_in_pfedme():
+def test_the_defaults_are_those_of_the_comparison_in_pfedme_but_for_the_step_sizes():
     hyper, stage = PerFedAvg().hyper.model_dump(), PerFedAvg().plan(0, 0.0).stages[0]
-    assert (hyper["alpha"], hyper["lr"], hyper["delta"]) == (0.005, 0.001, 1e-3)
+    assert (hyper["alpha"], hyper["lr"], hyper["delta"]) == (0.01, 0.03, 1e-3)
     assert (stage.steps, stage.epochs, stage.batch_size, stage.batches_per_step) == (20, None, 20, 3)
     assert PerFedAvg(variant="fo").plan(0, 0.0).stages[0].batches_per_step == 2
     assert PerFedAvg(epochs=2).plan(0, 0.0).stages[0].epochs == 2

@@ -126,13 +126,13 @@ def test_the_personal_model_is_evaluated(personal: str):
             assert measured[client] == pytest.approx(points(here, client, "test").loss(model), rel=1e-4)
 
 
-def test_the_defaults_are_the_papers():
+def test_the_defaults_are_the_papers_but_for_the_step_of_theta():
     hyper, plan = PFedMe().hyper.model_dump(), PFedMe().plan(0, 0.0)
-    assert [hyper[key] for key in ("lam", "inner_steps", "lr", "personal_lr", "beta")] == [15.0, 5, 0.005, 0.1, 1.0]
+    assert [hyper[key] for key in ("lam", "inner_steps", "lr", "personal_lr", "beta")] == [15.0, 5, 0.005, 0.03, 1.0]
     assert hyper["weighting"] == "uniform" and hyper["weight_decay"] == 0
     assert (plan.trainers, plan.stages[0].steps, plan.stages[0].batch_size) == ("all", 20, 20)
     mac = PFedMac().hyper.model_dump()
-    assert (mac["lam"], mac["weight_decay"], mac["inner_steps"], mac["lr"]) == (0.1, 1e-3, 5, 0.5)
+    assert [mac[key] for key in ("lam", "weight_decay", "inner_steps", "lr", "personal_lr")] == [0.1, 1e-3, 5, 0.5, 0.1]
 
 
 @pytest.mark.parametrize(

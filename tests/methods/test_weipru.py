@@ -170,7 +170,7 @@ def test_every_layer_keeps_its_number_in_all_rounds(method: str):
 def test_defaults_are_the_papers():
     method = ParWeipru(Classification(MLP().builder((4,), 3)))
     hyper = method.hyper
-    assert (hyper.lr, hyper.batch_size, hyper.weight_decay, hyper.fil) == (0.001, 128, 0.0, 0)
+    assert (hyper.lr, hyper.batch_size, hyper.weight_decay, hyper.fil) == (0.3, 128, 0.0, 0)
     (stage,) = method.plan(0, 0.0).stages
     assert (stage.steps, stage.epochs, stage.batch_size) == (1, None, 128)
     assert len(SIZES) == len(RATIOS)

@@ -28,9 +28,14 @@ WeightInit = Literal["model", "uniform", "signed_constant", "kaiming"]
 
 
 class HiddenMaskHyper(MaskedPeerHyper):
-    """Hyper-parameters of methods that learn masks, with MCE-PL's values; a round is one minibatch."""
+    """Hyper-parameters of methods that learn masks; a round is one minibatch.
 
-    lr: float = Field(default=1.0, gt=0, description="learning rate of the scores, eta")
+    MCE-PL's values, but for its lr = 1 with the model's own weights, which stays at chance on convolutional networks.
+    In 30 rounds of the demo's data (digits, 20 peers on a ring, seed 1) own/accuracy of `mcepl` is 0.643 with these
+    and 0.886 with the defaults, of `ind_mask` 0.610 and 0.863.
+    """
+
+    lr: float = Field(default=0.3, gt=0, description="learning rate of the scores, eta (1 in MCE-PL)")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the scores (5e-4 in the authors' code)")
     lasso: float = Field(default=1e-3, ge=0, description="weight of the group lasso, lambda (0 in the authors' code)")
     retention_ratio: float | None = Field(
@@ -47,10 +52,18 @@ class HiddenMaskHyper(MaskedPeerHyper):
         default="model",
         description="fixed weights of the layers: model's own, uniform on [-1, 1], signed_constant or kaiming (normal)",
     )
-    weight_scale: float = Field(
-        default=1.0, gt=0, description="factor on the initial weights of the layers, so that masked ones carry a signal"
+    weight_scale: float | None = Field(
+        default=None,
+        gt=0,
+        description="factor on the fixed weights of the layers, so that masked ones carry a signal (left out: 3 on the "
+        "model's own, else 1)",
     )
     different_initial: bool = Field(default=True, description="whether scores start different, or alike at all peers")
+
+    @property
+    def scale(self) -> float:
+        """The factor on the fixed weights of the layers."""
+        return self.weight_scale or (3.0 if self.weight_init == "model" else 1.0)
 
 
 def masked_part(params: Tree) -> Tree:
@@ -166,7 +179,7 @@ class HiddenMasks(MaskedPeer):
 
     def weights(self, initial: Tree) -> Tree:
         """w, from the parameters of round 0: the layers scaled, the rest as it is."""
-        scale = self.hyper.weight_scale
+        scale = self.hyper.scale
         return initial if scale == 1 else {**initial, **tree.scale(masked_part(initial), scale)}
 
     def descend(self, state: ScoredModel, carry: GradientCarry, ctx: Context) -> tuple[Tree, Tree]:

@@ -23,9 +23,14 @@ from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class PrunedWeightsHyper(MaskedPeerHyper):
-    """Hyper-parameters of methods that prune real weights, with MCE-PL's values for unequal shares."""
+    """Hyper-parameters of methods that prune real weights.
 
-    lr: float = Field(default=0.001, gt=0, description="learning rate")
+    MCE-PL's values for unequal shares, but for its lr = 0.001: a round is one minibatch, so that this is meant for
+    thousands of rounds. In 30 rounds of the demo's data (digits, 20 clients on a ring, seed 1) own/accuracy is 0.13 to
+    0.16 with 0.001, and 0.89 with 0.3.
+    """
+
+    lr: float = Field(default=0.3, gt=0, description="learning rate (0.001 in MCE-PL, for thousands of rounds)")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the weights (5e-4 in the authors' code)")
     retention_ratio: float | None = Field(
         default=None, gt=0, le=1, description="share of a layer kept, r; default: clients.retention_ratio, else 0.5"
