@@ -13,8 +13,8 @@ mean_S w_{i,R}, with S sampled. All clients download and train in every round, a
   1 - personal_lr (lam + L), with L the curvature of f_i: the K steps converge for personal_lr (lam + L) < 2, so that
   personal_lr lam is below 2, and do not oscillate for personal_lr (lam + L) <= 1.
 - The defaults are the paper's values for MNIST but for personal_lr, 0.1 there: with lam = 15 the factor is then -0.5
-  for L = 0, and theta is judged where it happens to be. With 0.03 it is 0.55. On the demo's data (digits, 20 clients, 30
-  rounds, seed 1) own/accuracy is 0.877 and not 0.656; w, which does not oscillate, has 0.909 with 0.1.
+  for L = 0, and theta is judged where it happens to be. With 0.03 it is 0.55. On the demo's data (digits, 20 clients,
+  30 rounds, seed 1) own/accuracy is 0.877 and not 0.656; w, which does not oscillate, has 0.909 with 0.1.
 - `personal` is the model that a client is judged by: its last theta, the paper's; or w_{i,R}, which the authors' code
   evaluates.
 - The authors' code also has a weight decay of 0.001 on theta, which the paper has not: `weight_decay`, 0 by default.

@@ -157,7 +157,7 @@ def test_every_layer_keeps_its_number_in_all_rounds(method: str):
     ratios = [0.1, 0.2, 0.3, 0.4]
     made = setup_of(
         method,
-        {"batch_size": 4, "fil": 0, "fc_retention_ratio": None},
+        {"batch_size": 4, "fil": 0, "fc_retention_ratio": None, "weight_scale": 1.0},
         build=MLP(hidden=(8, 5)).builder((DIM,), NUM_CLASSES),
         clients={"retention_ratio": ratios, "dropout_before_download": 0.2},
         rounds=6,
@@ -200,12 +200,17 @@ def test_the_alexnet_s_mask_is_153_416_bytes():
     assert tree.vector(finished.state["mask"]).equal(packet.decode()["mask"])
 
 
-def test_defaults_are_the_papers():
+def test_defaults_are_the_papers_but_for_the_rate_and_the_scale():
     hyper = alexnet().hyper
-    assert (hyper.lr, hyper.lasso, hyper.batch_size, hyper.weight_decay) == (1.0, 1e-3, 128, 0.0)
+    assert (hyper.lr, hyper.lasso, hyper.batch_size, hyper.weight_decay) == (0.3, 1e-3, 128, 0.0)
     assert (hyper.fil, hyper.fil_share, hyper.finetune_lr, hyper.fc_retention_ratio) == (20, 0.05, None, None)
     (stage,) = alexnet().plan(7, 0.0).stages
-    assert (stage.steps, stage.epochs, stage.batch_size, stage.lr) == (1, None, 128, 1.0)
+    assert (stage.steps, stage.epochs, stage.batch_size, stage.lr) == (1, None, 128, 0.3)
+    assert [alexnet(**given).hyper.scale for given in ({}, {"weight_init": "uniform"}, {"weight_scale": 2.0})] == [
+        3,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["model", "uniform", "signed_constant", "kaiming"])
