@@ -293,6 +293,13 @@ class ServerHalf(ABC):
         """The message to a client that delivered, in the same round, after the update; called on the actors."""
         return Reply({}, server_memory)
 
+    def personal_model(self, server: State, state: State) -> Tree | None:
+        """The personal model of a client at the end of a run, if it also depends on the server's state.
+
+        None by default: it is `Method.final_model(state)`.
+        """
+        return None
+
     def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
         """Whether this method implements `hook`: the engine then calls it for every client."""
         return getattr(type(self), hook) is not getattr(ServerHalf, hook)

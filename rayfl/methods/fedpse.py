@@ -13,7 +13,8 @@ Where the paper is silent or contradicts itself:
 - W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model evaluated is W_i^{r,T}; it is
   also the client's final model, where the client trained in the last round, and otherwise its base is.
 - Where clients have retention ratios of their own, k_i is client i's: it sends Top-k_i, and gets k_i entries chosen
-  between Top-k_i(G) and its own uplink.
+  between Top-k_i(G) and its own uplink. A client that comes back gets the k_i largest entries of the sum of all G that
+  it missed, as many as a reply has.
 - A client that is not selected keeps its residual. The paper is silent on what it gets for that round: with
   `absent="catch_up"` what Algorithm 3 gives a client whose U_i is empty, G_hat, that of all rounds that it missed in
   one sum when it is next selected; with "nothing" nothing, so that its base falls behind. Measured on Fashion-MNIST (an
@@ -86,6 +87,7 @@ class FedPSEState(TypedDict):
     base: Tree  # W_i
     residual: Tree  # e_i
     trained: NotRequired[Tree]  # after the last round, W_i^{r,T}
+    round: NotRequired[Tensor]  # that round
 
 
 class FedPSEServer(TypedDict):
@@ -93,14 +95,15 @@ class FedPSEServer(TypedDict):
 
     update: Tree  # G
     support: Tree  # M_s, the entries of G_hat = Top-k(G)
-    sum: NotRequired[Tree]  # of the G_hat of all rounds, if absent clients catch up
+    round: Tensor  # the round of G
+    sum: NotRequired[Tree]  # of the G_hat of all rounds (of G, with retention ratios), if absent clients catch up
 
 
 class FedPSEMemory(TypedDict):
     """The server's memory of a client."""
 
     uplink: Tree  # its last U_i as it came; {} before the first
-    seen: NotRequired[Tree]  # the sum of the G_hat of the rounds that the client has had its share of
+    seen: NotRequired[Tree]  # the server's sum when the client last got its share
 
 
 class FedPSE(GradientMethod, ServerHalf, on_device=True):
@@ -137,7 +140,7 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True):
         num_samples = sum(work.num_examples for work in ctx.work.values())
         state = {"base": carry["received"], "residual": residual}
         if ctx.round == ctx.num_rounds - 1:
-            state["trained"] = carry["params"]
+            state["trained"], state["round"] = carry["params"], torch.tensor(ctx.round)
         metrics = self.train_loss(carry, ctx)
         if self.hyper.weighting == "uniform":
             return Finished(state, {"update": packet}, 1.0, metrics)
@@ -151,16 +154,23 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True):
         return {"params": carry["params"] if carry is not None else state["base"]}
 
     def final_model(self, state: FedPSEState) -> Tree:
-        return state.get("trained", state["base"])
+        return state["base"]
+
+    def personal_model(self, server: FedPSEServer, state: FedPSEState) -> Tree:
+        # A longer run goes on from states that hold the model of a round that was the last one then.
+        if "trained" in state and "round" in state and state["round"] == server["round"]:
+            return state["trained"]
+        return self.final_model(state)
 
     def init_server(self, params: Tree) -> FedPSEServer:
         zeros = tree.zeros_like(params)
-        server = self._global(zeros)
+        server = self._global(zeros, -1)
         return {**server, "sum": zeros} if self.hyper.absent == "catch_up" else server
 
-    def _global(self, dense: Tree) -> FedPSEServer:
-        """G and M_s."""
-        return {"update": dense, "support": self._top(dense, self.hyper.keep_ratio)}
+    def _global(self, dense: Tree, round: int) -> FedPSEServer:
+        """G of a round, and M_s."""
+        support = self._top(dense, self.hyper.keep_ratio)
+        return {"update": dense, "support": support, "round": torch.tensor(round)}
 
     def _top(self, dense: Tree, keep_ratio: float) -> Tree:
         """The entries of Top-k(G) that are not zero."""
@@ -178,6 +188,8 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True):
             return Reply({}, server_memory)
         missed = tree.sub(server["sum"], server_memory["seen"])
         support = tree.map(lambda tensor: tensor != 0, missed)
+        if ctx.traits.retention_given:
+            support = self._top(missed, self.keep_ratio(ctx.traits))
         if not masks.num_kept(support):
             return Reply({}, server_memory)
         return Reply({"missed": sparse_packet(missed, support)}, {**server_memory, "seen": server["sum"]})
@@ -196,9 +208,11 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True):
     def server_update(
         self, server: FedPSEServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[FedPSEServer, Metrics]:
-        after = self._global(received["update"].result or tree.zeros_like(server["update"]))
+        after = self._global(received["update"].result or tree.zeros_like(server["update"]), ctx.round)
         if "sum" in server:
-            after["sum"] = tree.add(server["sum"], masks.masked(after["update"], after["support"]))
+            dense, support = after["update"], after["support"]
+            # Clients with ratios of their own have their own largest entries of it.
+            after["sum"] = tree.add(server["sum"], dense if ctx.retention_given else masks.masked(dense, support))
         return after, {}
 
     def reply(self, server: FedPSEServer, server_memory: FedPSEMemory, ctx: Context) -> Reply:

@@ -233,6 +233,7 @@ class Setup:
             draws=seeding.LazyGenerator(self.seed, round, client, purpose),
             coin=partial(seeding.coin, self.seed),
             links=self.links(round) if sees_graph else None,
+            retention_given=self.population.settings.retention_ratio is not None,
         )
 
     def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str) -> Context:

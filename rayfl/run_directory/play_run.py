@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl import tree
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, first_run_state, simulate
@@ -20,7 +21,7 @@ from rayfl.run_directory.saved_models import save_model
 from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
-from rayfl.tree import Tree
+from rayfl.tree import State, Tree
 
 log = logging.getLogger("rayfl")
 
@@ -104,7 +105,13 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
         models["global"] = [model]
     if setup.method.personalized:
         models["personal"] = (
-            tree.flatten({str(client): setup.method.final_model(tree.to_tensors(executor.get(state)))})
+            tree.flatten({str(client): personal_model(setup, run_state.server, tree.to_tensors(executor.get(state)))})
             for client, state in sorted(run_state.states.items())
         )
     return models
+
+
+def personal_model(setup: Setup, server: State, state: State) -> Tree:
+    """The personal model of a client at the end of a run, from the server's state and the client's."""
+    own = None if setup.is_peer else checked_hook(setup.server_half.personal_model)(server, state)
+    return setup.method.final_model(state) if own is None else own

@@ -1,16 +1,21 @@
 """FedPSE with clients that come and go: what they missed, and what it costs."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rayfl import tree
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
+from rayfl.run_directory.play_run import final_models
 from rayfl.testing.comparison import assert_same_bits, leaves, rows
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
-from tests.contracts.seams.closed_form import flat
+from tests.contracts.seams.closed_form import TENSORS, flat
 from tests.methods.personal import CLIENTS, made, personal
 from tests.population.fates import with_fate
 
@@ -64,6 +69,56 @@ def test_who_comes_back_gets_the_sum_of_what_it_missed(clients: dict[str, Any]):
             had[i] = total
         np.testing.assert_allclose(flat(state.server["sum"]), total, atol=1e-6)
     assert caught_up > 2
+
+
+RATIOS = (0.1, 0.3, 0.6, 0.9)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_who_comes_back_gets_its_own_share_of_what_it_missed(scope: str):
+    here, log = watched(fedpse({"per_round": 2, "retention_ratio": list(RATIOS)}, scope=scope, keep_ratio=0.3))
+    records, states = play(here)
+    had, total, caught_up = np.zeros((4, 10)), np.zeros(10), set()
+    for round, (record, state) in enumerate(zip(records, states, strict=True)):
+        arrived = {row.client for row in record.clients if row.status == "delivered"}
+        for i in arrived:
+            first, _ = log.down[round, i]
+            missed = total - had[i]
+            blocks = TENSORS if scope == "tensor" else (slice(0, 10),)
+            kept = np.zeros(10, bool)
+            for block in blocks:
+                k = math.ceil(RATIOS[i] * len(missed[block]) - 1e-9)
+                largest = np.argsort(-np.abs(missed[block]), kind="stable")[:k]
+                kept[block.start + largest] = np.abs(missed[block][largest]) > 1e-7
+            found = flat(first["missed"].decode()) if first else np.zeros(10)
+            np.testing.assert_allclose(found, np.where(kept, missed, 0), atol=1e-6)
+            # Never more entries than its reply may have, and as many where it has missed so many.
+            assert np.count_nonzero(found) == kept.sum()
+            caught_up |= {i} if first else set()
+        total = total + flat(state.server["update"])
+        for i in arrived:
+            had[i] = total
+    assert caught_up == {0, 1, 2, 3}
+
+
+def test_more_rounds_give_the_models_of_a_longer_run():
+    # Some who train in round 2, the last one of the shorter run, are away in rounds 3 to 5.
+    longer = replace(fedpse({"per_round": 2}, keep_ratio=0.3), rounds=6)
+    shorter = replace(longer, rounds=3)
+    early = set(with_fate(longer.population.sample_round(2), "delivered"))
+    late = {i for round in range(3, 6) for i in with_fate(longer.population.sample_round(round), "delivered")}
+    assert early - late
+
+    def models(here: Setup, run_state: RunState) -> dict[str, list[Any]]:
+        saved = final_models(here, InlineExecutor(here), run_state)["personal"]
+        return {name: tensor.tolist() for part in saved for name, tensor in part.items()}
+
+    straight = play(longer)[1]
+    first = play(shorter)[1][-1]
+    further = play(longer, run_state=first)[1][-1]
+    assert models(longer, further) == models(longer, straight[-1])
+    # Who trained in the last round of the shorter run has the trained model there, and not its next base.
+    assert models(shorter, first) != models(longer, straight[2])
 
 
 def test_on_request_nothing_comes_down_for_what_was_missed():

@@ -88,7 +88,11 @@ def test_nothing_delivered_is_a_zero_update():
     setup = setup_of("fedpse", {"absent": "nothing"})
     method = setup.method
     assert isinstance(method, FedPSE)
-    before: FedPSEServer = {"update": {"w": torch.ones(3)}, "support": {"w": torch.ones(3, dtype=torch.bool)}}
+    before: FedPSEServer = {
+        "update": {"w": torch.ones(3)},
+        "support": {"w": torch.ones(3, dtype=torch.bool)},
+        "round": torch.tensor(0),
+    }
     received = {"update": method.gather["update"].empty()}
     after, _ = method.server_update(before, received, (), setup.context(0, setup.plan(0), NOBODY, "server"))
     assert after["update"]["w"].tolist() == [0.0, 0.0, 0.0]
@@ -194,7 +198,8 @@ def test_a_reply_rounds_for_every_tensor_or_for_the_whole_model(scope: Literal["
     from_client = []
     for client in range(5):
         context = setup.context(0, setup.plan(0), client, "reply")
-        reply = method.reply({"update": dense, "support": first}, {"uplink": sent(own)}, context)
+        server: FedPSEServer = {"update": dense, "support": first, "round": torch.tensor(0)}
+        reply = method.reply(server, {"uplink": sent(own)}, context)
         down = reply.message["update"].decode()
         assert reply.metrics == {"correlation_distance": 0.5}
         assert sum(int((part != 0).sum()) for part in down.values()) == 2
@@ -208,7 +213,11 @@ def test_values_that_go_down_are_those_of_the_dense_average():
     setup = setup_of("fedpse", {"keep_ratio": 0.5, "absent": "nothing"})
     method = setup.method
     assert isinstance(method, FedPSE)
-    server: FedPSEServer = {"update": {"w": torch.tensor([3.0, 1.0])}, "support": {"w": torch.tensor([True, False])}}
+    server: FedPSEServer = {
+        "update": {"w": torch.tensor([3.0, 1.0])},
+        "support": {"w": torch.tensor([True, False])},
+        "round": torch.tensor(0),
+    }
     reply = method.reply(
         server, {"uplink": sent({"w": torch.tensor([0.0, 9.0])})}, setup.context(0, setup.plan(0), 0, "r")
     )
