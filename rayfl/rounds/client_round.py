@@ -83,7 +83,7 @@ class ClientRound:
             self.client,
             fate,
             downlink_bits=self.downlink_bits,
-            metrics=self.personal.metrics if fate.counts else {},
+            metrics=self.personal.metrics if fate.keeps_state else {},
             num_received=self.num_received,
         )
         kept = with_memory(self.state, self.uplink_memory)
