@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Traits:
     """A client's fixed traits: size of its train split, share of the model it can keep, and its speeds.
 
-    `work_share`: the share of a plan's steps that it does.
+    `work_share`: the share of a plan's training steps that it does.
     `retention_given`: whether the experiment says that share, so that a method's own default may take its place if not.
     """
 

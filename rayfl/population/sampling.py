@@ -69,7 +69,7 @@ class Clients(Settings):
         default=None, ge=1, description="over-selection: only so many of the selected, the first to finish, are taken"
     )
     work: Literal["full", "capacity"] = Field(
-        default="full", description="capacity: clients slower than the median do as much less, at least one step"
+        default="full", description="capacity: clients slower than the median train as much less, at least one step"
     )
 
     @model_validator(mode="after")

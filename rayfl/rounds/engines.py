@@ -37,7 +37,7 @@ class LocalTask:
     device: torch.device
     purpose: str = "train"
     share: float = 1.0
-    """Share of every stage's steps that the client does."""
+    """Share of the steps that the client does in every stage on its train split; it measures on all examples."""
     on_device: bool = False
     """Whether the trained carry stays on the device (`Setup.hooks_on_device`)."""
 
@@ -50,7 +50,7 @@ class LocalTask:
                 steps=stage.steps,
                 batch_size=stage.batch_size,
                 batches_per_step=stage.batches_per_step,
-                share=self.share,
+                share=self._share(stage),
             )
         )
 
@@ -62,6 +62,9 @@ class LocalTask:
         """Yield the batches of `order`."""
         return self.data.batches(stage.split, **self._drawn(stage))
 
+    def _share(self, stage: Stage) -> float:
+        return self.share if stage.split == "train" else 1.0
+
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage) -> dict[str, Any]:
         generator = seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches")
@@ -71,7 +74,7 @@ class LocalTask:
             "batch_size": stage.batch_size,
             "batches_per_step": stage.batches_per_step,
             "generator": generator,
-            "num_steps": self.planned(stage).num_steps if self.share < 1 else None,
+            "num_steps": self.planned(stage).num_steps if self._share(stage) < 1 else None,
         }
 
 

@@ -105,12 +105,13 @@ def cut_into_calls(round: Round, fates: Mapping[int, Fate]) -> list[Node]:
 def planned_examples(setup: Setup, plan: Plan, fates: Mapping[int, Fate]) -> np.ndarray:
     """The approximate number of examples that each participant trains on, float64, in the order of `fates`."""
     clients = list(fates)
-    total = np.zeros(len(clients))
+    total, shares = np.zeros(len(clients)), setup.population.work_shares[clients]
     for stage in plan.stages:
         held = setup.partition.split(stage.split).sizes[clients]
         a_step = np.minimum(held, stage.batch_size or held) * stage.batches_per_step
-        total += held * stage.epochs if stage.epochs else a_step * (stage.steps or 0)
-    return total * setup.population.work_shares[clients] * [fate.trains for fate in fates.values()]
+        examples = held * stage.epochs if stage.epochs else a_step * (stage.steps or 0)
+        total += examples * (shares if stage.split == "train" else 1.0)
+    return total * [fate.trains for fate in fates.values()]
 
 
 def add_messages(round: Round, messages: Mapping[int, Ref]) -> tuple[dict[Node, Ref], int]:
