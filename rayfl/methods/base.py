@@ -100,6 +100,10 @@ class Method(Kind, ABC):
     """Whether a method with a server uses the experiment's topology, as a graph over its clients."""
     honours_retention: bool = False
     """Whether a client's retention ratio (`clients.retention_ratio`) changes what it keeps or sends."""
+    own_retention: str = ""
+    """The setting that, where it is given, says what all clients keep, so that `clients.retention_ratio` is refused."""
+    judged_after_training: bool = True
+    """Whether a client is also evaluated right after its local work. False if that work leaves its model alone."""
     needs_one_omega: bool = False
     """Whether the method depends on one omega of the uplink: clients then cannot have uplinks of their own."""
     metrics_with_variance: tuple[str, ...] = ()

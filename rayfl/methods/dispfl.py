@@ -90,6 +90,7 @@ class DisPFL(GradientMethod, PeerHalf, on_device=True):
     hyper: DisPFLHyper
     paper: ClassVar[str] = "Dai et al., ICML 2022"
     personalized: ClassVar[bool] = True
+    own_retention: ClassVar[str] = "density"
     depends_on_num_rounds: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     honours_retention: ClassVar[bool] = True

@@ -54,11 +54,13 @@ class DittoHyper(LocalTraining):
                 f"={self.personal_epochs} and personal_steps={self.personal_steps} are both given; give one of them",
                 key=("personal_epochs",),
             )
-        if (strength := (self.personal_lr or self.lr) * self.lam) >= 1:
-            name = "lr" if self.personal_lr is None else "personal_lr"
+        name = "lr" if self.personal_lr is None else "personal_lr"
+        rate, doubled = getattr(self, name), self.lr_schedule == "cosine-literal"
+        if (strength := rate * (2 if doubled else 1) * self.lam) >= 1:
+            twice = " twice, where cosine-literal begins," if doubled else ""
             raise RayflError(
-                f"={self.lam} times {name}={getattr(self, name)} is {strength:g}, and a step would go past the "
-                "global model; keep their product below 1",
+                f"={self.lam} times {name}={rate}{twice} is {strength:g}, and a step would go past the global model; "
+                "keep the product below 1",
                 key=("lam",),
             )
         return self

@@ -16,6 +16,7 @@ Where the sources differ or are silent:
 - A candidate at distance 0 has q = 0. Of equal P_ij the lowest id comes first.
 - The server sends packets on as they came, unopened. The client reports the q of the others' models to it, in 4 bytes
   each, and P follows from them.
+- After local training a client is judged by the model that it has trained, before it mixes.
 - Models are sent dense: a downlink compressor could not touch what the server has not opened.
 """
 
@@ -137,9 +138,6 @@ class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
         packet, _ = Dense().encode({"gains": gains[1:].float()}, {}, ctx.generator)
         metrics = self.train_loss(carry, ctx, TRAIN)
         return Finished({"params": params}, {"model": params, "gains": packet}, metrics=metrics)
-
-    def eval_begin(self, state: ModelState, model: Tree | None, carry: FedFomoCarry | None, ctx: Context) -> ModelState:
-        return {"params": state["params"]}
 
     def init_server(self, params: Tree) -> FedFomoServer:
         return {"models": {}}

@@ -55,9 +55,15 @@ def check_peers(method: Method, clients: Clients) -> None:
 
 def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
     """Reject retention ratios that neither method nor uplink uses, or that the method's theory does not cover."""
-    if clients.retention_ratio is None or method.honours_retention:
+    if clients.retention_ratio is None:
         return
     name, key = type(method).__name__, ("clients", "retention_ratio")
+    if method.own_retention and (own := getattr(method.hyper, method.own_retention, None)) is not None:
+        raise RayflError(
+            f" and method.{method.own_retention}={own} both say what clients of {name} keep; remove one of them", key
+        )
+    if method.honours_retention:
+        return
     if uplink.keeping(1.0) is None:
         raise RayflError(
             f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "

@@ -112,6 +112,7 @@ def test_the_amounts_of_work_are_dis_pfls_by_default():
     [
         ({"personal_epochs": 1, "personal_steps": 2}, ["personal_epochs=1", "personal_steps=2", "both"]),
         ({"lam": 20.0}, ["lam=20.0", "lr=0.05", "below 1"]),
+        ({"lam": 0.6, "lr": 1.0, "lr_schedule": "cosine-literal"}, ["lam=0.6", "lr=1.0", "1.2", "cosine-literal"]),
         ({"lam": 3.0, "personal_lr": 0.5}, ["lam=3.0", "personal_lr=0.5", "1.5", "below 1"]),
     ],
 )

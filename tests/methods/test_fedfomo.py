@@ -143,12 +143,16 @@ def test_a_packet_that_was_not_sent_is_not_relayed(executor: type[InlineExecutor
     assert [client.downlink_bits for client in records[1].clients] == [640, 960, 640, 640]
 
 
-def test_the_model_evaluated_is_the_mixed_one():
+def test_the_model_evaluated_is_the_mixed_one_and_after_training_the_trained_one():
     here = made("fedfomo", HYPER, rounds=2, evaluation=Evaluation(pooled=False))
     records, run_states = play(here)
-    for name in ("own/loss", "own_after_training/loss"):
+    trained = held(here, run_states[0])
+    for client in range(4):
+        for batch in batches(here, 1, client, epochs=1, batch_size=2):
+            trained[client] = trained[client] - 0.1 * batch.gradient(trained[client])
+    for name, models in (("own/loss", held(here, run_states[1])), ("own_after_training/loss", trained)):
         measured = {m.client: m.value for m in records[1].metrics if m.name == name}
-        for client, model in enumerate(held(here, run_states[1])):
+        for client, model in enumerate(models):
             assert measured[client] == pytest.approx(points(here, client, "test").loss(model), rel=1e-4)
 
 

@@ -72,6 +72,14 @@ def test_a_personal_method_is_judged_by_its_personal_models():
         assert measured[client, "personal_pooled/accuracy"] == accuracy
 
 
+@pytest.mark.parametrize("name", ["fedsgd", "dcgd", "lag", "qsgd"])
+def test_a_method_without_local_training_has_nothing_to_judge_after_it(name: str):
+    # The client's model is still the one that came down, from before the server's step.
+    names = {metric for _, metric in values(judged(name))}
+    assert {"own/accuracy", "pooled/accuracy"} <= names
+    assert not [metric for metric in names if "after_training" in metric]
+
+
 @pytest.mark.parametrize(
     ("settings", "names"),
     [

@@ -50,6 +50,7 @@ class GatedPruning(GradientMethod):
     personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     honours_retention: ClassVar[bool] = True
+    own_retention: ClassVar[str] = "target_density"
     splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
 
     def gate_stage(self) -> Stage:

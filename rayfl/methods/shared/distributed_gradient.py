@@ -58,6 +58,7 @@ class DistributedGradient(OneGradient, ModelServer):
     Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
     """
 
+    judged_after_training: bool = False
     Hyper = GradientStep
     hyper: GradientWork
 

@@ -30,6 +30,7 @@ class MaskedPeer(OneGradient, PeerHalf):
     personalized: bool = True
     own_compression: bool = True
     honours_retention: bool = True
+    own_retention: str = "retention_ratio"
 
     def plan(self, round: int, coin: float) -> Plan:
         hyper = self.hyper

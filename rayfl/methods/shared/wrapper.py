@@ -45,6 +45,7 @@ class Wrapping(Method, ServerHalf):
         self.on_device = type(self).on_device and inner.on_device
         self.honours_retention, self.needs_one_omega = inner.honours_retention, inner.needs_one_omega
         self.metrics_with_variance = inner.metrics_with_variance
+        self.judged_after_training = inner.judged_after_training
 
     def with_task(self, task: Task) -> Self:
         twin = super().with_task(task)
