@@ -71,7 +71,11 @@ ending = contextlib.ExitStack()
 # Any: an experiment's tables.
 def experiment(name: str, **options: Any) -> Experiment:
     """The experiment of the contracts, with the method's own batch size."""
-    return every_method.experiment(name, **{"method": {"name": name, **every_method.HYPER.get(name, {})}, **options})
+    table = {"name": name, **every_method.HYPER.get(name, {})}
+    if "retention_ratio" in options.get("clients", {}):
+        # The method's own goes instead: both are refused.
+        table.pop(named(Method)[name].own_retention, None)
+    return every_method.experiment(name, **{"method": table, **options})
 
 
 def digest(*parts: bytes) -> str:
