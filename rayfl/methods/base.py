@@ -154,6 +154,11 @@ class Method(Kind, ABC):
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""
 
+    def check_model(self, params: Tree) -> None:
+        """Raise ValueError if the settings do not fit the model, whose initial parameters by name are `params`; called
+        before round 0.
+        """
+
     @abstractmethod
     def plan(self, round: int, coin: float) -> Plan:
         """The plan of round `round`; `coin` in [0, 1) is the shared coin of that round."""

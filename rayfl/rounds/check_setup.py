@@ -40,6 +40,7 @@ def check_setup(setup: Setup) -> None:
         # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
         mixing_weights(setup.topology.receives(setup.num_clients, setup.seed, 0), setup.topology.weights)
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
+    setup.method.check_model(setup.initial)
 
 
 def check_peers(method: Method, clients: Clients) -> None:

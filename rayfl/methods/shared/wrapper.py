@@ -59,6 +59,7 @@ class Wrapping(Method, ServerHalf):
         return replace(ctx, plan=replace(ctx.plan, stages=stages), work=work)
 
     check = _passed(Method.check)
+    check_model = _passed(Method.check_model)
     plan = _passed(Method.plan)
     init_params = _passed(Method.init_params)
     init_client = _passed(Method.init_client)
