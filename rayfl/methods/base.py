@@ -155,7 +155,7 @@ class Method(Kind, ABC):
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""
 
     def check_model(self, params: Tree) -> None:
-        """Raise ValueError if the settings do not fit the model, whose initial parameters by name are `params`; called
+        """Raise RayflError if the settings do not fit the model, whose initial parameters by name are `params`; called
         before round 0.
         """
 

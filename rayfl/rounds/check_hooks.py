@@ -220,6 +220,7 @@ _CARRY, _STATE, _MODEL = "the carry, tensors by name", "a state, tensors by name
 _MESSAGE, _UPDATE = "a message, packets by name", "the new server state and metrics: return {...}, {}"
 
 _CHECKS: Mapping[str, tuple[type, str, Callable[[Any, Any, tuple[Any, ...]], None]]] = {
+    "check_model": (object, "anything", _any),
     "plan": (Plan, "a Plan", _any),
     "init_params": (dict, _MODEL, _tree),
     "init_client": (dict, _STATE, _tree),

@@ -5,6 +5,7 @@ from rayfl.data.partition import Partition
 from rayfl.errors import RayflError
 from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import Clients
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import mixing_weights
 
@@ -40,7 +41,7 @@ def check_setup(setup: Setup) -> None:
         # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
         mixing_weights(setup.topology.receives(setup.num_clients, setup.seed, 0), setup.topology.weights)
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
-    setup.method.check_model(setup.initial)
+    checked_hook(setup.method.check_model)(setup.initial)
 
 
 def check_peers(method: Method, clients: Clients) -> None:
