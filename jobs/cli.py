@@ -295,7 +295,7 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         display.close()
         print_table(drawing.table(dataset, partition), 140)
         for line in dataset.columns_in_words(200):
-            print(line)
+            say(line)
         write_output(path, drawing.picture(dataset, partition, path.suffix[1:]), PARTITION_PICTURE, overwrite)
         say(f"picture: {path}")
 

@@ -15,6 +15,7 @@ from jobs.earlier_run import decides_numbers, found_again, require_same_platform
 from jobs.run_page import RunPage, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
+from rayfl.determinism.torch_flags import own_flags
 from rayfl.errors import refusing_exits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import experiment_files, identity
@@ -57,6 +58,7 @@ class Prepared:
 
 
 @refusing_exits()
+@own_flags()
 def run(
     experiment: Experiment, output: Path | str | None = None, overwrite: bool = False, audience: Audience | None = None
 ) -> Path:
@@ -110,6 +112,7 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
 
 
 @refusing_exits()
+@own_flags()
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
     """Resume a run with the settings in `experiment`. The settings that decide its numbers must be unchanged.
 

@@ -1,7 +1,8 @@
 """Settings of torch with which a process computes the same bits every time (promise 1 of the design)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -39,12 +40,61 @@ def fix(threads: int, device: torch.device, precision: Precision = "fp32") -> No
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
+# Any: torch has no type for modules of flags.
+def _precisions() -> list[Any]:
+    """The parts of torch that have a precision of their own for products of float32; older versions have none."""
+    found: list[Any] = [torch.backends]
+    for outer in (torch.backends.mkldnn, torch.backends.cuda, torch.backends.cudnn):
+        found += [outer, *(getattr(outer, name) for name in ("matmul", "conv", "rnn") if hasattr(outer, name))]
+    return [one for one in found if hasattr(one, "fp32_precision")]
+
+
+@contextmanager
+def own_flags() -> Iterator[None]:
+    """Context manager and decorator: compute with torch's first settings whatever the caller set, and restore those.
+
+    They are the default type and device, autocast, gradients, deterministic algorithms, oneDNN, and the precision of
+    products of float32.
+    """
+    with ExitStack() as restored:
+        for one in _precisions():
+            restored.callback(setattr, one, "fp32_precision", one.fp32_precision)
+        for one in _precisions():
+            # On a GPU `fix` sets the precision of the experiment.
+            one.fp32_precision = "none"
+        if not _precisions():
+            restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
+        restored.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        restored.callback(
+            torch.use_deterministic_algorithms,
+            torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        torch.use_deterministic_algorithms(False)
+        # Any: a flag that older versions of torch do not have.
+        onednn: Any = torch.backends.mkldnn
+        if hasattr(onednn, "enabled"):
+            restored.callback(setattr, onednn, "enabled", onednn.enabled)
+            onednn.enabled = onednn.is_available()
+        restored.enter_context(torch.inference_mode(False))
+        restored.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                restored.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            restored.enter_context(torch.device("cpu"))
+        yield
+
+
 @contextmanager
 def fixed(threads: int, device: torch.device, precision: Precision = "fp32") -> Iterator[None]:
-    """`fix` for a while; the thread count is put back afterwards."""
+    """`own_flags` and `fix` for a while; the caller's flags and thread count are restored afterwards."""
     before = torch.get_num_threads()
-    fix(threads, device, precision)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with own_flags():
+        fix(threads, device, precision)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

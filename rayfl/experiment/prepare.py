@@ -31,6 +31,7 @@ from rayfl.task import Classification
 from rayfl.tree import Tree
 
 
+@torch_flags.own_flags()
 def prepare(experiment: Experiment, identity: str = "") -> Setup:
     """The setup, which is the same in all rounds. `identity`: as `Setup` has it.
 
