@@ -1,7 +1,7 @@
 """Settings of torch with which a process computes the same bits every time (promise 1 of the design)."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -59,12 +59,16 @@ def own_flags() -> Iterator[None]:
     with ExitStack() as restored:
         for one in _precisions():
             restored.callback(setattr, one, "fp32_precision", one.fp32_precision)
-        for one in _precisions():
-            # On a GPU `fix` sets the precision of the experiment.
-            one.fp32_precision = "none"
-        if not _precisions():
+        # torch refuses to read these two if the caller set a part of them by the names above, which restore all.
+        with suppress(RuntimeError):
+            restored.callback(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+        with suppress(RuntimeError):
             restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-            torch.set_float32_matmul_precision("highest")
+        for one in _precisions():
+            one.fp32_precision = "none"
+        # After them, or torch finds that they contradict each other. On a GPU `fix` sets those of the experiment.
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("highest")
         restored.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         restored.callback(

@@ -54,6 +54,7 @@ def callers_flags() -> Iterator[None]:
 def seen() -> tuple[object, ...]:
     """The flags that decide bits."""
     precisions = tuple(one.fp32_precision for one in torch_flags._precisions())
+    precisions += torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
     return torch.get_default_dtype(), torch.get_default_device(), precisions, grad, autocast
 
@@ -77,3 +78,17 @@ def test_a_run_in_a_program_with_flags_of_its_own_is_the_plain_run(tmp_path: Pat
     assert own.arrow.metrics.equals(plain.arrow.metrics)
     models = [(tmp_path / name / "models" / "global.safetensors").read_bytes() for name in ("plain", "own")]
     assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_precision_of_products_can_be_read_within(mixed: bool):
+    """torch raises if settings by its old and its new names contradict each other: recurrent models read the old."""
+    with ExitStack() as restored:
+        for one in torch_flags._precisions() if mixed else ():
+            restored.callback(setattr, one, "fp32_precision", one.fp32_precision)
+            one.fp32_precision = "ieee"
+        before = [one.fp32_precision for one in torch_flags._precisions()]
+        with torch_flags.own_flags():
+            assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32
+            assert not torch.backends.cuda.matmul.allow_tf32
+        assert [one.fp32_precision for one in torch_flags._precisions()] == before
