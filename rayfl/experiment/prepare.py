@@ -46,9 +46,10 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.count)
-        params = task.init(seeding.torch_seed(seed, purpose="initial parameters"))
+        weights = task.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
         if model.start is not None:
-            params = read_weights(Path(model.start), params, model.name)
+            weights = read_weights(Path(model.start), weights, model.name)
+        params = task.keep_constants(weights)
         initial = checked_hook(method.init_params)(params, seeding.FirstDraws(seed, seeding.NOBODY))
     if model.start is not None and any(initial[name] is not params[name] for name in params):
         raise RayflError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
@@ -137,7 +138,8 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
 def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tree) -> None:
     """RayflError unless the model returns logits [2, num_classes] for two train samples, as the loss needs them.
 
-    It runs in evaluation mode and restores torch's generator, so that no bit of a run depends on it.
+    It runs in evaluation mode (first in training mode, if there are buffers that it could change) and restores torch's
+    generator, so that no bit of a run depends on it.
     """
     samples = dataset.train
     inputs = dataset.normalise(torch.from_numpy(samples.inputs[:2]))
@@ -146,8 +148,10 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
     given = f"model {model!r} gets inputs {shape}, {len(inputs)} samples of dataset {dataset.name!r}"
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad():
+            if task.buffer_slots:
+                task.outputs(params, batch)
             found = task.evaluated(params, batch)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:
         raise RayflError(f"{given}, and raises {error_text(error)}; it must return logits {wanted}") from error

@@ -2,10 +2,11 @@
 
 Dai et al., DisPFL, ICML 2022, after Evci et al., ICML 2020: an example's forward pass takes two operations for every
 kept entry of a convolution or a linear layer and every place it is used at; training takes three times as much. Biases,
-norms, activations and recurrent layers are not counted. A search by gradients is a batch of dense training.
+norms, activations and recurrent layers are not counted. Frozen weights count as trained ones. A search by gradients is
+a batch of dense training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +14,32 @@ from torch import Tensor, nn
 from rayfl.tree import Tree
 
 COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-Uses = Mapping[str, int]
-"""For each weight by name: the number of multiplications of each entry in one example's forward pass."""
 
 
-def weight_uses(module: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
+class Uses(dict[str, int]):
+    """For each trained weight by name: the multiplications of each entry in one example's forward pass."""
+
+    frozen: int = 0
+    """Multiplications with all entries of frozen weights."""
+
+
+def weight_uses(module: nn.Module, input_shape: tuple[int, ...], trained: Collection[str] | None = None) -> Uses:
     """The uses of all weights of convolutions and linear layers of `module`, by a forward pass of one example of zeros.
 
-    Not on the meta device: torch's imports for it take longer than this pass.
+    trained: names of the weights that are not frozen; None: all. Not on the meta device: torch's imports for it take
+    longer than this pass.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    uses: dict[str, int] = {}
+    uses = Uses()
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         weight = layer.get_parameter("weight")
         # A weight's first dimension is that of the outputs, so the rest of them are the places it is used at.
         name, places = names[id(weight)], output.numel() // weight.shape[0]
-        uses[name] = uses.get(name, 0) + places
+        if trained is None or name in trained:
+            uses[name] = uses.get(name, 0) + places
+        else:
+            uses.frozen += places * weight.numel()
 
     layers = [layer for layer in module.modules() if isinstance(layer, COUNTED)]
     hooks = [layer.register_forward_hook(count) for layer in layers]
@@ -41,15 +51,16 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...]) -> dict[str, in
     return uses
 
 
-def forward_flops(uses: Uses, mask: Tree | None = None, params: Tree | None = None) -> int:
+def forward_flops(uses: Mapping[str, int], mask: Tree | None = None, params: Tree | None = None) -> int:
     """Operations of one example's forward pass through the entries that `mask` keeps, or through all of `params`."""
+    frozen = 2 * getattr(uses, "frozen", 0)
     if mask is not None:
-        return sum(2 * times * int(torch.count_nonzero(mask[name])) for name, times in uses.items())
+        return frozen + sum(2 * times * int(torch.count_nonzero(mask[name])) for name, times in uses.items())
     assert params is not None
-    return sum(2 * times * params[name].numel() for name, times in uses.items())
+    return frozen + sum(2 * times * params[name].numel() for name, times in uses.items())
 
 
-def training_metrics(uses: Uses, mask: Tree, num_trained: int, num_searched: int = 0) -> dict[str, float]:
+def training_metrics(uses: Mapping[str, int], mask: Tree, num_trained: int, num_searched: int = 0) -> dict[str, float]:
     """`flops/training`: `num_trained` examples through `mask`, `num_searched` through all entries; {} without uses."""
     if not uses:
         return {}

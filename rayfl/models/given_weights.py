@@ -39,11 +39,12 @@ def _misfit(found: Mapping[str, torch.Tensor], expected: Tree) -> str | None:
         given = found[name]
         if given.shape != tensor.shape:
             return f"its {name!r} has the shape {list(given.shape)}, and the model's has {list(tensor.shape)}"
-        if not given.is_floating_point():
+        # Buffers may be whole numbers, or masks of infinities.
+        if tensor.is_floating_point() and not given.is_floating_point():
             return (
                 f"its {name!r} holds {str(given.dtype).removeprefix('torch.')}, and weights are floating-point numbers"
             )
-        if not bool(torch.isfinite(given.to(tensor.dtype)).all()):
+        if bool(torch.isfinite(tensor).all()) and not bool(torch.isfinite(given.to(tensor.dtype)).all()):
             return f"its {name!r} holds a number that is not finite"
     unknown = next((name for name in sorted(found) if name not in expected), None)
     return None if unknown is None else f"the model has no {unknown!r}"

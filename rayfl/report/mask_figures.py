@@ -12,7 +12,7 @@ from rayfl.report.groups import Group, last_of_clients
 from rayfl.report.series import series, spread
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 from rayfl.run_directory.record import Run
-from rayfl.run_directory.saved_models import model_files
+from rayfl.run_directory.saved_models import CONSTANTS, model_files
 
 _MOST_CLIENTS = 40
 """A matrix of more clients than this is not drawn."""
@@ -76,7 +76,7 @@ def _drawn(run: Run) -> list[Figure]:
         require_regular(paths[0])
         with safe_open(paths[0], "numpy") as models:
             shapes = {name: tuple(models.get_slice(name).get_shape()) for name in models.keys()}  # noqa: SIM118
-            clients = sorted({int(name.partition("/")[0]) for name in shapes})[:_DRAWN_CLIENTS]
+            clients = sorted(map(int, {name.partition("/")[0] for name in shapes} - {CONSTANTS}))[:_DRAWN_CLIENTS]
             own = f"{clients[0]}/"
             for layer in _layers({name[len(own) :]: shape for name, shape in shapes.items() if name.startswith(own)}):
                 kept = {client: models.get_tensor(f"{client}/{layer}") != 0 for client in clients}

@@ -21,7 +21,7 @@ from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
-from rayfl.run_directory.saved_models import load_model, model_keys
+from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_keys
 from rayfl.settings import shown
 
 if TYPE_CHECKING:
@@ -123,31 +123,35 @@ class RunResults:
         found = load_model(self.directory, "personal", prefix)
         weights = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         if not weights:
-            saved = sorted({int(name.partition("/")[0]) for name in model_keys(self.directory, "personal")})
+            owners = {name.partition("/")[0] for name in model_keys(self.directory, "personal")}
+            saved = sorted(int(owner) for owner in owners - {CONSTANTS})
             raise RayflError(
                 f"client {client} has no model of its own in {self.directory}, because it was never selected or does "
                 f"not exist: {len(saved)} clients have one, {shown(saved[:_MOST_NAMED])} first"
             )
+        constants = load_model(self.directory, "personal", f"{CONSTANTS}/")
+        weights |= {name.removeprefix(f"{CONSTANTS}/"): tensor for name, tensor in constants.items()}
         return self._built(weights, "personal")
 
     def _built(self, weights: "Tree", name: str) -> "nn.Module":
         import torch
 
+        from rayfl.task import named_weights
+
         architecture, shapes = self._network
         # Building a module draws its first weights, which must not change the program's own random numbers.
         with torch.random.fork_rng(devices=()):
             module = architecture.build(*shapes)
-        want, have = (
-            {key: tuple(tensor.shape) for key, tensor in tree.items()}
-            for tree in (dict(module.named_parameters()), weights)
-        )
+        slots = named_weights(module)
+        want, have = ({key: tuple(tensor.shape) for key, tensor in tree.items()} for tree in (slots, weights))
         if wrong := [key for key in {**want, **have} if have.get(key) != want.get(key)]:
             raise RayflError(
                 f"the {name} model in {self.directory} is no plain {architecture.name!r}: its {wrong[0]} has the shape "
                 f"{have.get(wrong[0], 'none')}, and the network's {want.get(wrong[0], 'none')}; read the weights with "
                 "safetensors"
             )
-        module.load_state_dict(weights, strict=False)
+        for key, tensor in slots.items():
+            tensor.data.copy_(weights[key])
         return module.eval()
 
     @cached_property

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.record import Recorder
-from rayfl.run_directory.saved_models import save_model
+from rayfl.run_directory.saved_models import CONSTANTS, save_model
 from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
@@ -98,16 +99,19 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     """ "global": the server's model; "personal": every client's own one, under keys such as "12/fc.weight".
 
     They come in parts: each client's model is made when it is asked for, since all together can be larger than memory.
-    A client that was never selected has no model of its own and is left out.
+    A client that was never selected has no model of its own and is left out. The constants of the model are in the
+    global one, and once beside the personal ones, under keys such as "constants/conv.weight".
     """
     models: dict[str, Iterable[Tree]] = {}
+    constants = {name: tree.tensor_over(array) for name, array in setup.method.task.constants.items()}
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
-        models["global"] = [model]
+        models["global"] = [{**constants, **model}]
     if setup.method.personalized:
-        models["personal"] = (
+        own = (
             tree.flatten({str(client): personal_model(setup, run_state.server, tree.to_tensors(executor.get(state)))})
             for client, state in sorted(run_state.states.items())
         )
+        models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], own)
     return models
 
 

@@ -25,6 +25,8 @@ PART = Part(
         "128 MiB in several files, `personal-0000.safetensors` and so on"
     },
 )
+CONSTANTS = "constants"
+"""Where a client's number stands in the keys of personal models: the parameters and buffers that all have in common."""
 MODEL_BYTES = 128 << 20
 """A file of final models is closed when it is larger."""
 
