@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,9 @@ TRACEBACK = "RAYFL_TRACEBACK"
 
 _reports: int | None = None
 """In the child: the pipe to the parent."""
+# Any: what JSON holds.
+_reported: dict[str, Any] = {}
+"""The facts that this process has reported."""
 
 
 def leave_sentence(sentence: str) -> None:
@@ -43,10 +46,20 @@ def report(**facts: Any) -> None:
     """Tell the parent what its sentence needs; without a parent nothing is done.
 
     `run`: the run directory, which can be resumed once its experiment is written. `cluster`: the address of a cluster
-    that was joined. `processes`: the names and ids of the processes that Ray cannot do without.
+    that was joined. `processes`: the names and ids of the processes that Ray cannot do without. `again`: what to do if
+    there is no run to resume.
     """
+    _reported.update(facts)
     if _reports is not None:
         os.write(_reports, json.dumps(facts).encode() + b"\n")
+
+
+# Any: what JSON holds.
+def way_back(reported: Mapping[str, Any] = _reported) -> str:
+    """Say how to go on after an end at any moment, by the facts that were reported."""
+    run = reported.get("run")
+    begun = run is not None and Path(run, "experiment.json").is_file()
+    return f"go on with: rayfl resume {run}" if begun else reported.get("again") or "run it again"
 
 
 def supervised(command: Callable[[], object], failed: int) -> NoReturn:
@@ -82,6 +95,8 @@ def supervised(command: Callable[[], object], failed: int) -> NoReturn:
         code = end.code if isinstance(end.code, int) else failed * (end.code is not None)
         raise
     finally:
+        # Ctrl-C again, while this process cleans up, would show a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         report(over=code)
     sys.exit(code)
 
@@ -129,13 +144,10 @@ class _Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             os.kill(os.getpid(), number)
         _end_children()
-        run = self.known.get("run")
-        begun = run is not None and Path(run, "experiment.json").is_file()
-        advice = f"go on with: rayfl resume {run}" if begun else "run it again"
         if os.isatty(1):
             # The child's live display has left its line open and the cursor hidden.
             os.write(1, b"\x1b[?25h\n")
-        sentence = f"the run failed: {self._reason(number)}; {advice}"
+        sentence = f"the run failed: {self._reason(number)}; {way_back(self.known)}"
         leave_sentence(sentence)
         os.write(2, f"rayfl: {sentence}\n".encode())
         return failed

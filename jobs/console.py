@@ -61,7 +61,7 @@ class Follower:
     def wave(self, wave: Wave) -> None:
         """Show the number of clients that are done in the current round."""
         if wave.total and wave.kind in _WAVES:
-            self.show(f"round {self.done + 1}/{self.rounds}, {_WAVES[wave.kind]} {wave.done} of {wave.total}")
+            self.show(f"round {self.done + 1}/{self.rounds}", f"{_WAVES[wave.kind]} {wave.done} of {wave.total}")
 
     def stopping(self) -> None:
         """Show that the run was asked to end after its round."""
@@ -74,10 +74,11 @@ class Follower:
         self.show(f"round {self.done}/{self.rounds}")
         self.line.finish()
 
-    def show(self, words: str) -> None:
-        """Show these words, or that the run stops, with the numbers so far."""
-        numbers = f"  {headline(self.means)}  {megabytes(sum(self.sent.values()))}" if self.sent else ""
-        self.line.update(self.done, (STOPPING if self.stops else words) + numbers)
+    def show(self, words: str, wave: str = "") -> None:
+        """Show these words, or that the run stops, then the first accuracy so far, the wave, and the other numbers."""
+        numbers = [*headline(self.means).split("  "), megabytes(sum(self.sent.values()))] if self.sent else []
+        parts = [STOPPING if self.stops else words, *numbers[:1], wave, *numbers[1:]]
+        self.line.update(self.done, "  ".join(filter(None, parts)))
 
 
 @contextmanager

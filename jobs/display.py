@@ -6,29 +6,34 @@ or a pipe gets nothing. This module loads neither torch nor Ray, so the area app
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from logging import Formatter, Handler, LogRecord, StreamHandler
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from rayfl.errors import one_line, printable
 
 STOPPING = "stopping after this round; Ctrl-C again stops now"
+_SHORTEST_TITLE = 8
+"""Columns of a title that is cut."""
 
 
 @dataclass(frozen=True)
 class Line:
     """A bar with a title and words beside it.
 
-    update: changes the completed part and the words; a signal's handler may call this. finish: stops the clock of the
-    bar; on a terminal the bar goes when the next one begins.
+    update: changes the completed part and the words, in parts that two spaces separate, the most important first; a
+    signal's handler may call this. finish: stops the clock of the bar; on a terminal the bar goes when the next one
+    begins.
     """
 
     update: Callable[[float, str], object]
@@ -48,17 +53,8 @@ class Display(AbstractContextManager["Display"]):
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal and not self._in_notebook
         self._on_terminal = terminal and not hidden
         self.live = self._on_terminal or (self._in_notebook and not hidden)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[words]}", markup=False),
-            TimeElapsedColumn(),
-            _TimeLeft(),
-            console=self._console,
-            # Rounds may take minutes; by default rich forgets a step after 30 s.
-            speed_estimate_period=math.inf,
-            disable=not self._on_terminal,
-        )
+        # Rounds may take minutes; by default rich forgets a step after 30 s.
+        self._progress = _Area(console=self._console, speed_estimate_period=math.inf, disable=not self._on_terminal)
         self._stage: TaskID | None = None
         if stage is not None:
             self.stage(stage)
@@ -119,6 +115,60 @@ class _Printable(Formatter):
     def format(self, record: LogRecord) -> str:
         """As logging's."""
         return printable(super().format(record))
+
+
+class _Area(Progress):
+    """Progress in rows that fit the terminal: what does not fit is left out, the least important first."""
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        """As rich's, with the columns for which there is room."""
+        if not (tasks := list(tasks)):
+            return Table.grid()
+        width = self.console.width
+        words = [task.fields["words"].split("  ") for task in tasks]
+        left, elapsed = ([column.render(task) for task in tasks] for column in (_TimeLeft(), TimeElapsedColumn()))
+        second = [Text(" ".join(["", *parts[1:2]])) for parts in words]
+        title, bar_width = [Text(task.description) for task in tasks], max(6, width // 8)
+        bars = [BarColumn(bar_width).render(task) for task in tasks]
+        room, sizes = width - _longest(Text(parts[0]) for parts in words), dict[int, int]()
+        # In the order of their importance, behind the first part of the words.
+        for column, size in (
+            (left, _longest(left)),
+            (second, _longest(second)),
+            (elapsed, _longest(elapsed)),
+            (title, _longest(title)),
+            (bars, bar_width),
+        ):
+            if column is title:
+                size = min(size, max(room - bar_width - 2, _SHORTEST_TITLE))
+            if 0 < size < room:
+                sizes[id(column)] = size
+                room -= size + 1
+        for text in title:
+            text.truncate(sizes.get(id(title), 0), overflow="ellipsis")
+        own = width - sum(size + 1 for column, size in sizes.items() if column != id(second))
+        cells = [_fitting(parts, own) for parts in words]
+        table = Table.grid(padding=(0, 1))
+        columns = [one for one in (title, bars, cells, elapsed, left) if one is cells or id(one) in sizes]
+        for _ in columns:
+            table.add_column(no_wrap=True)
+        for row in zip(*columns, strict=True):
+            table.add_row(*row)
+        return table
+
+
+def _longest(texts: Iterable[Text]) -> int:
+    return max((text.cell_len for text in texts), default=0)
+
+
+def _fitting(parts: Sequence[str], width: int) -> Text:
+    """As many parts, from the first one on, as are whole within `width`; the first one may end in an ellipsis."""
+    count = len(parts)
+    while count > 1 and cell_len("  ".join(parts[:count])) > width:
+        count -= 1
+    text = Text("  ".join(parts[:count]))
+    text.truncate(max(width, 1), overflow="ellipsis")
+    return text
 
 
 class _TimeLeft(TimeRemainingColumn):

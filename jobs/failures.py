@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import click
 
 from actors.errors import ClusterError
-from actors.parent_process import TRACEBACK, leave_sentence
+from actors.parent_process import TRACEBACK, leave_sentence, way_back
 from jobs.standard_output import discard_output, reader_has_left, say
 from rayfl.errors import ExitError, RayflError, one_line, reason, refusing_exits
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
@@ -30,7 +30,7 @@ _LONGEST = 300
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """End every exception in one sentence: a user's mistake with exit code 2, everything else with 1.
+    """End every exception in one sentence: a user's mistake with exit code 2, Ctrl-C with 130, everything else with 1.
 
     If nobody reads the output any more, as under `| head`, the command ends without a word.
     """
@@ -41,7 +41,7 @@ def sentences() -> Iterator[None]:
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     # One handler for all commands: nothing but a sentence reaches the user.
-    except Exception as error:  # noqa: BLE001
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
         if isinstance(error, BrokenPipeError) and reader_has_left():
             discard_output()
             sys.exit(FAILED)
@@ -51,8 +51,10 @@ def sentences() -> Iterator[None]:
         sys.exit(code)
 
 
-def sentence_and_code(error: Exception) -> tuple[str, int]:
+def sentence_and_code(error: BaseException) -> tuple[str, int]:
     """A line for the user, and the command's exit code. Prints the traceback if `RAYFL_TRACEBACK` is set."""
+    if _is_interrupt(error):
+        return one_line(f"interrupted; {way_back()}"), INTERRUPTED
     advice = f"; set {TRACEBACK}=1 to see where it comes from"
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
@@ -74,3 +76,10 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
         name = type(error).__name__
         sentence = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}"
     return one_line(sentence), code
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is the error or its origin: a library that was being imported may have raised another one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

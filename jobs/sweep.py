@@ -101,6 +101,7 @@ def run_all(
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
     directory, url = folder.directory, folder.url
+    parent_process.report(again=f"go on with --dir {directory}")
     combinations = [_of_sweep(one, directory.name, url) for one in combinations]
     audience.display.stage(f"checking {len(combinations)} experiments")
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):

@@ -1,14 +1,20 @@
 """The command `rayfl`, and `python -m rayfl`: it finds rayfl's own packages whatever a project's folders are called."""
 
+import sys
+
 from rayfl.own_packages import claim
 
 
 def main() -> None:
-    """Run the command line."""
-    claim("jobs")
-    from jobs.cli import main as command
+    """Run the command line. Ctrl-C ends it with exit code 130 and one sentence, also while the command line loads."""
+    try:
+        claim("jobs")
+        from jobs.cli import main as command
 
-    command(prog_name="rayfl")
+        command(prog_name="rayfl")
+    except KeyboardInterrupt:
+        sys.stderr.write("rayfl: interrupted; run it again\n")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -79,11 +79,11 @@ def test_a_terminal_that_cannot_change_what_it_has_shown_gets_lines(
 def test_a_bar_shows_the_clients_of_the_round_under_way(display: Display):
     with console.following(40, "a run", Audience(display=display)) as show:
         show.wave(Wave("train", 120, 500))
-        assert "round 1/40, client 120 of 500" in shown(display)
+        assert "round 1/40 client 120 of 500" in shown(display)
         show(row(0), {"own/accuracy": 0.5, "train/loss": 2.0})
         assert "round 1/40 own/accuracy 0.5000 1.000 MB" in shown(display)
         show.wave(Wave("evaluate", 3, 500))
-        assert "round 2/40, evaluating client 3 of 500 own/accuracy 0.5000" in shown(display)
+        assert "round 2/40 own/accuracy 0.5000 evaluating client 3 of 500" in shown(display)
         # The pooled test set has no clients, and a round without evaluation keeps the last accuracy.
         show.wave(Wave("evaluate_pooled", 0, 0))
         show(row(1), {"train/loss": 1.0})
@@ -116,6 +116,42 @@ def test_the_time_left_is_shown_once_it_is_known(display: Display, monkeypatch: 
             show(row(number), {})
         assert "0:04:00 0:06:00 left" in shown(display)
     assert "left" not in shown(display)
+
+
+@pytest.mark.parametrize("title", ["demo", "personal-fmnist, a long label"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_time_left_and_the_accuracy_fit_into_a_narrow_terminal(
+    width: int, title: str, terminal: None, monkeypatch: pytest.MonkeyPatch
+):
+    now, frames = [0.0], list[str]()
+    area = Display(console=Console(file=io.StringIO(), force_terminal=True, width=width))
+    monkeypatch.setattr(area._progress, "get_time", lambda: now[0])
+
+    def frame() -> None:
+        paper = Console(file=io.StringIO(), width=width)
+        paper.print(area._progress.get_renderable())
+        assert isinstance(paper.file, io.StringIO)
+        frames.append(paper.file.getvalue().rstrip("\n"))
+
+    accuracies = {"own/accuracy": 0.8125, "own_after_training/accuracy": 0.875, "train/loss": 2.0}
+    with area, console.following(200, title, Audience(display=area)) as show:
+        for number in range(20):
+            for done in range(1, 20):
+                now[0] += 3.0
+                show.wave(Wave("train", done, 20))
+                frame()
+            show(row(number), accuracies)
+            frame()
+        # One round is not enough to know the time of the others.
+        for one in frames[40:]:
+            assert " left" in one and "own/accuracy 0.8125" in one, one
+            assert len(one) <= width and "\n" not in one
+            assert f"{title[:7]}" in one or width == 60
+            assert title != "demo" or width < 120 or "client " in one or "own_after_training/accuracy 0.8750" in one
+        show.stopping()
+        frame()
+        assert STOPPING in frames[-1]
+    area.close()
 
 
 def test_the_inline_executor_tells_how_many_clients_are_done():
