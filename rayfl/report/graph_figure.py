@@ -1,6 +1,7 @@
 """The figure of a run among peers: its graph, with statistics."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,28 +11,46 @@ from rayfl.errors import RayflError
 from rayfl.experiment.input_files import located
 from rayfl.report.charts import Figure, Section, Spec, data, thinned, told
 from rayfl.report.groups import Group
+from rayfl.run_directory.description import EXPERIMENT
 from rayfl.run_directory.record import Run
+from rayfl.settings import dotted, shown
 from rayfl.topology.graphs import Grid, Topology
-from rayfl.topology.statistics import facts
+from rayfl.topology.statistics import MOST_PEERS, facts
 
+Value = TypeVar("Value")
 _MOST_LINKS = 3000
 """The most links that are drawn."""
 
 
 def graph_section(groups: Sequence[Group]) -> Section:
-    """The graph of a single run among peers; without figures for other runs."""
+    """The graph of a single run among at most `MOST_PEERS` peers; without figures for other runs.
+
+    Anybody may have written experiment.json: RayflError for values of other types than a run's.
+    """
     run = groups[0].runs[0]
     if len(groups) > 1 or not run.experiment.get("topology"):
         return Section("Graph", "", [])
+    peers, seed, rounds = (_setting(run, key, int) for key in ("clients.count", "seed", "rounds"))
+    _setting(run, "topology.name", str)
+    if peers > MOST_PEERS:
+        return Section("Graph", "", [])
     try:
         topology = _topology(run)
-        numbers = run.experiment["clients"]["count"], int(run.experiment["seed"])  # type: ignore[index, call-overload]
-        sentence = facts(topology, *numbers, int(run.experiment["rounds"])).sentence  # type: ignore[call-overload]
+        sentence = facts(topology, peers, seed, rounds).sentence
         intro = f"{sentence} Mixing weights: {topology.weights}."
-        return Section("Graph", intro, [_drawn(topology, *numbers)])
+        return Section("Graph", intro, [_drawn(topology, peers, seed)])
     except ValueError:
         # The graph's file is gone, or only its own run may load its class.
         return Section("Graph", "", [])
+
+
+def _setting(run: Run, key: str, kind: type[Value]) -> Value:
+    """The value of a dotted key. RayflError unless it is of this type."""
+    found = dotted(run.experiment).get(key)
+    if type(found) is not kind:
+        path, type_name = run.directory / EXPERIMENT, kind.__name__
+        raise RayflError(f"{path} has {key}={shown(found)}, and it must be {type_name}: restore it")
+    return found
 
 
 def _topology(run: Run) -> Topology:

@@ -1,5 +1,8 @@
 """A run's graph on its page."""
 
+import json
+import tracemalloc
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from rayfl.report.graph_figure import graph_section
 from rayfl.report.groups import groups
 from rayfl.run_directory.description import read_origin
 from rayfl.run_directory.record import read_run
+from tests.refusals import refused
 
 
 def played(folder: Path, topology: Any, method: str = "dpsgd", **clients: Any):
@@ -81,3 +85,33 @@ def test_a_page_runs_no_code_of_a_run_directory(tmp_path: Path):
 
 def test_runs_without_peers_have_no_graph(tmp_path: Path):
     assert not graph_section(groups([played(tmp_path, None, "fedavg")])).figures
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "names"),
+    [
+        (("clients", "count"), 60_000, None),
+        (("clients", "count"), 1e4, ["clients.count=10000.0", "int"]),
+        (("clients",), 4, ["clients.count=None", "int"]),
+        (("seed",), [1], ["seed=[1]", "int"]),
+        (("rounds",), "3", ["rounds='3'", "int"]),
+        (("topology",), ["ring"], ["topology.name=None", "str"]),
+        (("topology", "name"), 7, ["topology.name=7", "str"]),
+    ],
+)
+def test_a_strangers_experiment_neither_fills_the_memory_nor_ends_in_a_traceback(
+    tmp_path: Path, path: tuple[str, ...], value: object, names: list[str] | None
+):
+    record = played(tmp_path, "ring")
+    settings = json.loads((record.directory / "experiment.json").read_text())
+    reduce(dict.__getitem__, path[:-1], settings)[path[-1]] = value
+    (record.directory / "experiment.json").write_text(json.dumps(settings))
+    strange = groups([read_run(record.directory)])
+    if names is None:
+        tracemalloc.start()
+        assert not graph_section(strange).figures
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+        tracemalloc.stop()
+        return
+    with refused(names=[*names, "experiment.json"]):
+        graph_section(strange)

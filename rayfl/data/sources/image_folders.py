@@ -24,6 +24,8 @@ from rayfl.limits.regular_files import expanded, require_regular
 
 Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that are decoded, by Pillow's names, whatever a file is called: Pillow has PostScript run by Ghostscript."""
 MOST_PIXELS = 80_000_000
 """Pixels of the largest image that is decoded: 240 MB as bytes. A file of a few kilobytes may announce far more."""
 
@@ -221,19 +223,21 @@ def decoded(files: Files, pixels: Callable[[Path], np.ndarray], side: int | None
 # Any: a picture of Pillow, which torchvision brings along.
 def read_image(path: Path, advice: str) -> Any:
     """The image in three colours. If it cannot be decoded or is too large, RayflError ends with `advice`."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         require_regular(path)
         with warnings.catch_warnings(action="ignore"):
             # Pillow warns of large images, and these are refused.
-            opened = Image.open(path)
+            opened = Image.open(path, formats=FORMATS)
         with opened as image:
             if image.width * image.height <= MOST_PIXELS:
                 return image.convert("RGB")
             why = f"it is {image.width}x{image.height} pixels, more than the {MOST_PIXELS:,} that are decoded"
     except MemoryError:
         raise
+    except UnidentifiedImageError:
+        why = f"it is none of {', '.join(FORMATS)}"
     except OSError as error:
         why = reason(error)
     # Pillow's decoders raise many types of exceptions for damaged files.

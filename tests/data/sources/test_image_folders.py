@@ -1,7 +1,11 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
+from PIL import EpsImagePlugin
 
-from rayfl.data.sources.image_folders import CINIC10, TinyImageNet
+from rayfl.data.sources.image_folders import CINIC10, OwnImageFolder, TinyImageNet
 from tests.data.files import write_image
 from tests.refusals import refused
 
@@ -92,3 +96,26 @@ def test_what_to_fetch_and_where_to_put_it_is_said(tmp_path, source, file):
     # A folder without the classes is no better.
     with refused(names=["0 class folders", "train"]):
         source(root=tmp_path, cache=tmp_path / "cache").load()
+
+
+EPS = """%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 4 4
+%%EndComments
+showpage
+%%EOF
+"""
+
+
+def test_no_program_is_started_for_postscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    programs, started = tmp_path / "programs", tmp_path / "started"
+    programs.mkdir()
+    (programs / "gs").write_text(f"#!/bin/sh\ntouch {started}\n")
+    (programs / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "images" / name / "one.png").write_text(EPS)
+    with refused(names=["one.png", "PNG"]):
+        OwnImageFolder(path=str(tmp_path / "images")).load()
+    assert not started.exists()
