@@ -235,9 +235,12 @@ class Method(Kind, ABC):
         assert params is not None, f"{type(self).__name__} must say which model is evaluated"
         return {"params": params}
 
-    def final_model(self, state: State) -> Tree:
-        """The personal model of a client at the end of a run; called if `personalized` is True."""
-        return state["params"]
+    def final_model(self, state: State, server: State) -> Tree | None:
+        """The personal model of a client at the end of a run; `server` is the server's state, {} among peers.
+
+        None, the default: the model that `own/...` judged after the last round, of `eval_begin` and `eval_stages`.
+        """
+        return None
 
     def mask(self, state: State) -> Tree | None:
         """The entries that a client keeps, booleans by name; None if clients keep all."""
@@ -301,13 +304,6 @@ class ServerHalf(ABC):
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """The message to a client that delivered, in the same round, after the update; called on the actors."""
         return Reply({}, server_memory)
-
-    def personal_model(self, server: State, state: State) -> Tree | None:
-        """The personal model of a client at the end of a run, if it also depends on the server's state.
-
-        None by default: it is `Method.final_model(state)`.
-        """
-        return None
 
     def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
         """Whether this method implements `hook`: the engine then calls it for every client."""

@@ -38,6 +38,7 @@ from rayfl.methods.base import (
     PeerHalf,
     Plan,
     Stage,
+    State,
     Traits,
     Tree,
 )
@@ -146,5 +147,5 @@ class DisPFL(GradientMethod, PeerHalf, on_device=True):
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}
 
-    def final_model(self, state: DisPFLState) -> Tree:
+    def final_model(self, state: DisPFLState, server: State) -> Tree:
         return state.get("trained", state["params"])

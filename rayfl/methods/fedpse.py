@@ -153,14 +153,11 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True):
     def eval_begin(self, state: FedPSEState, model: Tree | None, carry: LocalCarry | None, ctx: Context) -> ModelState:
         return {"params": carry["params"] if carry is not None else state["base"]}
 
-    def final_model(self, state: FedPSEState) -> Tree:
-        return state["base"]
-
-    def personal_model(self, server: FedPSEServer, state: FedPSEState) -> Tree:
+    def final_model(self, state: FedPSEState, server: FedPSEServer) -> Tree:
         # A longer run goes on from states that hold the model of a round that was the last one then.
         if "trained" in state and "round" in state and state["round"] == server["round"]:
             return state["trained"]
-        return self.final_model(state)
+        return state["base"]
 
     def init_server(self, params: Tree) -> FedPSEServer:
         zeros = tree.zeros_like(params)

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import pandas as pd
 
 from rayfl.errors import RayflError, did_you_mean, one_line
@@ -19,6 +20,7 @@ from rayfl.report.groups import curve, groups
 from rayfl.report.series import COST_TITLES, cost, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
+from rayfl.run_directory.model_inputs import read_model_inputs
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_keys
@@ -26,14 +28,19 @@ from rayfl.settings import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from torch import nn
+    from numpy.typing import ArrayLike
 
+    from rayfl.data.datasets import Dataset
+    from rayfl.determinism.process import Precision
     from rayfl.experiment.experiment import Experiment
     from rayfl.models.base import Architecture
+    from rayfl.models.predictor import Predictor
     from rayfl.tree import Tree
 
 Against = Literal["round", "total_megabytes", "total_uplink_megabytes", "total_simulated_s"]
 """The x axis of a plot: rounds, or the costs by their end."""
+_PREDICTED_AT_ONCE = 1000
+"""Number of inputs, as many as a run judges at once."""
 _MOST_NAMED = 10
 """The most clients that a message names."""
 
@@ -106,18 +113,31 @@ class RunResults:
         files = (self.directory / "models").glob("*.safetensors")
         return sorted({re.sub(r"-[0-9]{4,}$", "", path.stem) for path in files})
 
-    def model(self) -> "nn.Module":
+    def predict(self, inputs: "ArrayLike", client: int | None = None) -> np.ndarray:
+        """Return the most likely class of each input, int64 [n], by the global model or by that of one client.
+
+        inputs: raw ones [n, ...], as `Predictor.forward` takes them. Raise RayflError as that and `model` do.
+        """
+        import torch
+
+        model = self.model() if client is None else self.personal_model(client)
+        rows = torch.as_tensor(np.asarray(inputs))
+        with torch.no_grad():
+            return torch.cat([model(part).argmax(1) for part in rows.split(_PREDICTED_AT_ONCE)]).numpy()
+
+    def model(self) -> "Predictor":
         """The final global model with its weights, in evaluation mode, on the CPU.
 
-        A class from your own file or module is imported, so its code runs. The data are read, because the network needs
-        their shapes. Raise RayflError if the run has saved no global model, if data or class are gone, or if the
-        method's weights are not those of the network.
+        It takes inputs as they are in the data's files, and preprocesses them as the run did; its `network` is the
+        network alone. A class from your own file or module is imported, so its code runs. The data are not read. Raise
+        RayflError if the run has saved no global model, if the class is gone, or if the method's weights are not those
+        of the network.
         """
         if "global" not in self.model_names and "personal" in self.model_names:
             raise RayflError(f"{self.directory} has no global model, only personal ones: use personal_model(client)")
         return self._built(load_model(self.directory, "global"), "global")
 
-    def personal_model(self, client: int) -> "nn.Module":
+    def personal_model(self, client: int) -> "Predictor":
         """The final model of one client, as `model` returns the global one. Raise RayflError if it has none."""
         prefix = f"{client}/"
         found = load_model(self.directory, "personal", prefix)
@@ -133,15 +153,16 @@ class RunResults:
         weights |= {name.removeprefix(f"{CONSTANTS}/"): tensor for name, tensor in constants.items()}
         return self._built(weights, "personal")
 
-    def _built(self, weights: "Tree", name: str) -> "nn.Module":
+    def _built(self, weights: "Tree", name: str) -> "Predictor":
         import torch
 
+        from rayfl.models.predictor import Predictor
         from rayfl.task import named_weights
 
-        architecture, shapes = self._network
+        architecture, (data, precision) = self._architecture, self._data
         # Building a module draws its first weights, which must not change the program's own random numbers.
         with torch.random.fork_rng(devices=()):
-            module = architecture.build(*shapes)
+            module = architecture.build(tuple(data.input_shape), data.num_classes)
         slots = named_weights(module)
         want, have = ({key: tuple(tensor.shape) for key, tensor in tree.items()} for tree in (slots, weights))
         if wrong := [key for key in {**want, **have} if have.get(key) != want.get(key)]:
@@ -152,17 +173,30 @@ class RunResults:
             )
         for key, tensor in slots.items():
             tensor.data.copy_(weights[key])
-        return module.eval()
+        return Predictor(module, data, architecture.memory_format, precision).eval()
 
     @cached_property
-    def _network(self) -> "tuple[Architecture, tuple[tuple[int, ...], int]]":
-        """The architecture, and the arguments of its `build`."""
+    def _architecture(self) -> "Architecture":
+        """The run's architecture."""
+        from rayfl.choices.kinds import resolve
+        from rayfl.experiment.input_files import located
+        from rayfl.models.base import Architecture
+
+        if self._experiment is not None:
+            return self._experiment.model
+        return resolve(Architecture, located({"model": self.settings.get("model")}, self.directory)["model"])
+
+    @property
+    def _data(self) -> "tuple[Dataset, Precision]":
+        """The run's dataset, without its samples, and its precision; the data are read if an earlier rayfl saved the
+        models."""
         from rayfl.experiment.experiment import make_experiment
         from rayfl.experiment.input_files import located
 
+        if (inputs := read_model_inputs(self.directory)) is not None:
+            return inputs.without_samples(), inputs.precision
         experiment = self._experiment or make_experiment(located(self.settings, self.directory))
-        dataset = experiment.data.load()
-        return experiment.model, (tuple(dataset.input_shape), dataset.num_classes)
+        return experiment.data.load(), experiment.runtime.precision
 
     def plot(self, name: str, against: Against = "round", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric, such as "own/accuracy", by default on a new figure of pyplot, and return matplotlib's axes.

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import Path
-from types import MethodType
+from types import MethodType, UnionType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -219,7 +219,7 @@ def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> 
 _CARRY, _STATE, _MODEL = "the carry, tensors by name", "a state, tensors by name", "a model, tensors by name"
 _MESSAGE, _UPDATE = "a message, packets by name", "the new server state and metrics: return {...}, {}"
 
-_CHECKS: Mapping[str, tuple[type, str, Callable[[Any, Any, tuple[Any, ...]], None]]] = {
+_CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any, ...]], None]]] = {
     "check_model": (object, "anything", _any),
     "plan": (Plan, "a Plan", _any),
     "init_params": (dict, _MODEL, _tree),
@@ -231,6 +231,7 @@ _CHECKS: Mapping[str, tuple[type, str, Callable[[Any, Any, tuple[Any, ...]], Non
     "finish": (Finished, "a Finished", _finished),
     "receive_reply": (dict, _STATE, _tree),
     "eval_begin": (dict, _CARRY, _evaluated),
+    "final_model": (dict | None, f"{_MODEL}, or None", _any),
     "init_server": (dict, _STATE, _tree),
     "init_server_memory": (dict, _STATE, _tree),
     "model": (dict, _MODEL, _tree),

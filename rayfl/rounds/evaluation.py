@@ -10,13 +10,14 @@ that it trains on). Where clients form groups of one retention ratio, each accur
 """
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
 
 import numpy as np
 import torch
 
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Samples
-from rayfl.data.transfer import to_device
+from rayfl.data.transfer import to_device, to_memory
 from rayfl.methods.base import Carry, Context
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.engines import LocalTask, run_loop
@@ -45,6 +46,15 @@ def evaluate_client(
     if setup.evaluation.personal_on_pooled and setup.method.personalized:
         metrics |= _named(f"personal_pooled{suffix}", means(setup, params, test, np.arange(len(test))))
     return metrics
+
+
+def personal_model(setup: Setup, state: State, server: State, model: Tree | None, ctx: Context) -> Tree:
+    """A client's model at the end of the run: the method's `final_model`, else what `evaluate_client` judges."""
+    hook = setup.method.final_model
+    # A method that was written before the server's state was given takes the client's alone.
+    given = (state, server)[: len(signature(hook).parameters)]
+    own = checked_hook(hook)(*given)
+    return own if own is not None else to_memory(_adapted(setup, state, model, None, ctx), setup.device)
 
 
 def means(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> dict[str, float]:

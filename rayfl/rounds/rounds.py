@@ -40,7 +40,7 @@ from rayfl.rounds.worker_jobs import (
 )
 from rayfl.topology.graphs import link_weights, mixing_weights
 from rayfl.topology.statistics import round_metrics
-from rayfl.tree import Arrays
+from rayfl.tree import Arrays, Tree
 
 
 def first_run_state(setup: Setup) -> RunState:
@@ -164,11 +164,8 @@ def evaluate(round: Round) -> None:
     setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
     if not round.inputs.evaluated:
         return
-    model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
-    round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
+    model = ship_model(round)
     personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
-    if setup.is_peer and setup.peer_half.evaluated_from_mean:
-        round.change_inputs(model=mean_model(round))
     if model and (settings.pooled or (settings.own and not personal)):
         pooled = evaluate_pooled(round, "test")
         if settings.pooled:
@@ -184,6 +181,17 @@ def evaluate(round: Round) -> None:
             ledger.add(answer.result)
     if settings.masks and round.number == setup.rounds - 1:
         compare_masks(round)
+
+
+def ship_model(round: Round) -> Tree:
+    """Give the workers what they judge clients by: the server's model, which is returned ({} if there is none), or the
+    mean of the peers' models if the method asks for it."""
+    setup = round.setup
+    model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
+    round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
+    if setup.is_peer and setup.peer_half.evaluated_from_mean:
+        round.change_inputs(model=mean_model(round))
+    return model
 
 
 def evaluate_pooled(round: Round, split: Literal["test", "train"]) -> dict[str, np.ndarray]:

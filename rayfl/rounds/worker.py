@@ -34,6 +34,7 @@ from rayfl.rounds.worker_jobs import (
     MeanModelJob,
     MergeJob,
     MixJob,
+    PersonalModelJob,
     PooledJob,
     ReplyJob,
     RoundInputs,
@@ -198,11 +199,28 @@ class Worker:
         return tuple(results), []
 
     @do.register
+    def personal_models(
+        self, job: PersonalModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[None, list[Any]]:
+        """Make every client's model at the end of the run."""
+        model, server = (
+            None if arrays is None else tree.to_tensors(arrays) for arrays in (round_inputs.model, round_inputs.server)
+        )
+        models: list[Any] = []
+        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
+            with naming_round_and_client(round_inputs.round, client):
+                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+                own = evaluation.personal_model(self.setup, self._state(client, kept), server or {}, model, ctx)
+            models.append(tree.to_arrays(own))
+        return None, models
+
+    @do.register
     def mean_model(self, job: MeanModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up the clients' own models in the clients' order. Output: their mean."""
         total: Tree = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
-            own = self.method.final_model(self._state(client, kept))
+            ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+            own = checked_hook(self.method.eval_begin)(self._state(client, kept), None, None, ctx)["params"]
             total = tree.add(total, own) if total else own
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 

@@ -66,6 +66,10 @@ class MaskJob(ClientJob):
     """Returns clients' masks. Inputs: `Setup.state_slots`."""
 
 
+class PersonalModelJob(ClientJob):
+    """Makes clients' models at the end of the run. Inputs: `Setup.state_slots`. Outputs: a model for each client."""
+
+
 class MeanModelJob(ClientJob):
     """Averages clients' models. Inputs: `Setup.state_slots`. Output: the mean."""
 

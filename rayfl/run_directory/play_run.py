@@ -10,19 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl import tree
-from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.personal_models import personal_models
 from rayfl.rounds.rounds import RunState, first_run_state, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.disk import writing
+from rayfl.run_directory.model_inputs import write_model_inputs
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.saved_models import CONSTANTS, save_model
 from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
-from rayfl.tree import State, Tree
+from rayfl.tree import Tree
 
 log = logging.getLogger("rayfl")
 
@@ -71,6 +72,9 @@ def play_run(
 
         run_state = simulate(setup, executor, record_round, run_state)
         models = final_models(setup, executor, run_state) if save_models else {}
+        if models:
+            with writing(directory, f"go on with: rayfl resume {directory}"):
+                write_model_inputs(directory, setup.dataset, setup.precision)
         for name, parts in models.items():
             with writing(directory, f"go on with: rayfl resume {directory}"):
                 paths = save_model(directory, name, parts)
@@ -99,23 +103,15 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     """ "global": the server's model; "personal": every client's own one, under keys such as "12/fc.weight".
 
     They come in parts: each client's model is made when it is asked for, since all together can be larger than memory.
-    A client that was never selected has no model of its own and is left out. The constants of the model are in the
-    global one, and once beside the personal ones, under keys such as "constants/conv.weight".
+    Personal ones are there if clients keep models or adapt the server's before they are judged. The constants of the
+    model are in the global one, and once beside the personal ones, under keys such as "constants/conv.weight".
     """
     models: dict[str, Iterable[Tree]] = {}
     constants = {name: tree.tensor_over(array) for name, array in setup.method.task.constants.items()}
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = [{**constants, **model}]
-    if setup.method.personalized:
-        own = (
-            tree.flatten({str(client): personal_model(setup, run_state.server, tree.to_tensors(executor.get(state)))})
-            for client, state in sorted(run_state.states.items())
-        )
+    if setup.method.personalized or setup.method.eval_stages(setup.rounds - 1):
+        found = personal_models(setup, executor, run_state)
+        own = (tree.flatten({str(client): model}) for client, model in found)
         models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], own)
     return models
-
-
-def personal_model(setup: Setup, server: State, state: State) -> Tree:
-    """The personal model of a client at the end of a run, from the server's state and the client's."""
-    own = None if setup.is_peer else checked_hook(setup.server_half.personal_model)(server, state)
-    return setup.method.final_model(state) if own is None else own

@@ -153,10 +153,10 @@ def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
     assert torch.equal(torch.get_rng_state(), before) and not model.training
     dataset = API.Experiment(**SETTINGS).data.load()
     with torch.no_grad():
-        right = model(dataset.prepare(dataset.test.inputs)).argmax(1).numpy() == dataset.test.labels
+        right = model.network(dataset.prepare(dataset.test.inputs)).argmax(1).numpy() == dataset.test.labels
     assert right.mean() == pytest.approx(results.summary["final"]["pooled/accuracy"])
     client = int(results.clients.client.iloc[0])
-    personal = results.personal_model(client).state_dict()
+    personal = results.personal_model(client).network.state_dict()
     written = load_model(results.directory, "personal")
     assert personal and all(torch.equal(tensor, written[f"{client}/{name}"]) for name, tensor in personal.items())
     with refused(names=["client 9", "model"]):
@@ -178,7 +178,7 @@ def test_a_model_of_a_class_without_a_name_is_built_where_the_class_is(tmp_path:
 
     given = {**SETTINGS, "rounds": 1, "model": Local, "method": FedAvg(lr=0.1)}
     results = API.run(directory=tmp_path / "run", progress=False, **given)
-    assert isinstance(results.model(), Local)
+    assert isinstance(results.model().network, Local)
     again = API.load(results.directory)
     assert type(again).__name__ == "RunResults"
     with refused(names=["Local", "Python"]):

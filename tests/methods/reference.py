@@ -50,7 +50,7 @@ def vectors(sizes: Sequence[int] = SIZES, seed: int = 0, dead: Mapping[int, Sequ
 
 
 def setup_of(
-    method: str,
+    method: str | type[Method],
     hyper: Mapping[str, Any],
     *,
     sizes: Sequence[int] = SIZES,

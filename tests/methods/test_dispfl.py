@@ -204,8 +204,8 @@ def test_a_model_is_what_was_trained_last():
     here = setup(rounds=1)
     ((_, run_state),) = played(here)
     state = tree.to_tensors(run_state.states[0])
-    assert here.method.final_model(state) is state["trained"]
+    assert here.method.final_model(state, {}) is state["trained"]
     assert any(not torch.equal(state["trained"][name], state["params"][name]) for name in state["params"])
     fresh = here.method.init_client(Traits(0, 9), here.initial, seeding.FirstDraws(1, 0))
-    assert here.method.final_model(fresh) is fresh["params"]
+    assert here.method.final_model(fresh, {}) is fresh["params"]
     assert np.isfinite([float(part.sum()) for part in fresh["params"].values()]).all()

@@ -14,6 +14,7 @@ from rayfl import tree
 from rayfl.methods.lotteryfl import LotteryFL
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.personal_models import personal_models
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of
 from tests.methods.test_lottery_dsgd import HYPER, RATIO, accuracy, trained
@@ -93,7 +94,8 @@ def test_what_a_client_is_judged_by():
     assert 0 < int(kept.sum()) < 18
     judged = here.method.eval_begin(state, model, None, here.context(0, here.plan(0), 2, "judge"))["params"]
     assert torch.equal(judged["1.weight"], torch.where(kept, model["1.weight"], 0.0))
-    assert torch.equal(here.method.final_model(state)["1.weight"] != 0, kept)
+    saved = dict(personal_models(here, InlineExecutor(here), run_state))[2]
+    assert torch.equal(saved["1.weight"] != 0, kept)
 
 
 def test_settings():

@@ -16,6 +16,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Work
 from rayfl.methods.mcepl import MCEPL, MCEPLHyper, aggregated
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, first_weights
+from rayfl.methods.shared.masked_peer import MaskedPeer
 from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.models.convolutional import AlexNetMCEPL
 from rayfl.models.dense import MLP
@@ -97,7 +98,8 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
             assert np.array_equal(state["mask"][LAYER].numpy(), m[i] > 0)
             assert int(state["mask"][LAYER].sum()) == 18 - int((1 - ratio[i]) * 18 + 1e-9)
             # It is evaluated by m^(k); the biases never move.
-            model = here.method.final_model(state)
+            assert isinstance(here.method, MaskedPeer)
+            model = here.method.own_model(state)
             scaled = hyper.scale * initial(here)[LAYER]
             np.testing.assert_allclose(model[LAYER].numpy(), scaled * m[i], rtol=1e-6)
             assert torch.equal(model[BIAS], here.initial[BIAS])

@@ -15,6 +15,7 @@ from rayfl.methods.shared.accuracy_gate import GATE
 from rayfl.methods.subfedavg import SubFedAvg
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.personal_models import personal_models
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of, softmax_gradient
 from tests.population.fates import with_fate
@@ -171,7 +172,8 @@ def test_what_a_client_is_judged_by():
     judged = here.method.eval_begin(state, model, None, here.context(0, here.plan(0), 2, "judge"))["params"]
     assert torch.equal(judged["1.weight"], torch.where(kept, model["1.weight"], 0.0))
     assert torch.equal(judged["1.bias"], model["1.bias"])
-    assert torch.equal(here.method.final_model(state)["1.weight"] != 0, kept)
+    saved = dict(personal_models(here, InlineExecutor(here), run_state))[2]
+    assert torch.equal(saved["1.weight"] != 0, kept)
 
 
 def test_settings():

@@ -15,46 +15,58 @@ from rayfl.run_directory.saved_models import load_model, model_files, model_keys
 
 PROGRAM = """
 import resource, sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from rayfl.methods.local import Local
+from rayfl.population.sampling import Clients, Population
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import RunState
 from rayfl.run_directory import checkpoint, saved_models
 from rayfl.run_directory.play_run import final_models
-from rayfl.rounds.rounds import RunState
+from tests.contracts.seams import quadratic
 
 CLIENTS, ENTRIES = 100, 1 << 20
 
 
-class Elsewhere:
+class Elsewhere(InlineExecutor):
     '''An executor whose objects lie elsewhere: each state comes into this process when it is asked for.'''
 
-    def get(self, client):
-        return {"params": {"w": np.full(ENTRIES, client, np.float32)}}
+    def get(self, ref):
+        return {"params": {"w": np.full(ENTRIES, ref, np.float32)}} if isinstance(ref, int) else ref
 
     def put(self, state):
+        if not isinstance(state, dict):
+            return state
         assert state["params"]["w"].shape == (ENTRIES,)
         return int(state["params"]["w"][-1])
+
+    def _do(self, shared, job):
+        return super()._do(shared, replace(job, inputs=tuple(map(self.get, job.inputs))))
 
 
 checkpoint.FILE_BYTES = saved_models.MODEL_BYTES = 8 << 20
 directory = Path(sys.argv[1])
-setup = SimpleNamespace(
-    is_peer=True, method=SimpleNamespace(personalized=True, final_model=lambda state: state["params"])
+setup = replace(
+    quadratic.setup(Local),
+    initial_arrays={"w": np.zeros(1, np.float32)},
+    population=Population(Clients(count=CLIENTS), 3, np.ones(CLIENTS)),
 )
 state = RunState(round=1, server={"w": torch.zeros(1)}, states={i: i for i in range(CLIENTS)}, server_memories={})
 # What is loaded with the first use of each.
 saved_models.save_model(directory, "first", [{"w": torch.zeros(1)}])
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
-checkpoint.save(directory, state, Elsewhere())
+elsewhere = Elsewhere(setup)
+checkpoint.save(directory, state, elsewhere)
 saved = peak() - before
-found = final_models(setup, Elsewhere(), state)
+found = final_models(setup, elsewhere, state)
 [paths] = [saved_models.save_model(directory, name, parts) for name, parts in found.items()]
 models = peak() - before
-found = checkpoint.load(directory, Elsewhere())
+found = checkpoint.load(directory, elsewhere)
 assert found.states == state.states and len(paths) > 10
 assert (saved_models.load_model(directory, "personal", "57/")["57/w"] == 57).all()
 assert len(saved_models.model_keys(directory, "personal")) == CLIENTS

@@ -24,7 +24,7 @@ class MaskedPeerHyper(LearningRate):
 
 
 class MaskedPeer(OneGradient, PeerHalf):
-    """A peer that trains its `final_model` for one gradient; subclasses use it in `finish`."""
+    """A peer that trains its `own_model` for one gradient; subclasses use it in `finish`."""
 
     hyper: MaskedPeerHyper
     personalized: bool = True
@@ -37,7 +37,7 @@ class MaskedPeer(OneGradient, PeerHalf):
         return Plan(stages=(Stage(steps=1, batch_size=hyper.batch_size or None, lr=hyper.rate(round)),))
 
     def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
-        params = self.final_model(state)
+        params = self.own_model(state)
         return {"params": params, "gradient": params, "loss": torch.zeros(())}
 
     def trained(self, state: Masked, carry: GradientCarry, ctx: Context) -> dict[str, float]:
@@ -46,4 +46,8 @@ class MaskedPeer(OneGradient, PeerHalf):
         return loss | flops.training_metrics(self.task.weight_uses, state["mask"], num_examples)
 
     def eval_begin(self, state: State, model: Tree | None, carry: GradientCarry | None, ctx: Context) -> ModelState:
-        return {"params": self.final_model(state)}
+        return {"params": self.own_model(state)}
+
+    def own_model(self, state: State) -> Tree:
+        """The model that a peer trains, and that it is judged by."""
+        return state["params"]

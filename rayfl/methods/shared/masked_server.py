@@ -53,6 +53,10 @@ class MaskedServer(Method, KeptModel):
         assert model is not None, "the server has a global model"
         return {"params": masks.masked(model, state["mask"])}
 
+    def final_model(self, state: ModelState, server: ModelState) -> Tree:
+        """The model that the client has trained last."""
+        return state["params"]
+
     def init_server_memory(self, client: Traits, params: Tree) -> HeldMask:
         return {"mask": masks.everything(params)}
 

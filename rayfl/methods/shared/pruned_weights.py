@@ -76,7 +76,7 @@ class PrunedWeights(MaskedPeer):
     def stepped(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> WeightsState:
         """The state after one step, with its new mask."""
         if self.hyper.hard:
-            return self.pruned(self.descended(self.final_model(state), carry, ctx), ctx.traits)
+            return self.pruned(self.descended(self.own_model(state), carry, ctx), ctx.traits)
         weights = self.descended(state["weights"], carry, ctx)
         return {"weights": weights, "mask": self.mask_of(weights, ctx.traits)}
 
@@ -90,9 +90,9 @@ class PrunedWeights(MaskedPeer):
     def sent(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
         """One step, pruned and sent; a metric bills the message as the paper does, 4 bytes a weight, pruned or not."""
         new = self.stepped(state, carry, ctx)
-        message = {"weights": sparse_packet(self.final_model(new), new["mask"])}
+        message = {"weights": sparse_packet(self.own_model(new), new["mask"])}
         bill = {"comm/link_megabytes": 4e-6 * tree.num_entries(new["weights"])}
         return Finished(new, message, 1.0, self.trained(state, carry, ctx) | bill)
 
-    def final_model(self, state: WeightsState) -> Tree:
+    def own_model(self, state: WeightsState) -> Tree:
         return masks.masked(state["weights"], state["mask"])

@@ -85,5 +85,4 @@ class Wrapping(Method, ServerHalf):
     server_update = _passed(ServerHalf.server_update)
     update = _passed(ServerHalf.update)
     reply = _passed(ServerHalf.reply)
-    personal_model = _passed(ServerHalf.personal_model)
     overrides = _passed(ServerHalf.overrides)

@@ -1,0 +1,57 @@
+"""A trained network that takes inputs as they are in the data's files."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from rayfl.data.datasets import Dataset
+from rayfl.determinism.process import Precision
+from rayfl.errors import RayflError
+from rayfl.models.base import MemoryFormat, laid_out
+
+
+class Predictor(nn.Module):
+    """A network that carries the preprocessing of its run.
+
+    network: the network itself, which takes what `data.normalise` returns. data: the run's dataset, whose samples are
+    not needed. memory_format, precision: as the run computed.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        data: Dataset,
+        memory_format: MemoryFormat = "contiguous",
+        precision: Precision = "fp32",
+    ) -> None:
+        super().__init__()
+        self.network, self.data = network, data
+        self.memory_format: MemoryFormat = memory_format
+        self.precision: Precision = precision
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits [n, num_classes] for raw inputs [n, *input_shape]: pixels before any scaling, numbers, tokens.
+
+        Grey images may lack the axis of the channel, and images may have their channels last. Raise RayflError for
+        inputs of another shape, and for pixels and tokens that are no whole numbers.
+        """
+        batch = laid_out(self.data.normalise(self._raw(inputs)), self.memory_format)
+        halves = self.precision == "bf16"
+        with torch.autocast(batch.device.type, torch.bfloat16, cache_enabled=False) if halves else nullcontext():
+            return self.network(batch).float()
+
+    def _raw(self, inputs: Tensor) -> Tensor:
+        """The inputs [n, *input_shape], checked."""
+        data, given = self.data, tuple(inputs.shape[1:])
+        shape = tuple(data.input_shape)
+        if data.kind != "vector" and (inputs.is_floating_point() or inputs.dtype == torch.bool):
+            what = f"pixels from 0 to {data.white}, not scaled" if data.kind == "image" else "tokens"
+            raise RayflError(f"inputs are {inputs.dtype}, and the model takes whole numbers: {what}")
+        if given == shape:
+            return inputs
+        if data.kind == "image" and given == (*shape[1:], shape[0]):
+            return inputs.movedim(-1, 1)
+        if data.kind == "image" and (1, *given) == shape:
+            return inputs.unsqueeze(1)
+        raise RayflError(f"inputs have the shape {list(inputs.shape)}, and the model takes {['n', *shape]}")

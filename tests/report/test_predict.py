@@ -1,0 +1,163 @@
+"""A run's final models take inputs as the data's files have them, in another process and without the data."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rayfl
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.sources.digits import Digits
+from rayfl.experiment.experiment import make_experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.models.predictor import Predictor
+from tests.refusals import refused
+
+# Any: rayfl looks its functions up when they are asked for.
+API: Any = rayfl
+SETTINGS: dict[str, Any] = {
+    "rounds": 4,
+    "data": "digits",
+    "partition": {"name": "dirichlet-client", "alpha": 0.3},
+    "clients": {"count": 6},
+    "model": "logistic",
+    "method": {"name": "fedavg_ft", "lr": 0.1},
+    "runtime": {"executor": "inline"},
+    "output": {"report": False},
+}
+TEST = Digits().load().test
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return API.run(directory=tmp_path_factory.mktemp("run") / "run", progress=False, **SETTINGS)
+
+
+def test_raw_pixels_give_the_accuracy_of_the_run(played: Any):
+    wanted = played.summary["final"]["pooled/accuracy"]
+    assert (played.predict(TEST.inputs) == TEST.labels).mean() == pytest.approx(wanted)
+    # The network alone takes what the run normalised.
+    model = played.model()
+    bare = model.network(torch.tensor(TEST.inputs).float()).argmax(1).numpy()
+    assert (bare == TEST.labels).mean() < wanted
+    assert torch.equal(model(torch.tensor(TEST.inputs)), model.network(model.data.prepare(TEST.inputs)))
+
+
+def test_a_clients_model_gives_the_accuracy_that_was_recorded_for_it(played: Any):
+    # Fine-tuned models, which were made for an evaluation and thrown away.
+    tests = prepare(make_experiment(SETTINGS)).partition.test
+    last = played.metrics[(played.metrics["round"] == 3) & (played.metrics["name"] == "own/accuracy")]
+    recorded = last.dropna().set_index("client")["value"]
+    assert len(recorded) == 6
+    for client, accuracy in recorded.items():
+        rows = tests[client]
+        right = played.predict(TEST.inputs[rows], client=client) == TEST.labels[rows]
+        assert right.mean() == pytest.approx(accuracy)
+
+
+def test_images_may_come_in_the_forms_in_which_data_do(played: Any):
+    wanted = played.predict(TEST.inputs[:9])
+    assert np.array_equal(played.predict(TEST.inputs[:9, 0]), wanted)
+    assert np.array_equal(played.predict(TEST.inputs[:9].transpose(0, 2, 3, 1)), wanted)
+    assert np.array_equal(played.predict(TEST.inputs[:9].tolist()), wanted)
+    assert played.predict(TEST.inputs[:0]).shape == (0,)
+
+
+def test_what_is_no_raw_input_is_refused(played: Any):
+    with refused(names=["float32", "whole numbers", "pixels from 0 to 16"]):
+        played.predict(TEST.inputs / np.float32(16))
+    with refused(names=["[2, 8, 9]", "['n', 1, 8, 8]"]):
+        played.predict(TEST.inputs.reshape(-1)[: 2 * 72].reshape(2, 8, 9))
+    with refused(names=["client 6", "6 clients"]):
+        played.predict(TEST.inputs[:1], client=6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layout_and_precision_are_those_of_the_run(precision: str, tmp_path: Path):
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 3, 300)
+    inputs = (draw.integers(0, 150, (300, 16, 16, 3)) + 50 * labels[:, None, None, None]).astype(np.uint8)
+    test = {"test_inputs": inputs[200:], "test_labels": labels[200:]}
+    np.savez(tmp_path / "data.npz", inputs=inputs[:200], labels=labels[:200], **test)
+    settings = {
+        **SETTINGS,
+        "rounds": 2,
+        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
+        "partition": "iid",
+        "model": "convnet2",
+        "runtime": {"executor": "inline", "precision": precision},
+    }
+    results = API.run(directory=tmp_path / "run", progress=False, **settings)
+    logits = results.model()(torch.tensor(inputs[200:]))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels[200:])).item()
+    assert loss == pytest.approx(results.frame["pooled/loss"].iloc[-1], rel=1e-6)
+
+
+PROGRAM = """
+import sys
+import numpy as np
+import rayfl
+
+results = rayfl.load(sys.argv[1])
+inputs = np.load(sys.argv[2])
+print(*results.predict(inputs), *results.predict(inputs, client=3))
+print(results.personal_model(3).network)
+"""
+
+
+def test_another_process_needs_no_data(tmp_path: Path):
+    path, raw = tmp_path / "data.npz", tmp_path / "raw.npy"
+    pixels = np.repeat(np.repeat(TEST.inputs, 2, axis=2), 2, axis=3) * np.uint8(15)
+    np.savez(path, inputs=pixels, labels=TEST.labels)
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\n\nclass Mine(torch.nn.Sequential):\n    def __init__(self, num_classes):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(256, num_classes))\n"
+    )
+    model = {"name": f"{tmp_path}/mine.py:Mine"}
+    given = {**SETTINGS, "rounds": 1, "data": {"name": "arrays", "path": str(path)}, "model": model}
+    results = API.run(directory=tmp_path / "run", progress=False, **given)
+    np.save(raw, pixels[:20])
+    wanted = [*results.predict(pixels[:20]), *results.predict(pixels[:20], client=3)]
+    digest = results.settings["data"]["digest"]
+    path.unlink()
+    (tmp_path / "mine.py").unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), str(raw)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert list(map(int, first.split())) == wanted and rest[0] == "Mine("
+    inputs = (tmp_path / "run/models/inputs.json").read_text()
+    assert digest and all(value in inputs for value in digest.values())
+
+
+def test_models_of_an_earlier_rayfl_are_built_from_the_data(played: Any, tmp_path: Path):
+    run = shutil.copytree(played.directory, tmp_path / "run")
+    (run / "models/inputs.json").unlink()
+    assert np.array_equal(API.load(run).predict(TEST.inputs), played.predict(TEST.inputs))
+    for content, names in {
+        "[": ["inputs.json", "no JSON"],
+        "{}": ["inputs.json", "dataset"],
+        '{"dataset": "a", "kind": "image", "input_shape": [1, 8, 8], "num_classes": 10, "mean": [], "std": [], '
+        '"white": 16, "vocabulary": null, "precision": "fp32", "digest": null}': ["inputs.json", "mean", "1 channels"],
+    }.items():
+        (run / "models/inputs.json").write_text(content)
+        with refused(names=names):
+            API.load(run).model()
+
+
+def test_numbers_and_tokens():
+    numbers, none = torch.zeros(2, 3, dtype=torch.float64), Samples(np.empty((0, 3)), np.empty(0))
+    of_vectors = Dataset("toy", none, none, num_classes=3, kind="vector")
+    assert Predictor(torch.nn.Identity(), of_vectors)(numbers).dtype == torch.float32
+    of_tokens = replace(of_vectors, kind="text")
+    with refused(names=["float64", "tokens"]):
+        Predictor(torch.nn.Identity(), of_tokens)(numbers)
+    assert Predictor(torch.nn.Identity(), of_tokens)(numbers.to(torch.uint16)).tolist() == [[0.0] * 3] * 2
