@@ -108,7 +108,7 @@ def test_constants_are_neither_trained_nor_sent_and_are_saved(file: str, tmp_pat
     # A client also sends its number of examples, in 64 bits.
     assert set(found.clients["downlink_bits"]) == {32 * TRAINED}
     assert set(found.clients["uplink_bits"]) == {32 * TRAINED + 64}
-    module, again = found.model(), found.model()
+    module, again = found.model().network, found.model().network
     assert torch.equal(module.get_buffer("shift"), weights["shift"])
     assert torch.equal(module(torch.ones(2, 1, 8, 8)), again(torch.ones(2, 1, 8, 8)))
 
@@ -126,7 +126,7 @@ def test_personal_models_have_the_constants_once(file: str, tmp_path: Path):
     found = rayfl.run(directory=tmp_path / "run", **settings(f"{file}:Half", method=method))
     weights = load_file(tmp_path / "run" / "models" / "personal.safetensors")
     assert sum(name.endswith("/shift") for name in weights) == 1
-    module = found.personal_model(2)
+    module = found.personal_model(2).network
     assert torch.equal(module.get_buffer("shift"), weights["constants/shift"])
     assert torch.equal(module.get_parameter("head.bias"), weights["2/head.bias"])
     with refused(names=["7", "3 clients"]):
