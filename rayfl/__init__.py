@@ -1,11 +1,14 @@
 """rayfl: federated-learning experiments as pure functions; `actors` runs them on Ray, `jobs` starts them.
 
 From Python: `rayfl.run`, `rayfl.stream`, `rayfl.resume`, `rayfl.sweep`, `rayfl.load`, `rayfl.Experiment`. Each is
-imported when it is first asked for: importing rayfl alone imports nothing of torch, Ray or the layers above.
+imported when it is first asked for: importing rayfl alone imports nothing of torch, Ray or the layers above. It sets
+the variables that numpy reads as it is loaded, so import rayfl before numpy.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from rayfl.determinism.process import prepare_process, warn_if_late
 from rayfl.version import __version__
 
 if TYPE_CHECKING:
@@ -25,14 +28,16 @@ _PLACES = {
 }
 """Where what a program asks rayfl for is defined."""
 
+# pytest loads rayfl's plug-in in every session of the environment, also in those of other projects.
+if "_pytest" not in sys.modules:
+    prepare_process()
+
 
 # Any: a function or a class.
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'rayfl' has no attribute {name!r}")
     from importlib import import_module
-
-    from rayfl.determinism.process import prepare_process, warn_if_late
 
     computes = _PLACES[name].startswith("jobs.")
     if computes:

@@ -52,6 +52,11 @@ _NUMPY_AT_AVX2 = {
 }
 """Set if the processor has AVX2. numpy's part of rayfl's work is not slower with it."""
 
+_NUMPY_IS_EARLIER = "numpy" in sys.modules and any(
+    os.environ.get(name) != value for name, value in _NUMPY_AT_AVX2.items()
+)
+"""Whether numpy was loaded without these variables before this module, which `import rayfl` loads."""
+
 _LEVELS: dict[InstructionSet, dict[str, str | None]] = {
     "native": {"ONEDNN_MAX_CPU_ISA": "DEFAULT", "ATEN_CPU_CAPABILITY": None},
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
@@ -105,13 +110,11 @@ def environment(prepared: bool) -> dict[str, str]:
 
 
 def warn_if_late() -> None:
-    """Warn if numpy is loaded already and may use instructions above AVX2, which no other process of rayfl uses."""
-    prepared = all(os.environ.get(name) == value for name, value in _NUMPY_AT_AVX2.items())
-    above = any(one.startswith("avx512") for one in processor()[1])
-    if "numpy" in sys.modules and above and not prepared:
+    """Warn if numpy was loaded before rayfl and may use instructions above AVX2, as no other process of rayfl does."""
+    if _NUMPY_IS_EARLIER and any(one.startswith("avx512") for one in processor()[1]):
         warnings.warn(
-            "numpy was imported before rayfl was used, so the bits of this process may not be those of `rayfl run`: "
-            "begin with `from rayfl import run, load`, or what is needed of it",
+            "numpy was imported before rayfl, so the bits of this process may not be those of `rayfl run`: begin with "
+            "`import rayfl`",
             stacklevel=3,
         )
 

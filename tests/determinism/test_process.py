@@ -60,3 +60,33 @@ def test_the_environment_of_the_user_changes_no_bit_of_a_training_step() -> None
 
     for instruction_set in ("native", "avx2"):
         assert step(instruction_set) == step(instruction_set, **LOW)
+
+
+LATE = """
+import pathlib, sys, warnings
+read = pathlib.Path.read_text
+flags = "flags : avx2 avx512f\\n"
+pathlib.Path.read_text = lambda path, **how: flags if str(path) == "/proc/cpuinfo" else read(path, **how)
+{imports}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    rayfl.run
+print([str(one.message) for one in caught if "numpy" in str(one.message)])
+"""
+
+
+def test_numpy_after_rayfl_is_no_reason_to_warn() -> None:
+    ours = ("NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+
+    def warned(imports: str) -> str:
+        command = [sys.executable, "-c", LATE.replace("{imports}", imports)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
+
+    assert warned("import rayfl, numpy") == "[]\n"
+    assert "import rayfl" in warned("import numpy, rayfl")
+    # Another project's tests keep their own settings, though pytest loads rayfl's plug-in.
+    plugin = (
+        "import os, sys, _pytest, rayfl.testing.options; assert 'OPENBLAS_CORETYPE' not in os.environ; import rayfl"
+    )
+    assert warned(plugin) == "[]\n"

@@ -228,6 +228,47 @@ def test_a_folder_of_images(tmp_path: Path):
     assert (found.input_shape, found.train.labels.tolist(), found.test.labels.tolist()) == ((1, 4, 4), [0, 0, 1], [0])
 
 
+def owners_and_labels(found: Dataset) -> list[tuple[int, int, int]]:
+    """Red, owner and label of each train image."""
+    assert found.train.groups is not None
+    reds = found.train.inputs[:, 0, 0, 0].tolist()
+    return list(zip(reds, found.train.groups.tolist(), found.train.labels.tolist(), strict=True))
+
+
+def test_images_in_folders_of_their_owners(tmp_path: Path):
+    pictures(tmp_path / "train", {"zoe/b": 1, "amy/b": 1, "amy/a": 1})
+    pictures(tmp_path / "test", {"amy/b": 1, "bob/a": 1})
+    found = load("image-folder", path=str(tmp_path), owners="folder")
+    # Owners by name: amy 0, bob 1, zoe 2; amy has both classes.
+    assert owners_and_labels(found) == [(80, 0, 0), (40, 0, 1), (0, 2, 1)]
+    assert found.test.groups is not None and found.test.groups.tolist() == [0, 1]
+    pictures(tmp_path / "test", {"bob/c": 1})
+    with refused(names=["'c'", tmp_path / "test"]):
+        load("image-folder", path=str(tmp_path), owners="folder")
+
+
+def test_the_advice_to_name_the_owners_of_images_can_be_followed(tmp_path: Path):
+    pictures(tmp_path, {"a": 6, "b": 6})
+    for path in tmp_path.glob("*/*.png"):
+        path.rename(path.with_name(f"{'even' if int(path.stem) % 2 == 0 else 'odd'}_{path.name}"))
+    table = {**SMALL, "partition": "natural", "data": {"name": "image-folder", "path": str(tmp_path)}}
+    with refused(names=["'natural'", "data.owners", "image folders"]):
+        prepare(Experiment(**table))
+    table["data"]["owners"] = "([^_]+)_"
+    setup = prepare(Experiment(**table))
+    assert all(
+        setup.dataset.train.inputs[row, 0, 0, 0] % 2 == client
+        for client in (0, 1)
+        for row in setup.partition.train[client]
+    )
+    with refused(names=["data.owners", "'(x)_'", "even_0.png"]):
+        load("image-folder", path=str(tmp_path), owners="(x)_")
+    with refused(names=["owners", "'('"]):
+        load("image-folder", path=str(tmp_path), owners="(")
+    with refused(names=["owners", "'a'", "0 groups"]):
+        load("image-folder", path=str(tmp_path), owners="a")
+
+
 def test_what_is_no_folder_of_images_is_refused(tmp_path: Path):
     with refused(names=["folder", "data.path"]):
         load("image-folder", path=str(tmp_path / "none"))
