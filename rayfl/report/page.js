@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts by Vega-Lite, sorts tables, and shows the numbers of all charts as one table.
+// Draws the charts by Vega-Lite, sorts and saves tables, and shows the numbers of all charts as one table.
 (() => {
   const page = JSON.parse(document.getElementById("charts").textContent);
   const charts = Object.entries(page.charts);
@@ -53,10 +53,54 @@
     button.addEventListener("click", () => {
       const head = button.closest("th"), body = button.closest("table").tBodies[0];
       const place = (row) => Number(row.dataset.places.split(" ")[head.cellIndex - 1]);
+      const order = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
       for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", "ascending");
-      body.append(...[...body.rows].sort((a, b) => place(a) - place(b)));
+      head.setAttribute("aria-sort", order);
+      const sign = order === "ascending" ? 1 : -1;
+      body.append(...[...body.rows].sort((a, b) => sign * (place(a) - place(b))));
     });
+
+  const save = (text, name, ending, type) => {
+    const href = URL.createObjectURL(new Blob([text], { type }));
+    const download = `${name.replace(/[^\w.-]+/g, "-").slice(0, 90)}.${ending}`;
+    Object.assign(document.createElement("a"), { href, download }).click();
+    setTimeout(() => URL.revokeObjectURL(href));
+  };
+  const quoted = (value) => (typeof value === "string" ? `"${value.replaceAll('"', '""')}"` : value ?? "");
+  const csv = (rows) => rows.map((row) => row.map(quoted).join(",") + "\r\n").join("");
+  const LATEX = {
+    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "$<$", ">": "$>$",
+    "\u00b1": "$\\pm$", "\u2212": "$-$", "\u2013": "--",
+  };
+  const latex = (rows) => {
+    const written = (cell) => cell.replace(/[\\~^<>\u00b1\u2212\u2013&%$#_{}]/g, (one) => LATEX[one] ?? `\\${one}`);
+    const [head, ...body] = rows.map((row) => `${row.map(written).join(" & ")} \\\\`);
+    const begin = `\\begin{tabular}{l${"r".repeat(rows[0].length - 1)}}`;
+    return [begin, "\\hline", head, "\\hline", ...body, "\\hline", "\\end{tabular}", ""].join("\n");
+  };
+  const markdown = (rows) => {
+    const written = (cell) => cell.replace(/[\\|*_<`]/g, "\\$&");
+    const [head, ...body] = rows.map((row) => `| ${row.map(written).join(" | ")} |\n`);
+    return [head, `|${" --- |".repeat(rows[0].length)}\n`, ...body].join("");
+  };
+  const FORMATS = {
+    CSV: [csv, "csv", "text/csv"],
+    LaTeX: [latex, "tex", "application/x-tex"],
+    Markdown: [markdown, "md", "text/markdown"],
+  };
+  for (const region of document.querySelectorAll(".scroll[data-title]")) {
+    const line = Object.assign(document.createElement("p"), { className: "note export", textContent: "Save as" });
+    const cells = (row) => [...row.cells].map((cell) => cell.textContent.trim().replace(/\s*\n\s*/g, "; "));
+    for (const [format, [write, ending, type]] of Object.entries(FORMATS)) {
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: format });
+      button.addEventListener("click", () => {
+        const rows = [...region.querySelector("table").rows].map(cells);
+        save(write(rows), `${document.title} ${region.dataset.title}`, ending, type);
+      });
+      line.append(" ", button);
+    }
+    region.after(line);
+  }
 
   const numbers = document.getElementById("numbers");
   if (!numbers) return;
@@ -89,11 +133,5 @@
     const shown = rows.length > MOST_ROWS ? `, of which the first ${MOST_ROWS} are shown here` : "";
     numbers.querySelector("output").textContent = `${rows.length} rows${shown}.`;
   });
-  const quoted = (value) => (typeof value === "string" ? `"${value.replaceAll('"', '""')}"` : value ?? "");
-  numbers.querySelector("button").addEventListener("click", () => {
-    const text = table.map((row) => row.map(quoted).join(",") + "\r\n").join("");
-    const href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    Object.assign(document.createElement("a"), { href, download: `${document.title}.csv` }).click();
-    setTimeout(() => URL.revokeObjectURL(href));
-  });
+  numbers.querySelector("button").addEventListener("click", () => save(csv(table), document.title, "csv", "text/csv"));
 })();

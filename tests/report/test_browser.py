@@ -188,8 +188,45 @@ def test_a_click_on_a_heading_sorts(page):
     # Local training sends nothing, and a dense update of FedAvg is the largest.
     assert [one.inner_text() for one in runs.all()][::2] == ["local", "fedavg"]
     assert head.locator("xpath=..").get_attribute("aria-sort") == "ascending"
+    head.click()
+    assert [one.inner_text() for one in runs.all()][::2] == ["fedavg", "local"]
+    assert head.locator("xpath=..").get_attribute("aria-sort") == "descending"
     page.get_by_role("link", name="What the runs share").click()
     assert page.url.endswith("#settings")
+
+
+def test_a_table_of_runs_with_seeds_is_whole_at_1280_pixels_and_can_be_saved(browser, tmp_path):
+    names = ("own/accuracy", "own_after_training/accuracy", "pooled/accuracy")
+    runs = []
+    for label in ("FedAvg & co", "FedPSE (keep 10_%)", "local|alone"):
+        for seed in (1, 2, 3):
+            runs.append(create_run_directory(tmp_path / f"{label[:4]}{seed}"))
+            describe_run(runs[-1], {"name": "a", "label": label, "seed": seed, "method": {"name": label}}, {}, "")
+            with Recorder(runs[-1]) as recorder:
+                for round in range(3):
+                    metrics = [MetricRow(None, name, 0.1 * seed + 0.2 * round) for name in names]
+                    recorder.round(RoundRow(round, 1, 1, 800_000_000, 800_000_000, 123.0, 1.0), [], metrics)
+    page = open_page(browser, report(runs, tmp_path / "page.html"), 1280, "light", [])
+    region = page.locator("#runs ~ .sortable").first
+    assert region.locator("thead th").count() == 11
+    assert region.evaluate("one => one.scrollWidth <= one.clientWidth")
+    saved = {}
+    for kind in ("CSV", "LaTeX", "Markdown"):
+        with page.expect_download() as download:
+            page.locator("#runs ~ .export").first.get_by_role("button", name=kind).click()
+        download.value.save_as(tmp_path / kind)
+        saved[kind] = (tmp_path / kind).read_text(encoding="utf-8")
+    rows = list(csv.reader(saved["CSV"].splitlines()))
+    assert rows[0][:3] == ["Run", "Seeds", "Rounds"] and {row[0] for row in rows[1:]} == {
+        "FedAvg & co", "FedPSE (keep 10_%)", "local|alone",
+    }  # fmt: skip
+    assert rows[1][1:5] == ["1, 2, 3", "3", "40.0 \u00b1 10.0 % (3)", "60.0 \u00b1 10.0 % (3)"]
+    lines = saved["LaTeX"].splitlines()
+    assert lines[0] == "\\begin{tabular}{lrrrrrrrrrr}" and lines[-1] == "\\end{tabular}" and len(lines) == 9
+    assert "FedPSE (keep 10\\_\\%) & 1, 2, 3 & 3 & 40.0 $\\pm$ 10.0 \\% (3) &" in saved["LaTeX"]
+    assert "FedAvg \\& co & " in saved["LaTeX"]
+    assert saved["Markdown"].splitlines()[1] == "|" + " --- |" * 11 and "| local\\|alone |" in saved["Markdown"]
+    page.context.close()
 
 
 def test_hostile_names_are_shown_as_words(browser, pages):
