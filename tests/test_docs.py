@@ -129,6 +129,13 @@ def test_the_site_loads_nothing_from_elsewhere():
     assert "iframe-worker.js" in scripts and all((DOCS / script).is_file() for script in scripts)
 
 
+def test_no_page_has_links_that_only_a_servers_root_has():
+    config = pytest.importorskip("mkdocs.config").load_config(str(ROOT / "mkdocs.yml"))
+    assert "404.html" in config.theme.static_templates
+    hooks.on_config(config)
+    assert "404.html" not in config.theme.static_templates
+
+
 # Commands.
 
 

@@ -26,7 +26,8 @@ MARK = re.compile(r"<!-- reference: ([a-z-]+) -->")
 
 
 def on_config(config: "MkDocsConfig") -> None:
-    """Put the pages of the methods into the navigation."""
+    """Put the pages of the methods into the navigation, and leave out 404.html: its links begin at a server's root."""
+    config.theme.static_templates.discard("404.html")
     for pages in _lists(config.nav or []):
         if f"{METHODS}/index.md" in pages:
             pages += [f"{METHODS}/{name}.md" for name in named(Method)]
