@@ -97,8 +97,9 @@ def read_leaf(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     except OSError as error:
         raise RayflError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise RayflError(
-            f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({error}): fetch or make it again"
+            f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({why}): fetch or make it again"
         ) from None
 
 
