@@ -1,4 +1,4 @@
-"""What a command says of an exception: one sentence and an exit code.
+"""One sentence for the user, and an exit code, for every exception of a command.
 
 A `RayflError` is a user's mistake. Any other ValueError is a bug, of rayfl or of somebody's plug-in.
 """
@@ -25,21 +25,21 @@ MISTAKE = 2
 INTERRUPTED = 130
 """A signal ended the run: the shells' code for a command that SIGINT ended."""
 _LONGEST = 300
-"""Letters of an unexpected error that are shown."""
+"""The number of letters shown of an unexpected error."""
 
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """End every exception in one sentence: a user's mistake with exit code 2, everything else with 1.
+    """Print each exception as one sentence and exit: with code 2 after a user's mistake, otherwise with 1.
 
-    If nobody reads the output any more, as under `| head`, the command ends without a word.
+    If nobody reads the output any more, as with `| head`, the command exits silently.
     """
     try:
         yield
         sys.stdout.flush()
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
-    # One handler for all commands: nothing but a sentence reaches the user.
+    # The one handler of all commands: the user sees a sentence and no traceback.
     except Exception as error:  # noqa: BLE001
         if isinstance(error, BrokenPipeError) and reader_has_left():
             discard_output()
@@ -51,7 +51,7 @@ def sentences() -> Iterator[None]:
 
 
 def sentence_and_code(error: Exception) -> tuple[str, int]:
-    """A line for the user, and the command's exit code. Prints the traceback if `RAYFL_TRACEBACK` is set."""
+    """Return a line for the user, and the exit code. Print the traceback if `RAYFL_TRACEBACK` is set."""
     advice = f"; set {TRACEBACK}=1 to see where it comes from"
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
@@ -68,7 +68,7 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
         sentence, code = f"{place} cannot be written: {reason(error)}; name another place", MISTAKE
     elif out_of_memory(error):
         lack = f" ({words})" if words else ""
-        sentence = f"this machine's memory ran out{lack}; make the model or the data smaller, or use a larger one"
+        sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"
     else:
         name = type(error).__name__
         sentence = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}"
@@ -76,5 +76,5 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
 
 
 def one_line(text: str) -> str:
-    """The text with what a terminal does not show written as Python writes it: a line break becomes \\n."""
+    """The text with unprintable characters escaped as in Python: a line break becomes \\n."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

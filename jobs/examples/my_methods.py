@@ -30,7 +30,7 @@ from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 
 class FedNova(FedAvg):
-    """FedAvg's clients and model; the update is normalised by the steps of each client."""
+    """FedAvg in which each client divides its change by |a_i|_1, the norm of its step weights."""
 
     class Hyper(LocalTraining):
         """The settings of local training, whose optimizer must be sgd, with momentum or without."""
