@@ -182,7 +182,7 @@ def _start(memory_mb: int | None, crowded: bool, resume: str | None) -> None:
             words = " ".join(str(error).split())[:300]
             raise ClusterError(
                 f"Ray did not start, nor at a second try ({type(error).__name__}: {words}); no run was started or "
-                "changed: look at memory, disk and rights of /dev/shm and Ray's folder (RAY_TMPDIR, or /tmp/ray), or "
+                "changed: check memory, /dev/shm, and space and rights in Ray's folder (RAY_TMPDIR, or /tmp/ray), or "
                 f"set {ray_internals.PLAIN}=1 if this version of Ray is new, then "
                 + (f"go on with: {resume}" if resume else "run it again")
             ) from error
