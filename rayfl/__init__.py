@@ -1,7 +1,7 @@
 """rayfl: federated-learning experiments as pure functions; `actors` runs them on Ray, `jobs` starts them.
 
 From Python: `rayfl.run`, `rayfl.stream`, `rayfl.resume`, `rayfl.sweep`, `rayfl.load`, `rayfl.Experiment`. Each is
-imported when it is first asked for: importing rayfl alone imports nothing of torch, Ray or the layers above.
+imported when it is first used: importing rayfl alone loads neither torch nor Ray.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ _PLACES = {
     "stream": "jobs.from_python",
     "sweep": "jobs.from_python",
 }
-"""Where what a program asks rayfl for is defined."""
+"""The modules that define the names of `__all__`."""
 
 
 # Any: a function or a class.

@@ -223,7 +223,8 @@ class Classification(Task):
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
-    """ValueError for models with BatchNorm: its running statistics are no parameters, so they are not averaged."""
+    """Raise RayflError for models with BatchNorm: its running statistics are no parameters, so they are not
+    averaged."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             kind = type(layer).__name__

@@ -55,7 +55,7 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of blocks of a file, or of the whole file if it is small. OSError if it cannot be read."""
+    """SHA-256 of blocks of a file, or of the whole file if it is small. Raise OSError if it cannot be read."""
     found, size = hashlib.sha256(), path.stat().st_size
     with open(path, "rb") as file:
         for block in range(_BLOCKS):

@@ -29,7 +29,7 @@ class PerClient(Settings):
     probability: Trait = Field(description="chance of each client to be there in a round")
 
     def check(self, count: int) -> None:
-        """ValueError if it is no probability."""
+        """Raise RayflError if it is no probability."""
         check_trait("availability.probability", self.probability, share=True)
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
@@ -50,7 +50,7 @@ class Diurnal(Settings):
     spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons lie")
 
     def check(self, count: int) -> None:
-        """ValueError if nights are busier than days."""
+        """Raise RayflError if nights are busier than days."""
         if self.low > self.high:
             raise RayflError(f"={self.low} is above high={self.high}; swap them", key=("availability", "low"))
 
@@ -72,7 +72,7 @@ class Trace(Settings):
     repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
 
     def read(self, count: int) -> "TraceLines":
-        """The lines of the file for `count` clients. RayflError for a file that is no trace of them."""
+        """The lines of the file for `count` clients. Raise RayflError for a file that is no trace of them."""
         return TraceLines(read_trace(Path(self.trace), count), self.repeat)
 
 
@@ -104,7 +104,8 @@ def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: 
 
 
 def read_trace(path: Path, count: int) -> np.ndarray:
-    """A trace's lines as int64 [num_lines, 3]: client, first and last round. RayflError if the file is not a trace."""
+    """A trace's lines as int64 [num_lines, 3]: client, first and last round. Raise RayflError if the file is not a
+    trace."""
     try:
         rows = list(csv.reader(read_text(path).splitlines()))
     except (UnicodeDecodeError, csv.Error):

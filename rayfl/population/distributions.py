@@ -60,7 +60,7 @@ def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
 
 # Any: a trait's type is what this function looks at.
 def check_trait(name: str, trait: Any, share: bool = False) -> None:
-    """ValueError for a share that is not in (0, 1], or a speed that is not in SPEEDS."""
+    """Raise RayflError for a share that is not in (0, 1], or a speed that is not in SPEEDS."""
     key = tuple(name.split("."))
     allowed, (least, most) = (
         ("(0, 1]", (np.nextafter(0, 1), 1.0)) if share else ("[{:g}, {:g}]".format(*SPEEDS), SPEEDS)

@@ -33,7 +33,7 @@ class Topology(Choice):
         """Boolean adjacency [num_peers, num_peers] of the round."""
 
     def read(self, num_peers: int) -> "Topology":
-        """The same topology with its file read, if it has one. RayflError if the file cannot be read."""
+        """The same topology with its file read, if it has one. Raise RayflError if the file cannot be read."""
         return self
 
 
@@ -71,7 +71,7 @@ class Grid(Topology):
         return graph
 
     def num_rows(self, num_peers: int) -> int:
-        """Rows of a grid of `num_peers`. RayflError if they do not fill a grid."""
+        """Rows of a grid of `num_peers`. Raise RayflError if they do not fill a grid."""
         if self.rows is not None:
             if num_peers % self.rows:
                 raise RayflError(f"rows={self.rows} does not divide {num_peers} peers; choose a divisor of {num_peers}")
@@ -238,7 +238,8 @@ def mixing_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
 
 
 def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
-    """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. RayflError if the graph is directed."""
+    """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. Raise RayflError if the graph is
+    directed."""
     if not np.array_equal(graph, graph.T):
         raise RayflError(
             "a pair of clients has one weight, and this topology is directed; use a symmetric one, as ring is"

@@ -56,7 +56,7 @@ class Facts:
 
 
 def facts(topology: Topology, num_peers: int, seed: int, rounds: int) -> Facts:
-    """A topology in numbers, with all peers present. RayflError if the graph is impossible."""
+    """A topology in numbers, with all peers present. Raise RayflError if the graph is impossible."""
     looked_at = min(rounds, MOST_ROUNDS) if topology.varying else 1
     graphs = [topology.receives(num_peers, seed, round) for round in range(looked_at)]
     degrees = np.stack([graph.sum(axis=1) for graph in graphs])

@@ -30,12 +30,10 @@ class ArrayFiles(Source):
     name: ClassVar[str] = "arrays"
     path: str = Field(min_length=1, examples=["my_data.npz"], description="an .npz file, or a folder of .npy files")
     kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
-    test_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share that is held out where there is no test split"
-    )
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test split")
 
     def load(self) -> Dataset:
-        """Load the dataset. RayflError if arrays are missing or have wrong values."""
+        """Load the dataset. Raise RayflError if arrays are missing or have wrong values."""
         path = expanded(self.path)
         arrays = _read(path)
         found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
@@ -78,13 +76,13 @@ class Arrays(Source):
         return {"name": name, "digest": digest.hexdigest()[:12], "kind": self.kind, "test_share": self.test_share}
 
     def load(self) -> Dataset:
-        """Make the dataset. RayflError if the arrays have wrong values."""
+        """Make the dataset. Raise RayflError if the arrays have wrong values."""
         arrays = self._arrays()
         return _dataset("arrays", "the array data", arrays, self.test_share, self.kind, list(arrays))
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of `NAMES` that an .npz file or a folder has. RayflError if it cannot be read."""
+    """The arrays of `NAMES` that an .npz file or a folder has. Raise RayflError if it cannot be read."""
     found, file = {}, path
     try:
         if path.is_dir():

@@ -99,7 +99,7 @@ class EMNIST(Downloaded):
 def read_samples(folder: Path, stem: str, advice: str) -> Samples:
     """Images uint8 [n, 1, height, width] and their labels from STEMimages-idx3-ubyte and STEMlabels-idx1-ubyte.
 
-    RayflError if one of the files is missing or wrong.
+    Raise RayflError if one of the files is missing or wrong.
     """
     images_path = find_idx(folder, f"{stem}images-idx3-ubyte", advice)
     labels_path = find_idx(folder, f"{stem}labels-idx1-ubyte", advice)

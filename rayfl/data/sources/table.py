@@ -25,12 +25,12 @@ class Table(Source):
     test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
     labels: str = Field(default="label", description="the column of labels")
     features: tuple[str, ...] = Field(default=(), description="columns of inputs; default: all others of numbers")
-    owners: str | None = Field(default=None, description="the column that says whose a sample is")
+    owners: str | None = Field(default=None, description="the column with the owner of each sample")
     standardise: bool = Field(default=True, description="shift and scale inputs to mean 0 and deviation 1 of train")
-    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test_path")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test_path")
 
     def load(self) -> Dataset:
-        """Load the dataset. RayflError if a file or a column is missing, or if an input is not a number."""
+        """Load the dataset. Raise RayflError if a file or a column is missing, or if an input is not a number."""
         table = read(self.path, "data.path")
         features = self._features(table)
         train = self._rows(table, self.path, features)
@@ -68,7 +68,7 @@ class Table(Source):
 
 
 def read(path: str, key: str) -> pa.Table:
-    """Read a CSV or Parquet file. RayflError if it cannot be read."""
+    """Read a CSV or Parquet file. Raise RayflError if it cannot be read."""
     file = expanded(path)
     if file.suffix not in (".csv", ".parquet"):
         raise RayflError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
@@ -91,7 +91,7 @@ def read(path: str, key: str) -> pa.Table:
 
 
 def _column(table: pa.Table, path: str, name: str) -> np.ndarray:
-    """The numbers or texts of a column. RayflError if the column is missing or lacks values."""
+    """The numbers or texts of a column. Raise RayflError if the column is missing or lacks values."""
     if name not in table.column_names:
         raise RayflError(f"{path} has no column {name!r}: {did_you_mean(name, table.column_names)}")
     column = table[name]
