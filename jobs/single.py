@@ -150,7 +150,7 @@ def _play(
         with _ray(prepared, audience, resume) as pool, opening as folder:
             parent_process.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
-                # On Ray, the coordinator records the machines, and describes a resumed run again.
+                # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
                 recorded = {} if before is None else before.platform
                 machines = platform.with_kind(recorded, prepared.platform) if prepared.inline else None
                 if before is None or prepared.inline:

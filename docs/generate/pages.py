@@ -72,7 +72,7 @@ def facts(method: type[Method]) -> list[str]:
     if method.personalized:
         found.append("Every client ends with a model of its own.")
     if method.own_compression:
-        found.append("It fixes what it sends: `[uplink]` and `[downlink]` may not be set.")
+        found.append("It compresses in its own way: `[uplink]` and `[downlink]` may not be set.")
     if method.uses_graph or issubclass(method, PeerHalf):
         found.append("It takes a graph, the [`[topology]`](../topologies.md) table.")
     if method.splits:

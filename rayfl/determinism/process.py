@@ -111,7 +111,7 @@ def warn_if_late() -> None:
     if "numpy" in sys.modules and above and not prepared:
         warnings.warn(
             "numpy was imported before rayfl was used, so the bits of this process may not be those of `rayfl run`: "
-            "begin with `from rayfl import run, load`, or what is needed of it",
+            "import what you need from rayfl first, as in `from rayfl import run, load`",
             stacklevel=3,
         )
 

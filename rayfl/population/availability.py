@@ -26,10 +26,10 @@ _EVER = 2**62
 class PerClient(Settings):
     """Each client can be reached in a round with its own probability."""
 
-    probability: Trait = Field(description="chance of each client to be there in a round")
+    probability: Trait = Field(description="chance of each client to be available in a round")
 
     def check(self, count: int) -> None:
-        """Raise RayflError if it is no probability."""
+        """Raise RayflError if a value is no probability in (0, 1]."""
         check_trait("availability.probability", self.probability, share=True)
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
@@ -65,7 +65,7 @@ class Trace(Settings):
     """A CSV file with the header `client,first_round,last_round`: a client is available in the rounds of its lines.
 
     Both ends are included; a client without a line is never available. With `repeat` the trace begins again
-    after that number of rounds; without it nobody is there after the last line's end.
+    after that number of rounds; without it no client is available after the last line's end.
     """
 
     trace: str = Field(min_length=1, description="path of the file")
@@ -113,7 +113,7 @@ def read_trace(path: Path, count: int) -> np.ndarray:
     except OSError as error:
         raise RayflError(f"the trace {path} cannot be read ({reason(error)}); give the path of a CSV file") from None
     if not rows or tuple(cell.strip() for cell in rows[0]) != COLUMNS:
-        raise RayflError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; put it there")
+        raise RayflError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; add it")
     lines = [_line(path, number, row, count) for number, row in enumerate(rows[1:], start=2) if row]
     return np.array(lines, dtype=np.int64).reshape(-1, 3)
 
@@ -122,7 +122,9 @@ def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int
     try:
         client, first, last = (int(cell) for cell in row)
     except ValueError:
-        raise RayflError(f"line {number} of the trace {path} is not three whole numbers; write 4,0,9") from None
+        raise RayflError(
+            f"line {number} of the trace {path} is not three whole numbers, such as 4,0,9; correct it"
+        ) from None
     if not 0 <= client < count:
         raise RayflError(
             f"line {number} of the trace {path} names client {client}; clients are 0 to {count - 1} (clients.count)"

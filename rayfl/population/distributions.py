@@ -34,7 +34,7 @@ class Uniform(Settings):
 
 
 class Groups(Settings):
-    """One value a group of clients: groups of every g-th client, or of neighbouring ids, as even as can be."""
+    """One value per group of clients. A group is every g-th client or neighbouring ids; sizes differ by at most 1."""
 
     groups: tuple[float, ...] = Field(min_length=1, description="one value a group")
     order: Literal["in-turn", "blocks"] = Field(

@@ -50,20 +50,21 @@ class Clients(Settings):
     )
     retention_ratio: Trait | None = Field(
         default=None,
-        description="share of the model that a client keeps or sends, r_i; default: what method or uplink say",
+        description="share of the model that a client keeps or sends, r_i; default: set by method or uplink",
     )
     examples_per_s: Trait = Field(default=1000.0, description="training speed, examples a second")
     uplink_mbps: Trait = Field(default=10.0, description="megabits (1e6) a second from the client")
     downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
 
     deadline_s: float | None = Field(
-        default=None, gt=0, description="simulated seconds after which the server hangs up on those who are not back"
+        default=None, gt=0, description="simulated seconds after which the server stops waiting for clients"
     )
     take_first: int | None = Field(
-        default=None, ge=1, description="over-selection: only so many of the selected, the first to finish, are taken"
+        default=None, ge=1, description="over-selection: how many of the selected clients are used, the first to finish"
     )
     work: Literal["full", "capacity"] = Field(
-        default="full", description="capacity: clients slower than the median do as much less, at least one step"
+        default="full",
+        description="capacity: clients slower than the median do proportionally fewer steps, at least one",
     )
 
     @model_validator(mode="after")

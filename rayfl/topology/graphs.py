@@ -171,7 +171,7 @@ class RandomRegular(Topology):
         _check_degree(self.degree, num_peers)
         if self.degree * num_peers % 2:
             raise RayflError(
-                f"degree={self.degree} cannot be that of all {num_peers} peers, as links have two ends; "
+                f"degree={self.degree} is impossible for all {num_peers} peers, because each link has two ends; "
                 "make one of the two numbers even"
             )
         generator = seeding.generator(seed, round, purpose="random regular")
@@ -242,7 +242,8 @@ def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
     directed."""
     if not np.array_equal(graph, graph.T):
         raise RayflError(
-            "a pair of clients has one weight, and this topology is directed; use a symmetric one, as ring is"
+            "this method needs one weight per pair of clients, and the topology is directed; use a symmetric one, such "
+            "as ring"
         )
     weights = graph.astype(np.float64) if rule == "uniform" else mixing_weights(graph, rule)
     np.fill_diagonal(weights, 0.0)
@@ -252,7 +253,7 @@ def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
 def largest_laplacian_eigenvalue(topology: "Topology", num_peers: int, seed: int) -> float:
     """The largest eigenvalue of D - A of a topology's `link_weights`, with D the sums of the rows of A.
 
-    Of graphs that vary the bound 2 max_k sum_l a_kl, as that of one round says nothing about the next.
+    For graphs that vary, the bound 2 max_k sum_l a_kl: the eigenvalue of one round says nothing about the next.
     """
     weights = link_weights(topology.receives(num_peers, seed, 0), topology.weights)
     degrees = weights.sum(axis=1)
