@@ -125,7 +125,9 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
             f"char-lstm or mean-embedding{cure}"
         )
     if dataset.kind != "text" and embedded:
-        raise RayflError(f"model {model!r} takes tokens, and dataset {dataset.name!r} has none; choose another model")
+        raise RayflError(
+            f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose a model for numbers"
+        )
     if embedded and min(embedded) < dataset.num_tokens:
         raise RayflError(
             f"model {model!r} embeds {min(embedded)} tokens, and dataset {dataset.name!r} has {dataset.num_tokens}; "

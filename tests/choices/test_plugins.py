@@ -158,7 +158,7 @@ def test_hyper_parameters_of_a_file_are_listed(home: Path) -> None:
     [
         ("else/where.py:Halved", METHOD, ["mine/else/where.py", "Python"]),
         ("mine2.py:Halved", METHOD, ["mine/mine2.py", "mine/mine.py"]),
-        ("mine.py:Halved", "x = 1\nx = = 2\n", ["mine/mine.py:2", "no Python"]),
+        ("mine.py:Halved", "x = 1\nx = = 2\n", ["mine/mine.py:2", "Python"]),
         (
             "mine.py:Halved",
             "def f():\n    return 1 / 0\n\nf()\n",

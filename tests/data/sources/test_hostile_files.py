@@ -55,7 +55,7 @@ def test_an_image_bomb_and_what_is_no_image(tmp_path: Path, content: bytes, name
 def test_a_pipe_among_the_images(tmp_path: Path):
     (tmp_path / "cat").mkdir()
     os.mkfifo(tmp_path / "cat" / "a.png")
-    with refused(names=["a.png", "pipe", "mend"]):
+    with refused(names=["a.png", "pipe", "remove"]):
         load("image-folder", path=str(tmp_path))
 
 
