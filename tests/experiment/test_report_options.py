@@ -98,5 +98,5 @@ def test_a_sweep_refuses_what_cannot_be_tuned_before_it_runs(tmp_path):
     file = tmp_path / "small.toml"
     file.write_text(SWEEP)
     result = rayfl("sweep", file, "--dir", tmp_path / "all", "--best-over", "lr")
-    assert result.exit_code == 2 and "the best over 'lr' is asked for" in result.stderr
+    assert result.exit_code == 2 and "'lr'" in result.stderr
     assert not (tmp_path / "all").exists()

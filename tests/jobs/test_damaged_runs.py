@@ -164,7 +164,8 @@ def test_records_that_lost_rows_are_not_gone_on_with(runs: Path, tmp_path: Path,
     home = shutil.copytree(runs / "cut", tmp_path / "sweep")
     half(home / ONE / "records" / "metrics.arrows")
     assert rayfl("resume", home / ONE).exit_code == 0
-    assert logged(caplog) == ["the records before checkpoint 00000004 are not all there; the one before it is used"]
+    (notice,) = logged(caplog)
+    assert "records" in notice and "checkpoint 00000004" in notice
     assert_same_run(shutil.copytree(runs / "done" / ONE, tmp_path / "whole"), home / ONE)
 
 

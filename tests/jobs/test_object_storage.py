@@ -158,7 +158,7 @@ def test_a_bucket_that_vanishes_costs_nothing(
     monkeypatch.setattr(Recorder, "round", record)
     here = Path("runs/fedpse").absolute()
     assert result.exit_code == 1 and result.stderr.count("\n") == 1, result.output
-    assert "NO_SUCH_BUCKET" in result.stderr and f"copy them there with: rayfl resume {here}" in result.stderr
+    assert "NO_SUCH_BUCKET" in result.stderr and f"rayfl resume {here}" in result.stderr
     said = [line for line in logged(caplog) if url in line]
     assert len(said) == 1 and f"the run goes on in {here}" in said[0]
     assert_same(undisturbed, here, tmp_path)

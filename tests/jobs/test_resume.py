@@ -187,8 +187,8 @@ def test_rounds_that_follow_their_number_are_not_made_more(tmp_path: Path, given
     before = contents(directory)
     result = resume(directory, "--rounds", str(rounds))
     assert result.exit_code == 2 and contents(directory) == before
-    why = f"as method {chosen.method.name!r} follows the number of rounds, which was 3; start a new run"
-    assert result.stderr == f"rayfl: rounds={rounds} would have changed the rounds so far, {why}\n"
+    facts = (f"rounds={rounds}", f"method {chosen.method.name!r}", "which was 3", "start a new run")
+    assert all(fact in result.stderr for fact in facts)
 
 
 def test_a_cosine_of_a_length_of_its_own_may_get_more_rounds(tmp_path: Path):
@@ -236,7 +236,7 @@ def test_a_run_that_goes_on_cannot_be_resumed_and_keeps_its_experiment(finished:
     before = contents(directory)
     with locked(directory):
         result = resume(directory, "--rounds", "6")
-    assert result.exit_code == 2 and "is being written by a run that goes on" in result.stderr
+    assert result.exit_code == 2 and f"writing to {directory}" in result.stderr
     assert contents(directory) == before
 
 

@@ -30,7 +30,7 @@ def test_pipes_devices_and_folders_are_not_opened(tmp_path):
 
 def test_a_link_to_nothing_a_large_file_and_a_null_character_are_named(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "Gone")
-    assert refusal(tmp_path / "link") == f"it is a link to {tmp_path / 'Gone'}, which is not there"
+    assert refusal(tmp_path / "link") == f"it is a link to {tmp_path / 'Gone'}, which does not exist"
     assert refusal(tmp_path / "none") == "no such file or directory"
     assert refusal(Path("a\0b")) == "its name holds a null character"
     with (tmp_path / "large").open("wb") as file:

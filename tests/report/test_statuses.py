@@ -34,7 +34,7 @@ def test_one_run_has_a_row_a_status(tmp_path: Path):
         "rows": [
             ("delivered", ["5", "62.5 %", "its update arrived"]),
             ("upload lost", ["1", "12.5 %", "its update was sent and never arrived"]),
-            ("late", ["2", "25.0 %", "it was not back by the deadline"]),
+            ("late", ["2", "25.0 %", "it had not finished by the deadline"]),
         ],
     }
 
@@ -59,6 +59,6 @@ def test_the_page_says_who_took_part(tmp_path: Path):
     one = group(tmp_path / "one", ("delivered", "late"))
     html = report([one.runs[0].directory], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Who took part" in html
-    assert "it was not back by the deadline" in html
+    assert "it had not finished by the deadline" in html
     calm = group(tmp_path / "calm", ("delivered", "delivered"))
     assert "Who took part" not in report([calm.runs[0].directory], tmp_path / "calm.html").read_text(encoding="utf-8")

@@ -110,7 +110,7 @@ def test_a_setting_that_no_run_has_is_refused(tmp_path):
     for name, words in (("method.lrr", "did you mean 'method.lr'?"), ("seed", "known are: method.lr, method.name")):
         with pytest.raises(RayflError) as caught:
             require_settings(experiments, [name])
-        assert str(caught.value) == f"the best over {name!r} is asked for, which no run sets: {words}"
+        assert repr(name) in str(caught.value) and words in str(caught.value)
 
 
 def test_runs_without_any_value_keep_their_place(tmp_path):

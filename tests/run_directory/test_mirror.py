@@ -272,7 +272,7 @@ def test_what_cannot_be_copied_at_the_end_is_said_and_kept(
     monkeypatch.setattr(Storage, "put", refuse)
     directory = shutil.copytree(unfinished, tmp_path / "run")
     with (
-        pytest.raises(DiskError, match=rf"copy them there with: rayfl resume {directory}$"),
+        pytest.raises(DiskError, match=rf"rayfl resume {directory}$"),
         Mirror(directory, Storage(URL)),
     ):
         pass

@@ -235,7 +235,7 @@ def test_records_of_an_earlier_run_are_not_appended_to(tmp_path):
 def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     directory = described(tmp_path / "run")
     save_model(directory, "global", [{"w": torch.ones(1)}])
-    with pytest.raises(RayflError, match=r"is not empty: .*--overwrite"):
+    with pytest.raises(RayflError, match=r"holds a run: .*--overwrite"):
         create_run_directory(directory)
     assert (directory / "models" / "global.safetensors").exists()
     # Left by a kill while the report was written.
@@ -250,7 +250,7 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     ):
         create_run_directory(directory, overwrite=True)
     (directory / "experiment.json").write_text("{}")
-    with pytest.raises(RayflError, match=r"run/thesis.tex was written by no run: move it away"):
+    with pytest.raises(RayflError, match=r"run/thesis.tex is not a file of a run: move it away"):
         create_run_directory(directory, overwrite=True)
     assert (directory / "thesis.tex").read_text() == "years of work"
     with pytest.raises(RayflError, match=r"thesis.tex is a file: name a directory"):
@@ -282,7 +282,7 @@ def test_a_file_that_no_run_wrote_keeps_a_run_from_being_overwritten(tmp_path, n
     else:
         path.write_text("mine")
     before = sorted(directory.rglob("*"))
-    with pytest.raises(RayflError, match=f"{path} was written by no run: move it away") as raised:
+    with pytest.raises(RayflError, match=f"{path} is not a file of a run: move it away") as raised:
         create_run_directory(directory, overwrite=True)
     assert "\n" not in str(raised.value) and sorted(directory.rglob("*")) == before
 
@@ -372,7 +372,7 @@ def test_json_of_a_stranger_ends_in_a_sentence(tmp_path, text, words):
 def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
     directory = described(tmp_path / "run")
     with Recorder(directory) as recorder:
-        with pytest.raises(RayflError, match="is being written by a run that goes on; wait for it or end it"):
+        with pytest.raises(RayflError, match="another process is writing to .*; wait"):
             create_run_directory(directory, overwrite=True)
         recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
     assert read_run(directory).finished and len(read_run(directory).rounds) == 1
@@ -386,7 +386,7 @@ def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypa
 
     def late(path, table):
         if path.name.startswith(name):
-            with pytest.raises(RayflError, match="is being written by a run that goes on"):
+            with pytest.raises(RayflError, match="another process is writing to"):
                 going_on(directory, 0)
             refused.append(path)
         write_table(path, table)
@@ -398,7 +398,7 @@ def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypa
 
 
 def test_a_directory_that_is_no_run_or_cannot_be_read_gets_a_sentence(tmp_path):
-    with pytest.raises(RayflError, match=r"is no run directory \(it has no experiment.json\)"):
+    with pytest.raises(RayflError, match=r"is no run directory \(experiment.json is missing"):
         read_run(tmp_path)
     directory = described(tmp_path / "run")
     (directory / "platform.json").write_text("{torn")
@@ -443,6 +443,6 @@ def test_two_runs_do_not_write_into_one_directory(tmp_path: Path):
     with Recorder(tmp_path):
         (tmp_path / "experiment.json").write_text("{}")
         (tmp_path / "platform.json").write_text("{}")
-        with pytest.raises(RayflError, match="is being written by a run that goes on"):
+        with pytest.raises(RayflError, match="another process is writing to"):
             going_on(tmp_path, -1)
     going_on(tmp_path, -1).stop()

@@ -134,7 +134,7 @@ def test_labels_without_class_0_get_a_notice(caplog: pytest.LogCaptureFixture):
     assert Arrays(VECTORS, LABELS % 3 + 1).load().num_classes == 4
     assert Arrays(VECTORS, LABELS % 3 + 1).load().num_classes == 4
     (notice,) = caplog.messages
-    assert "has no sample of class 0" in notice and "its least is 1, and models get 4 outputs" in notice
+    assert all(fact in notice for fact in ("class 0", "label is 1", "4 outputs"))
     Arrays(VECTORS, LABELS % 3).load()
     assert len(caplog.messages) == 1
 

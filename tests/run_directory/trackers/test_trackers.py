@@ -137,7 +137,7 @@ def test_a_file_of_the_users_among_them_is_not_removed(tmp_path: Path, place: st
     play(directory, range(1), names=("mlflow",))
     (directory / place).parent.mkdir(exist_ok=True)
     (directory / place).write_text("mine")
-    with pytest.raises(RayflError, match=r"was written by no run: move it away"):
+    with pytest.raises(RayflError, match=r"is not a file of a run: move it away"):
         create_run_directory(directory, overwrite=True)
     (directory / place).unlink()
     create_run_directory(directory, overwrite=True)
@@ -238,10 +238,8 @@ def test_a_tracker_that_fails_is_left_aside_with_one_notice_and_the_run_goes_on(
     directory = described(tmp_path / "run")
     with_failing(monkeypatch, refusing if calls is None else lambda: Failing(calls, sent))
     play(directory, range(3), names=("mlflow", "tensorboard"))
-    assert logged(caplog) == [
-        "tracker mlflow has failed and is left aside (ConnectionError: the server is away); the run goes on, its "
-        "records have everything, and rayfl resume sends what the tracker lacks"
-    ]
+    (notice,) = logged(caplog)
+    assert all(fact in notice for fact in ("tracker mlflow", "ConnectionError: the server is away", "rayfl resume"))
     assert sent == list(range(calls or 0))
     assert [step for step, _ in points("tensorboard", directory, "pooled/accuracy")] == [0, 1, 2]
 
