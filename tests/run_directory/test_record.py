@@ -372,7 +372,7 @@ def test_json_of_a_stranger_ends_in_a_sentence(tmp_path, text, words):
 def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
     directory = described(tmp_path / "run")
     with Recorder(directory) as recorder:
-        with pytest.raises(RayflError, match="another process is writing to .*; wait"):
+        with pytest.raises(RayflError, match=r"another process is writing to .*; wait"):
             create_run_directory(directory, overwrite=True)
         recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
     assert read_run(directory).finished and len(read_run(directory).rounds) == 1
