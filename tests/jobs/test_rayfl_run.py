@@ -266,7 +266,7 @@ def test_a_sweep_of_what_has_no_name_is_run_once_and_in_this_process(tmp_path: P
         ("run", (4,), {}, "4 is no experiment: give the path of a file, an Experiment, or keywords"),
         ("run", ("absent.toml",), {}, "there is no file absent.toml; give the path of an experiment's TOML file"),
         ("run", ("demoo",), {}, "there is no file demoo and no experiment of that name: did you mean 'demo'?"),
-        ("run", (), {"sweep": {"seed": [1]}}, "rayfl.sweep"),
+        ("run", (), {"sweep": {"seed": [1]}}, "this experiment has swept settings"),
         ("stream", (), {"rounds": 0}, None),
         ("sweep", (), {}, 'nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run'),
         ("sweep", (), {"sweep": {"seed": 3}}, None),
