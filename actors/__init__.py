@@ -7,5 +7,5 @@ from rayfl.determinism.process import prepare_process
 
 prepare_process()
 prepare_plain_ray()
-# As it is imported in a notebook, Ray recommends a package that rayfl does without.
+# When it is imported in a notebook, Ray recommends a package that rayfl does not need.
 logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)

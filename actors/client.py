@@ -1,4 +1,4 @@
-"""ClientActor: the Ray actor in which clients run. Between calls it has the setup, and no client's state."""
+"""ClientActor: the Ray actor in which clients run. Between calls it keeps the setup, but no client's state."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class ClientActor(OwnPackages):
             if not torch.cuda.is_available():
                 node = ray.util.get_node_ip_address()
                 raise RayflError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
-            # Ray only counts the shares of a GPU; it does not limit anyone's memory.
+            # Ray only counts the shares of a GPU; it does not limit memory.
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(tensor_fraction(self.gpu_share, total))
         fix(self.worker.setup.threads, device, self.worker.setup.precision)

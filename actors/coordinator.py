@@ -62,7 +62,7 @@ class RunSpec:
     driver: Platform = field(default_factory=dict)
     description: KeptFiles | None = None
     trackers: tuple[TrackerName, ...] = ()
-    # Keys of accounts may be in it.
+    # Not shown, because it may contain keys of accounts.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -198,9 +198,9 @@ class Coordinator(OwnPackages):
 
 
 def _describe(spec: RunSpec, platform: Platform, first: bool) -> None:
-    """Write the actors' platform into the run directory, the first time with the rest of the description.
+    """Write the actors' platform into the run directory; if `first`, also the rest of the description.
 
-    Raise DiskError if the disk refuses.
+    Raise DiskError if they cannot be written.
     """
     found = platform
     if spec.driver:

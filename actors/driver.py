@@ -1,6 +1,6 @@
 """A run from the driver's side: start a coordinator, follow it to the end, and start another one if it dies.
 
-No signature of a public function here has one of Ray's types, so that jobs need not know Ray.
+The signatures of public functions here have no types of Ray, so that jobs need not import Ray.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Listener:
     """The functions that the driver calls during a run.
 
     `on_round`: with every round's row and means. `on_wave`: about once a second, with the progress of the round.
-    `on_stop`: when a first signal comes. `stopping`: after every round; if it is true, the run ends as by a signal.
+    `on_stop`: when a first signal comes. `stopping`: after every round; if it is true, the run ends as after a signal.
     """
 
     on_round: OnRound = lambda row, means: None
@@ -184,7 +184,7 @@ def final_error(error: RayTaskError, resume: str) -> BaseException:
             return ClusterError(f"{cause}; then go on with: {resume}")
         case _ if out_of_memory(cause) and not isinstance(cause, ClientError | ClusterError):
             failure = "the coordinator ran out of memory"
-            advice = "; use a machine with more, or fewer actors (runtime.actors)"
+            advice = "; use a machine with more memory, or fewer actors (runtime.actors)"
         case _:
             return cause
     return ClusterError(f"{failure} ({error_text(cause)}){advice}; then go on with: {resume}")

@@ -1,8 +1,8 @@
 """A fork server: a process that loads once the modules that workers need, torch above all, and forks the workers of a
 Ray that rayfl starts.
 
-A worker that starts from nothing takes two seconds of a core to import its modules, and memory of its own for them. A
-forked one starts in milliseconds and shares the memory, also one that replaces a worker which died.
+A new process takes two seconds of a core to import these modules, and memory of its own for them. A fork starts in
+milliseconds and shares that memory. The replacement of a worker that died is a fork, too.
 
 Ray starts actors/forked_worker.py in place of its own worker, and that program asks this process for a fork. This
 process computes nothing and has one thread, so a fork computes as a new process does: `prepare_process` is called
@@ -66,7 +66,7 @@ _OUT_OF_MEMORY_SCORE = "1000"
 
 
 class ForkServer:
-    """A fork server that is starting. `end` ends it, and so does the end of this process; its workers live on.
+    """The process of a fork server. It ends with `end`, or when this process ends; its workers live on.
 
     Raise OSError if this machine cannot have one.
     """

@@ -1,8 +1,8 @@
 """The program that Ray starts as a worker if there is a fork server (actors/fork_server.py): it asks the server for a
 worker with its own arguments, environment and streams, and ends.
 
-If the server is gone, it becomes the worker that Ray would have started. It imports the standard library alone, because
-it is to end within milliseconds.
+If the server is gone, this program becomes the worker that Ray would have started. It imports only the standard
+library, so that it ends within milliseconds.
 """
 
 import json
@@ -24,7 +24,7 @@ LENGTH_BYTES = 8
 
 def ask(server: str) -> bool:
     """Whether the server has made a worker in place of this process."""
-    # Blocked signals stay blocked in Ray's workers: an interrupt at the terminal is the driver's.
+    # Blocked signals stay blocked in Ray's workers: an interrupt at the terminal is for the driver.
     blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
     request = {
         "words": [os.environ[USUAL_WORKER], *sys.argv[1:]],

@@ -13,10 +13,10 @@ LIMIT_BYTES = 100 * 1024
 """Ray's own limit, `max_direct_call_object_size`."""
 
 LOW_LIMIT_BYTES = 8192
-"""A limit with which states go to the object store while small results do not."""
+"""A lower limit, above which most states, but no small results, go to the object store."""
 
 _OVERHEAD = 1.6
-"""The memory that such a state takes, as a multiple of its bytes; measured as above."""
+"""The memory of such a state in the coordinator, as a multiple of its bytes; from the measurement above."""
 
 ADVICE = (
     "the states of all clients would fill much of this machine's memory, because Ray keeps states this small in the "

@@ -1,7 +1,7 @@
 """The policy for kinds of machine: which ones may compute a run together.
 
-Those that compute the same bits may, or all of them if the run is mixed. The policy knows no Ray; actors/pool.py
-applies it.
+Those that compute the same bits may, or all of them if the run is mixed. This file does not use Ray; actors/pool.py
+applies the policy.
 """
 
 from collections.abc import Sequence
@@ -48,17 +48,17 @@ class Kinds:
                 return Verdict(True)
             return Verdict(
                 True,
-                f"node {address} works too, as runtime.mixed is set, though the run has {listed(unlike)}: its bits "
-                "depend on who does what",
+                f"node {address} works too, because runtime.mixed is set, although the run has {listed(unlike)}: the "
+                "results depend on which node does what",
             )
         self._differences = unlike
-        return Verdict(False, f"node {address} is left aside, because the run has {listed(unlike)}")
+        return Verdict(False, f"node {address} is not used, because the run has {listed(unlike)}")
 
     def none_left(self) -> str:
         """The error for a run if no node is left that computes the same bits; "" if no node was excluded."""
         if not self._differences:
             return ""
         return (
-            f"no node is left that computes as the run did: it has {listed(self._differences)}; go on with nodes like "
-            f"those: {self._resume}, or with bits that depend on who does what: {self._resume} runtime.mixed=true"
+            f"no node is left that computes the same bits: the run has {listed(self._differences)}; go on with nodes "
+            f"like those: {self._resume}, or accept other bits: {self._resume} runtime.mixed=true"
         )

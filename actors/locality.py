@@ -1,4 +1,4 @@
-"""Locality: a free actor takes a job whose inputs are on its node if there is one, otherwise another. No actor waits.
+"""Locality: a free actor takes a job whose inputs are on its node; if there is none, any other job. No actor waits.
 
 A client's state is stored on the node where its last call ran. The coordinator owns the state, so it knows that node.
 Objects below Ray's limit for the object store are in the coordinator itself and count for no node.
@@ -70,8 +70,8 @@ class WaitingJobs:
         return not any(queue for home, queue in self._queues.items() if home is not None)
 
     def take(self, node: str) -> int:
-        """Take the next job for an actor on this node: one whose home it is; if there is none, one without a home; then
-        one of the home with the most jobs."""
+        """Take the next job for an actor on this node: a job at home here, else one without a home, else one of the
+        home with the most jobs."""
         if self.at_home(node):
             return self._queues[node].popleft()
         if self._queues.get(None):

@@ -8,12 +8,12 @@ _FOLDER = ("runtime_resources", "working_dir_files")
 
 
 def warning(directory: Path) -> str | None:
-    """The sentence for the user whose results are in `directory`; None if they stay."""
+    """A warning for the user if Ray will delete `directory`; None if it will not."""
     parts = Path(os.path.realpath(directory)).parts
     if not any(parts[place : place + 2] == _FOLDER for place in range(len(parts))):
         return None
     return (
         f"{directory} lies in the copy of the working directory that Ray unpacked for this job, which is deleted with "
-        "the cluster or before: to keep results, give --output or output.directory an absolute path on storage that "
-        "stays, or copy them from there before"
+        "the cluster or earlier: to keep results, give --output or output.directory an absolute path on permanent "
+        "storage, or copy them before that"
     )

@@ -36,14 +36,14 @@ _reported: dict[str, Any] = {}
 
 
 def leave_sentence(sentence: str) -> None:
-    """Write the sentence of a command that fails to the file that its caller named, if it did."""
+    """Write the error of a failed command to the file that RAYFL_ERROR_FILE names, if it is set."""
     if path := os.environ.get(ERROR_FILE):
         Path(path).write_text(sentence, encoding="utf-8")
 
 
 # Any: what JSON holds.
 def report(**facts: Any) -> None:
-    """Tell the parent what its sentence needs; without a parent nothing is done.
+    """Tell the parent what it needs for an error message. Do nothing if there is no parent.
 
     `run`: the run directory, which can be resumed once its experiment is written. `cluster`: the address of a cluster
     that was joined. `processes`: the names and ids of the processes that Ray cannot do without. `again`: what to do if
@@ -109,7 +109,7 @@ def _hide_other_lines() -> None:
     if sys.stderr is None or os.environ.get(TRACEBACK):
         return
     settings: dict[str, Any] = {"buffering": 1, "encoding": sys.stderr.encoding, "errors": "backslashreplace"}
-    # Open as long as the process.
+    # Stays open until the process ends.
     sys.stderr = sys.__stderr__ = open(os.dup(2), "w", **settings)  # noqa: SIM115
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 

@@ -38,7 +38,7 @@ class Node:
         return all(_allows(condition, self.labels.get(key)) for key, condition in selector.items())
 
     def holds(self, num_cpus: float, num_gpus: float) -> int:
-        """The number of actors of this size that fit on the node. A share below 1 is of one GPU."""
+        """The number of actors of this size that fit on the node. A share below 1 is a part of one GPU."""
         by_cpu = _steps(self.cpus) // _steps(num_cpus) if num_cpus else sys.maxsize
         if num_gpus == 0:
             return by_cpu
@@ -150,8 +150,8 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
     if not waits and fitting < (1 if joined else wanted):
         raise RayflError(
             f"runtime.actors={wanted} with num_cpus={placement.num_cpus:g} and num_gpus={runtime.num_gpus:g} each do "
-            f"not fit: the cluster holds {fitting} of them ({_listed(chosen)}); ask for fewer actors or for less an "
-            "actor"
+            f"not fit: the cluster holds {fitting} of them ({_listed(chosen)}); ask for fewer actors, "
+            "or for less per actor"
         )
     return replace(placement, notices=tuple(_notices(placement, runtime, fitting, most_calls)))
 
@@ -165,10 +165,10 @@ def require_room_here(runtime: Runtime) -> None:
 def share(
     runtime: Runtime, parallel: int, most_calls: int = sys.maxsize, nodes: Sequence[Node] | None = None
 ) -> Runtime:
-    """The runtime of each of `parallel` runs at once, with which the actors of all fit. `nodes`: as in `place`.
+    """The runtime settings for each of `parallel` simultaneous runs, whose actors all fit. `nodes`: as in `place`.
 
     Raise RayflError if they do not fit. If the experiment does not set the number of actors, the runs share all the
-    room. A single run is left to `place`.
+    room. A single run keeps its settings.
     """
     nodes = living_nodes() if nodes is None else nodes
     if parallel == 1:
@@ -215,7 +215,7 @@ def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
         cpus = f" and runtime.num_cpus={runtime.num_cpus:g}" if runtime.num_cpus else ""
         raise RayflError(
             f"no node{f' with {asked}' if asked else ''} holds a client actor with runtime.num_gpus="
-            f"{runtime.num_gpus:g}{cpus} ({_listed(chosen)}); ask for less an actor, or start a node that has more"
+            f"{runtime.num_gpus:g}{cpus} ({_listed(chosen)}); ask for less per actor, or start a larger node"
             + (", or compute without GPUs: runtime.num_gpus=0 and runtime.device='cpu'" if runtime.num_gpus else "")
         )
     return chosen
@@ -268,7 +268,7 @@ def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: i
     if placement.most is not None and not fitting:
         found.append(
             f"the cluster has no node for client actors yet; waiting for one, at most runtime.start_timeout_s="
-            f"{runtime.start_timeout_s:g}: {wanted} actors with {placement.size} each are asked for, which an "
+            f"{runtime.start_timeout_s:g}: rayfl asks for {wanted} actors with {placement.size} each, which an "
             "autoscaler sees"
         )
     elif fitting < wanted:

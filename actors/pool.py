@@ -1,7 +1,7 @@
 """ActorPool: the client actors of a run. It starts them, admits those that are ready, and replaces those that die.
 
 `max_restarts` and `max_task_retries` stay 0. With them, Ray would send a call again to the restarted actor alone, which
-may wait for room for ever while other actors are free, and would run it on a node whose arithmetic nobody has checked.
+may wait for room for ever while other actors are free, and might run it on a node that computes other bits.
 """
 
 import logging
@@ -59,7 +59,7 @@ class ActorPool:
     ) -> None:
         """Start the actors.
 
-        Raise ClusterError if none is ready in time; RayflError if they cannot work. `kinds` decides which machines
+        Raise ClusterError if none is ready in time, RayflError if they cannot work. `kinds` decides which machines
         work; `on_platform` is called with their description whenever it changes; `on_loss` with the cause of a loss.
         """
         self.placement, self.on_loss = placement, on_loss
@@ -79,7 +79,7 @@ class ActorPool:
             raise
 
     def _open(self) -> None:
-        """Start the actors, and wait until all for which there is room are ready, or some are and the others late."""
+        """Start the actors. Wait until all that have room are ready, or until some are ready and the others late."""
         size = self.placement
         awaited = size.num_actors if size.most is None else max(1, min(size.num_actors, self._room()))
         self.start(size.num_actors)
@@ -87,7 +87,7 @@ class ActorPool:
             while self._starting and len(self.ready) < awaited and not (self.ready and self._overdue):
                 self.wait([])
             if self._starting and len(self.ready) < awaited:
-                log.warning("%s; going on with these, and with the others when there is room", self._progress())
+                log.warning("%s; the run starts with these, and the others join when there is room", self._progress())
             self._kinds.lead([joined.platform for joined in self.ready.values()])
             for actor in [*self.ready]:
                 self._judge(actor)
@@ -267,5 +267,5 @@ class ActorPool:
         """The sentence for a run of which no actor was ready in time."""
         advice = "other work may hold the cluster's resources: ask for fewer actors or raise"
         if not self._room():
-            advice = "no node has room for one: start workers, or wait longer for an autoscaler's; raise"
+            advice = "no node has room for one: start more nodes, or, if an autoscaler starts them, raise"
         return f"{self._progress()}; {advice} runtime.start_timeout_s"

@@ -1,4 +1,4 @@
-"""RayExecutor: jobs on a pool of client actors. If an actor dies or runs out of memory, its call is sent again.
+"""RayExecutor does jobs on a pool of client actors. If an actor dies or runs out of memory, its call is sent again.
 
 A job goes to any free actor, with one call in flight per actor. The coordinator owns the objects that a call returns,
 so the death of an actor loses only the call on which it was working.
@@ -73,7 +73,7 @@ class PendingCalls:
         self.waiting = WaitingJobs([one.home(self.nodes) for one in self.inputs])
 
     def fail(self, index: int, error: BaseException) -> None:
-        """Note a job's error. No later job is sent, as a single worker would not have reached it."""
+        """Note a job's error. No later job is sent, because a single worker would not have reached it."""
         self.failed[index] = error
         self.waiting.keep_before(min(self.failed))
 
@@ -150,9 +150,9 @@ class RayExecutor:
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs.
 
-        Raise ClientError if a client's own code fails, or if a call loses its actor too often. After an error no later
-        job is sent, and of several errors the one of the first job is raised, as a single worker would have met that
-        one. LostObjects if a job's inputs or outputs were lost with a node.
+        Raise ClientError if a client's own code fails, or if a call loses its actor too often; LostObjects if a job's
+        inputs or outputs were lost with a node. After an error no later job is sent. If several jobs fail, the error of
+        the first of them is raised, as with a single worker.
         """
         self.pool.grow()
         pending = self._pending(shared, jobs)

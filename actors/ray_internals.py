@@ -1,4 +1,4 @@
-"""Every private part of Ray that rayfl uses. The other files use Ray's public API alone.
+"""Every private part of Ray that rayfl uses. The other files use only Ray's public API.
 
 Each part is looked up when it is needed. If this version of Ray lacks it, or if RAYFL_PLAIN_RAY=1 is set, rayfl
 does without it; the docstrings here say what that costs. No part changes a number of a run.
@@ -129,7 +129,7 @@ def read_token_again() -> None:
 
     Without it, Ray keeps the mode that it read as it was loaded, and the token that it used first.
     """
-    # The mode first: while Ray takes it for "token", it must find one.
+    # The mode first: as long as it is "token", Ray must find a token.
     if (initialize := _value(TOKEN_MODE)) is not None:
         initialize("")
     if (loader := _value(TOKEN)) is not None:
@@ -146,7 +146,7 @@ def token_headers() -> Mapping[str, str] | None:
 
 
 def loopback() -> AbstractContextManager[None]:
-    """Ray takes 127.0.0.1 for a node's address inside, and for that of a cluster to join.
+    """Context manager: Ray accepts 127.0.0.1 as the address of a node, and of a cluster to join.
 
     Otherwise Ray replaces it by the machine's address, at which other machines reach its processes; a token still
     keeps them out.
@@ -155,13 +155,13 @@ def loopback() -> AbstractContextManager[None]:
 
 
 def running_head() -> str | None:
-    """The address of the Ray that runs on this machine; None if there is none, or if nobody can tell."""
+    """The address of the Ray that runs on this machine; None if there is none, or if that is unknown."""
     find_head = _value(RUNNING_HEAD)
     return find_head("auto") if find_head else None
 
 
 def published_lines_logged() -> AbstractContextManager[None]:
-    """Log the lines that Ray's processes publish, such as the last ones of a raylet's log, for debugging alone.
+    """Context manager: log the lines that Ray's processes publish, such as the last ones of a raylet's log, as DEBUG.
 
     Otherwise Ray prints them to stdout, also with log_to_driver=False.
     """
@@ -202,9 +202,10 @@ def shut_down() -> None:
 
 # Any: Ray's own settings.
 def system_config(**settings: Any) -> dict[str, Any]:
-    """The argument of ray.init with settings that have no public name; without it, Ray has its defaults.
+    """The argument of ray.init with settings that have no public name; {} if this Ray does not take it.
 
-    Then a run on a small machine takes more memory, and a worker that dies as it starts is noticed later.
+    With Ray's defaults, a run on a small machine takes more memory, and a worker that dies as it starts is noticed
+    later.
     """
     import ray
 
@@ -267,7 +268,7 @@ def _choose_ports(node: Any) -> None:
     persist = _value(PORTS)
     for name, port in zip(_AGENT_PORTS, free_ports(len(_AGENT_PORTS)) if persist else (), strict=False):
         setattr(node._ray_params, name, port)
-        # Where an agent would write which port it has chosen.
+        # An agent records the port that it has chosen in this way.
         persist(node._session_dir, node._node_id, name, port)
 
 
@@ -285,7 +286,7 @@ def _put_agents_last(raylet: int) -> None:
 def free_ports(length: int) -> list[int]:
     """Find `length` consecutive free ports below the range that the kernel gives to connections; [] if there are none.
 
-    Each call returns others, also in a process that asks at the same time.
+    Calls return different ports, also in processes that ask at the same time.
     """
     try:
         groups = (int(_LOCAL_PORTS.read_text().split()[0]) - _FIRST_PORT) // length

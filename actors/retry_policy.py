@@ -1,7 +1,7 @@
 """The policy for losses: whether to try again or give up, and the sentence that says so.
 
-It knows no Ray. It is applied to calls by actors/ray_executor.py, to actors that are starting by actors/pool.py, to
-objects by actors/coordinator.py, and to coordinators by actors/driver.py.
+This file does not use Ray. The policy is applied to calls by actors/ray_executor.py, to actors that are starting by
+actors/pool.py, to objects by actors/coordinator.py, and to coordinators by actors/driver.py.
 """
 
 import logging

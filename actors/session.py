@@ -1,6 +1,6 @@
 """A Ray session: the local Ray that rayfl starts for its runs, or the cluster that it joins.
 
-No signature here has one of Ray's types, so that jobs need not know Ray.
+No signature here has a type of Ray, so that jobs need not import Ray.
 """
 
 import os
@@ -58,7 +58,7 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
 
 
 def opening(runtime: Runtime) -> str:
-    """Say what `session` does first."""
+    """What `session` does first, in words for the user."""
     if ray.is_initialized():
         return "starting client actors"
     return f"joining the Ray cluster at {runtime.cluster}" if runtime.cluster else "starting Ray"

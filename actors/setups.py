@@ -1,4 +1,4 @@
-"""The setup in the object store. The data that nodes map from files, their own or shared, are left out.
+"""The setup in the object store, without the data that nodes map from files of their own or on a shared disk.
 
 If a node lacks the files, Ray sends it the data once.
 """
@@ -41,7 +41,7 @@ def put_whole(reference: ObjectRef) -> ObjectRef:
     try:
         return ray.put(read_setup(reference))
     except FilesMissing as error:
-        raise ClusterError(f"{error}, nor on the coordinator's: restore them, then run it again") from None
+        raise ClusterError(f"{error}, nor on the coordinator's node: restore them, then run it again") from None
 
 
 def read_setup(reference: ObjectRef) -> Setup:

@@ -14,7 +14,7 @@ from jobs.failures import sentences
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 
-# Each command imports its own benchmark: some set up the process before they load torch.
+# Each command imports its own benchmark, because some set up the process before they load torch.
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _benchmark(function: Callable[..., int | None]) -> click.Command:
-    """Make a function a command of its name, with the options that all benchmarks have.
+    """Make a function a command with its name and the options that all benchmarks have.
 
     The function takes a `Results` and its own options, and returns the exit code.
     """
@@ -35,7 +35,9 @@ def _benchmark(function: Callable[..., int | None]) -> click.Command:
         with sentences():
             sys.exit(function(Results(name, path, overwrite), **options))
 
-    overwriting = click.option("--overwrite", is_flag=True, help="Also replace files of other origin.")
+    overwriting = click.option(
+        "--overwrite", is_flag=True, help="Also replace files that this benchmark did not write."
+    )
     written = click.option(
         "--json",
         "path",
@@ -52,7 +54,7 @@ def _benchmark(function: Callable[..., int | None]) -> click.Command:
 @click.option("--rounds", "count", type=int, help="Number of measured rounds; by default the workload's own.")
 @click.option("--peers", is_flag=True, help="Also run Flower, pfl-research and BlazeFL on the same work.")
 @click.option(
-    "--peers-python", "pythons", multiple=True, metavar="PATH", help="The Python that has the peers; repeatable."
+    "--peers-python", "pythons", multiple=True, metavar="PATH", help="A Python that has some of the peers; repeatable."
 )
 def rounds(results: Results, workloads: Sequence[str], count: int | None, peers: bool, pythons: Sequence[str]) -> None:
     """Measure a round's time and memory beside a bare PyTorch loop.
@@ -68,9 +70,11 @@ def rounds(results: Results, workloads: Sequence[str], count: int | None, peers:
 
 @_benchmark
 @click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers to compress.")
-@click.option("--plot", type=EXISTING, default="compressors.svg", show_default=True, help="The plot of error and bits.")
+@click.option(
+    "--plot", type=EXISTING, default="compressors.svg", show_default=True, help="Where to plot error against bits."
+)
 def compressors(results: Results, entries: int, plot: Path) -> None:
-    """Measure the time, the size and the error of every compressor's packets."""
+    """Measure the time, size and error of every compressor's packets."""
     from benchmarks.compressors import bench_compressors
 
     bench_compressors(entries, plot, results)
@@ -88,8 +92,8 @@ def exchange(results: Results, peers: int, entries: int) -> None:
 
 @_benchmark
 @click.argument("methods", nargs=-1, metavar="[METHOD]...")
-@click.option("--kills", type=int, default=100, show_default=True, help="Least number of kills.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the victims and of their moments.")
+@click.option("--kills", type=int, default=100, show_default=True, help="The least number of kills.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the strikes' victims and moments.")
 def chaos(results: Results, methods: Sequence[str], kills: int, seed: int) -> int:
     """Kill processes of running METHODs and compare the bits of the results with undisturbed runs.
 
@@ -121,7 +125,9 @@ def scale(results: Results, nodes: int | None, actors: Sequence[int], participan
 
 
 @_benchmark
-@click.option("--clients", default=200, show_default=True, help="Clients: first all take part, then a quarter.")
+@click.option(
+    "--clients", default=200, show_default=True, help="Number of clients; first all take part, then a quarter."
+)
 @click.option("--nodes", default=4, show_default=True, help="Simulated nodes of one core each.")
 @click.option("--rounds", default=10, show_default=True, help="Rounds of each run.")
 @click.option("--hidden", default=1000, show_default=True, help="Width of the model, with 75 parameters per unit.")
@@ -135,7 +141,7 @@ def locality(results: Results, clients: int, nodes: int, rounds: int, hidden: in
 @_benchmark
 @click.option("--repeats", type=int, default=3, show_default=True, help="Repetitions of each measurement.")
 def start(results: Results, repeats: int) -> None:
-    """Measure the seconds to the first line, the first round and the prompt, and those of lists and refusals."""
+    """Measure the seconds until the first line, the first round and the prompt, and those of lists and refusals."""
     from benchmarks.start import bench_start
 
     bench_start(repeats, results)
@@ -167,7 +173,7 @@ def ray_versions(results: Results, versions: Sequence[str]) -> int:
     type=click.Choice(["auto", "loop", "vmap"]),
     default="auto",
     show_default=True,
-    help="Engine of the WORKLOADs: clients one by one or in stacks.",
+    help="Engine of W1 to R18: clients one by one or in stacks.",
 )
 @click.option("--rounds", type=int, help="Number of measured rounds; by default the workload's own.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the workloads' examples.")
@@ -184,9 +190,9 @@ def gpu(
 ) -> int:
     """Measure rayfl without Ray beside a bare loop on a GPU.
 
-    WORKLOADs are W1, W2, W3, R18, models and compressors; by default all run. Each runs in one process, two and four,
-    and is measured in time, memory, utilisation, energy, and whether the bits are the same. For a quick look on a CPU:
-    --device cpu --scale 0.01 --rounds 1 --engine vmap.
+    WORKLOADs are W1, W2, W3, R18, and names of models and compressors; by default all run. W1 to R18 run in one
+    process, in two and in four. Measured are time, memory, utilisation, energy, and whether the bits are the same. To
+    try it on a CPU: --device cpu --scale 0.01 --rounds 1 --engine vmap.
     """
     from benchmarks.gpu import bench_gpu
 

@@ -1,7 +1,7 @@
 """Attack one run: strike processes of a real `rayfl run` at random moments, and resume the run after each end.
 
-The moments are uniform over the life that a driver has before it, from its first moment on, however many fall into
-one round. A strike that finds no victim draws another moment of what is left.
+The moments are uniform over a driver's expected life, from its start on; many may fall into one round. A strike that
+finds no victim is tried again at another moment of the rest.
 """
 
 import os
@@ -23,7 +23,7 @@ from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
 
 _ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
-"""How the line of a round begins."""
+"""The beginning of a round's line."""
 LIMIT_S = 400.0
 """Seconds after which a driver counts as hanging."""
 LOOK_S = 0.1
@@ -32,7 +32,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Calm:
-    """An undisturbed run: its directory, the seconds of its driver, and of them those of its rounds."""
+    """An undisturbed run: its directory, the seconds of its driver, and the seconds of its rounds among them."""
 
     directory: Path
     seconds: float
@@ -40,15 +40,15 @@ class Calm:
     rounds: int
 
     def left_s(self, directory: Path) -> float:
-        """Seconds that a driver has before it which begins, or goes on with, the run in `directory`."""
+        """The expected seconds of a driver that starts or resumes the run in `directory`."""
         done = max(manifest.checkpoints(directory), default=0)
         return self.seconds - self.rounds_s * done / self.rounds
 
 
 @dataclass(frozen=True)
 class Attack:
-    """The strikes on one run, in their order. `settings` are overrides that change no bit; `pause_s`: how long what is
-    stopped stays so."""
+    """The strikes on one run, in their order. `settings`: overrides that change no bit; `pause_s`: seconds for which a
+    process is stopped."""
 
     method: str
     name: str
@@ -60,7 +60,7 @@ class Attack:
 
 @dataclass
 class Story:
-    """The events of an attack. `lost` says why the run ended as no run may end, else ""."""
+    """The events of an attack. `lost`: why the run was lost; "" if it was not."""
 
     kills: int = 0
     rounds: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Story:
 
     @property
     def repeated(self) -> int:
-        """Rounds that were played more than once, each time but the first counted."""
+        """How many times rounds were played again."""
         return len(self.rounds) - len(set(self.rounds))
 
 
@@ -95,29 +95,29 @@ class Driver:
         self.output, self.errors = self.process.communicate()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for its end. False if it goes on."""
+        """Wait at most `seconds` for its end. Return False if it still runs."""
         try:
             self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
             return False
-        # What still holds the other ends of the pipes is not worth waiting for.
+        # Do not wait long for other processes that still hold the pipes.
         self._reader.join(10.0)
         return True
 
     def end(self) -> None:
-        """SIGKILL, if it goes on."""
+        """Kill the process if it still runs."""
         self.process.kill()
         self.wait(LIMIT_S)
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds that it reported, those that it played again included."""
+        """The rounds that it reported, including those that it played again."""
         return [int(line.split("/")[0]) for line in self.output.splitlines() if _ROUND_LINE.match(line)]
 
 
 @dataclass
 class Run:
-    """One run under attack: what its drivers have in common, and what strikes need. `seen`: its processes so far."""
+    """One run under attack: what its drivers share, and what strikes need. `seen`: its processes so far."""
 
     attack: Attack
     file: Path
@@ -130,21 +130,21 @@ class Run:
     unstruck: int = 0
 
     def play(self, left: list[str]) -> None:
-        """Play the run to its end, or until it is lost; `left` loses the strikes that are done."""
+        """Play the run to its end, or until it is lost; remove the strikes that were made from `left`."""
         begun = time.monotonic()
         try:
             while not self.story.lost and not self._finished_by_a_driver(left):
                 pass
         finally:
             self.story.seconds = time.monotonic() - begun
-            # What a killed driver left, and what is still stopped. The nodes' own processes stay.
+            # Kill what a killed driver left, and what is still stopped, but not the nodes' own processes.
             kept = {victim.pid for victim in processes(self.nodes.roots())} if self.nodes else set()
             for victim in self.seen:
                 if victim.pid not in kept:
                     victim.strike(signal.SIGKILL)
 
     def _finished_by_a_driver(self, left: list[str]) -> bool:
-        """The life of one driver: strikes up to one that ends it, or to the end of the run, which True stands for."""
+        """Strike one driver until a strike ends it or it ends. Return True if the run is finished."""
         life_s, driver, done = self.calm.left_s(self.directory), Driver(*self._arguments()), list[str]()
         waiting, before = [(self.chance.uniform(0, life_s), strike) for strike in of_one_life(left)], self.story.kills
         try:
@@ -175,7 +175,7 @@ class Run:
         return driver.process.returncode == 0 or (begun and read_run(self.directory).finished)
 
     def _arguments(self) -> list[str]:
-        """What a user would type: `run`, or `resume` where there is a run; `--overwrite` where it only began."""
+        """A user's arguments: `run`, or `resume` if there is a run; `--overwrite` if it only began."""
         settings = [*self.attack.settings, *([f"runtime.address={self.nodes.address}"] if self.nodes else [])]
         if (self.directory / "experiment.json").exists():
             return ["resume", str(self.directory), *settings]
@@ -189,17 +189,17 @@ class Run:
         return found
 
     def signal(self, driver: Driver, kind: str, number: signal.Signals, least: int = 1) -> list[Victim]:
-        """Send a signal to one process of a kind, or to `least` and more at once; to none where there are less."""
+        """Send a signal to one process of a kind, or to `least` or more at once; to none if there are less."""
         most = least if least == 1 else self.chance.randint(least, 2 * least)
         found = pick(self.processes(driver), kind, self.chance, most)
         return [victim for victim in found if victim.strike(number)] if len(found) >= least else []
 
     def kill(self, driver: Driver, kind: str, least: int = 1) -> int:
-        """SIGKILL for one process of a kind, or for several at once."""
+        """Kill one process of a kind, or `least` or more at once. Return their number."""
         return len(self.signal(driver, kind, signal.SIGKILL, least))
 
     def stop(self, driver: Driver, kind: str) -> int:
-        """SIGSTOP for one process of a kind, and SIGCONT after the pause."""
+        """Stop one process of a kind, and continue it after the pause."""
         stopped = self.signal(driver, kind, signal.SIGSTOP)
         for victim in stopped:
             timer = threading.Timer(self.attack.pause_s, victim.strike, (signal.SIGCONT,))
@@ -208,10 +208,10 @@ class Run:
         return len(stopped)
 
     def fill_disk(self, driver: Driver) -> int:
-        """No file that the coordinator writes gets longer than a random size any more, until the driver ends.
+        """Let no file that the coordinator writes grow beyond a random size until the driver ends.
 
-        That is what a process sees of a full disk, and needs neither a disk nor rights. The coordinator is the one that
-        writes into the run directory while rounds are played.
+        To a process this looks like a full disk, and it needs no disk and no privileges. During the rounds the
+        coordinator writes the run directory.
         """
         sizes = [path.stat().st_size for path in (self.directory / "records").glob("*.arrows")]
         limit, struck = self.chance.randint(0, max(sizes, default=0)), set[Victim]()
@@ -221,7 +221,7 @@ class Run:
         return int(bool(struck))
 
     def lose_node(self, driver: Driver) -> int:
-        """A node is taken away, with the states that lie on it, and another one joins."""
+        """Kill a node with the states on it, and have another one join."""
         assert self.nodes is not None, "nodes are lost on a cluster"
         return self.nodes.exchange(self.chance)
 
@@ -240,34 +240,34 @@ STRIKES: Mapping[str, Callable[[Run, Driver], int]] = {
 }
 """The strikes by name; each returns the number of processes, nodes or disks that it struck."""
 ENDINGS = ("driver", "gcs", "raylet", "full disk")
-"""Strikes that end a run by their nature."""
+"""Strikes after which a driver must end."""
 
 
 def play(attack: Attack, file: Path, home: Path, calm: Calm, nodes: Nodes | None = None) -> list[Run]:
-    """Attack the experiment in `file` until all strikes are done, in up to three runs where it ended before."""
+    """Attack the experiment in `file` until all strikes are made; if a run ends before, in up to three runs."""
     chance, left = random.Random(attack.seed), list(attack.strikes)
     runs: list[Run] = []
     while left and len(runs) < 3 and not (runs and runs[-1].story.lost):
         run = Run(attack, file, home / f"run-{len(runs) + 1}", calm, chance, nodes)
         runs.append(run)
         run.play(left)
-        # It may have been faster than its undisturbed twin, whose machine was busier.
+        # The machine may have been busier during the undisturbed run.
         calm = replace(calm, seconds=min(calm.seconds, max(run.story.seconds, calm.rounds_s)))
     return runs
 
 
 def of_one_life(left: Sequence[str]) -> list[str]:
-    """The strikes that the next driver may see: of those that end it, one."""
+    """The strikes that the next driver may get: of those that end it, only one."""
     endings = [strike for strike in left if strike in ENDINGS]
     return [strike for strike in left if strike not in ENDINGS] + endings[:1]
 
 
 def fault(driver: Driver, directory: Path, done: Sequence[str], kills: int, unstruck: int) -> str:
-    """Why a driver ended as none may end after the strikes `done`; "" for one that ended the run or can be resumed.
+    """Why a driver's end after the strikes `done` is a fault; "" if the run is finished or can be resumed.
 
-    `kills`: processes that they struck; after as many in a row a run gives up by design
-    (`actors.retry_policy.TRIES`), and many may fall into one start. `unstruck`: how many drivers of the run ended
-    before any strike. That happens to some where the machine is too busy to start a Ray, and may happen twice.
+    `kills`: the number of processes struck. Many may fall into one start, and after enough in a row a run gives up by
+    design (`actors.retry_policy.TRIES`). `unstruck`: how many drivers of the run ended before any strike. Two may,
+    because a busy machine may be too slow to start a Ray.
     """
     code, errors = driver.process.returncode, driver.errors.strip()
     ended = f"after {', '.join(done) or 'no strike'} its driver ended with code {code}"

@@ -44,11 +44,11 @@ BY_TURNS: tuple[Mapping[str, tuple[str, ...]], ...] = (
     {"driver, Ray, full disk": ("actor", "driver", "actors", "in turn", "actor")},
     {ON_NODES: ("node",) * 2, STOPPED: ("stopped actor", "stopped coordinator")},
 )
-"""The strikes of each kind on one method's run, where 25 kills a method are asked for. `ALWAYS`: every method. Of
-`BY_TURNS`, whose kinds cost new Rays or minutes, each method gets the one with one seed and the other with the next;
-and what stands "in turn" is the next of `IN_TURN` with every method and every seed."""
+"""The strikes of each kind on one method's run, for 25 kills per method. Every method gets those of `ALWAYS`. The two
+kinds of `BY_TURNS` cost new Rays or minutes: each method gets one of them, and with the next seed the other one. "in
+turn" stands for one of `IN_TURN`: the next one with every method and every seed."""
 AT_ONCE = 3
-"""Runs under attack at the same time. What is stopped, and what needs nodes, comes on top."""
+"""Runs under attack at the same time, without those that are stopped or need nodes."""
 
 
 class Row(NamedTuple):
@@ -77,8 +77,8 @@ COLUMNS = (
 def bench_chaos(methods: Sequence[str], kills: int, seed: int, results: Results) -> int:
     """Strike runs in all ways; print a table and the number of differing bits; write `results`.
 
-    Returns an exit code: 1 if a bit differs, a run was lost, or fewer than `kills` kills were done. RayflError, before
-    the first strike, for an unknown method, for `kills` below 1, and if `results` cannot be written.
+    Return an exit code: 1 if a bit differs, a run was lost, or fewer than `kills` kills were done. Raise RayflError
+    before the first strike for an unknown method, for `kills` below 1, and if `results` cannot be written.
     """
     for name in methods:
         find(Method, name)
@@ -108,7 +108,7 @@ def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
     for number, method in enumerate(methods):
         chance = random.Random(f"{seed} {method}")
         for kind, strikes in {**BY_TURNS[(number + seed) % len(BY_TURNS)], **ALWAYS}.items():
-            # Some calls are given up before a stopped actor goes on, and others wait for it.
+            # With the timeout a call is sent again before a stopped actor continues; without it the run waits.
             settings = chance.choice([(), ("runtime.call_timeout_s=10",)]) if kind == STOPPED else ()
             times = len(strikes) if kind == STOPPED else max(1, round(len(strikes) * share))
             wanted = list(islice(cycle(strikes), times))
@@ -120,15 +120,15 @@ def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
 
 
 def play_all(experiments: Mapping[str, Experiment], attacks: Sequence[Attack]) -> list[Row]:
-    """Play every experiment undisturbed, and then all attacks on them, some at a time; their rows, in order."""
+    """Play every experiment undisturbed, then all attacks, some at a time. Return a row per attack, in their order."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos")))
-        # A method's name may be that of a file with it.
+        # A method's name may contain a path, as in my_methods.py:Mine.
         homes = {method: scratch / str(number) for number, method in enumerate(experiments)}
         files = {method: home.with_suffix(".toml") for method, home in homes.items()}
         for method, each in experiments.items():
             files[method].write_text(toml.dumps(each.as_dict()), encoding="utf-8")
-        # First, since Ray starts no nodes where the machine is too busy.
+        # The nodes come first, because Ray starts none if the machine is too busy.
         on_nodes = [attack for attack in attacks if attack.name == ON_NODES]
         nodes = stack.enter_context(own_cluster()) if on_nodes else None
         pool, patient = (stack.enter_context(ThreadPoolExecutor(count)) for count in (AT_ONCE, 1))
@@ -158,7 +158,7 @@ def play_all(experiments: Mapping[str, Experiment], attacks: Sequence[Attack]) -
 
 @contextmanager
 def _ended_early(*pools: ThreadPoolExecutor) -> Iterator[None]:
-    """After an error inside, as after a user's interrupt, nothing goes on: no further attack, and no driver."""
+    """Context manager: after an error or an interrupt in the block, start no further attack and kill all drivers."""
     try:
         yield
     except BaseException:
@@ -171,7 +171,7 @@ def _ended_early(*pools: ThreadPoolExecutor) -> Iterator[None]:
 
 
 def undisturbed(file: Path, directory: Path, *settings: str) -> Calm:
-    """Play an experiment without attacks. ClusterError if that fails."""
+    """Play an experiment without attacks. Raise ClusterError if it fails."""
     directory.parent.mkdir(exist_ok=True)
     driver = Driver("run", str(file), *settings, "--output", str(directory))
     driver.process.wait()
@@ -184,7 +184,7 @@ def undisturbed(file: Path, directory: Path, *settings: str) -> Calm:
 
 
 def judged(attack: Attack, runs: Sequence[Run]) -> Row:
-    """The row of an attack. Prints to stderr how a run was lost."""
+    """The row of an attack. Print to stderr why a run was lost."""
     for run in runs:
         if run.story.lost:
             print(f"{attack.method}, {attack.name}: {run.directory.name} is lost: {run.story.lost}", file=sys.stderr)
@@ -201,7 +201,7 @@ def judged(attack: Attack, runs: Sequence[Run]) -> Row:
 
 
 def experiment(method: str, rounds: int = 80) -> Experiment:
-    """Unequal clients on digits, some of whom vanish; a checkpoint every 4 rounds. FedAvg's uplink remembers errors."""
+    """Unequal clients on digits, some of which vanish; a checkpoint every 4 rounds. FedAvg's uplink has feedback."""
     kind = find(Method, method)
     of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}
     if issubclass(kind, PeerHalf):
@@ -225,7 +225,7 @@ def experiment(method: str, rounds: int = 80) -> Experiment:
 
 
 def bits_different(a: Path, b: Path) -> int:
-    """Bits in which two runs differ: their records, but for the wall clock, their models and their last states."""
+    """The number of bits in which two runs differ: in records without the wall clock, models and last states."""
     runs = [read_run(directory) for directory in (a, b)]
     total = 0
     for name in ("rounds", "clients", "metrics"):
@@ -233,7 +233,7 @@ def bits_different(a: Path, b: Path) -> int:
         for column in (column for column in one.column_names if column != "wall_s"):
             total += _difference(_bytes(one[column]), _bytes(other[column]))
     folders = [(a / "models", b / "models")]
-    # A disk that was full for a moment may have cost one of them its last checkpoint.
+    # One of the runs may lack its last checkpoint, if its disk was full at that moment.
     saved = [max(manifest.checkpoints(directory), default=-1) for directory in (a, b)]
     if saved[0] == saved[1] == len(runs[0].rounds):
         places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]

@@ -1,7 +1,7 @@
-"""Every compressor on one large made-up update: time and size of its packets, and what they lose.
+"""The benchmark `compressors`: the time, size and error of every compressor's packets for one large made-up update.
 
-Times are processor time on one thread, the best of a few repeats: on a machine that others share it is steadier than
-the clock. A memory copy and np.partition of the same numbers are measured beside them, for ratios to quote.
+Times are processor time on one thread, the best of a few repeats, which is steadier than the clock on a shared machine.
+A memory copy and np.partition of the same numbers are measured too, to compare with.
 """
 
 import math
@@ -33,11 +33,11 @@ from rayfl.tree import Tree
 
 MARK = 'data-written-by="python -m benchmarks compressors"'
 PLOT = OutputKind("a plot of compressors", (MARK.encode(),))
-"""A plot that this benchmark wrote has the mark, and may be replaced."""
+"""Plots that this benchmark wrote have the mark, and may be replaced."""
 REPEATS = 3
 FEWEST_ENTRIES = 100
 PARTITIONED = 0.1
-"""The share of entries that the reference np.partition puts behind the others."""
+"""The share of entries that the reference np.partition puts at the end."""
 
 # Any: tables as an experiment file has them.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -85,15 +85,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     },
     "feedback (topk)": {"name": "feedback"},
 }
-"""Settings that are measured, by their name in the table; a compressor that is not here is measured with its defaults.
+"""The measured settings by their label in the table; compressors that are not here are measured with their defaults.
 
-"quantize" is that of the inf norm; a bucket has 512 entries, s levels, and without "elias" a fixed width an entry.
+"quantize" has the inf norm and s levels; a bucket has 512 entries; without "elias" each entry has a fixed width.
 """
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One row: seconds on one thread, the packet's size, and ||C(v) - v||^2 / ||v||^2 (None: C(v) is no copy of v)."""
+    """One row: seconds on one thread, the packet's size, and ||C(v) - v||^2 / ||v||^2; None if C(v) is no copy of v."""
 
     label: str
     kind: str
@@ -114,7 +114,7 @@ class References:
 def bench_compressors(num_entries: int, plot: Path, results: Results) -> None:
     """Measure everything on `num_entries` numbers, print the table, and write the plot and `results`.
 
-    ValueError, before anything is measured, for what cannot be done, and where one of the two is another file.
+    Raise RayflError, before anything is measured, for arguments that are not allowed, and if a file cannot be written.
     """
     if num_entries < FEWEST_ENTRIES:
         raise RayflError(f"--entries {num_entries} is too few to divide into tensors; give {FEWEST_ENTRIES} or more")
@@ -124,7 +124,7 @@ def bench_compressors(num_entries: int, plot: Path, results: Results) -> None:
         raise RayflError(f"--plot {plot}: there is no directory {plot.parent}; make it, or name another place")
     require_replaceable(plot, PLOT, results.overwrite)
     results.require()
-    # The numbers, what packets hold of them, and what is decoded.
+    # The numbers, their packet, and the decoded numbers.
     memory.require(12 * num_entries, f"--entries {num_entries}", "give fewer")
     prepare_process()
     x = update(num_entries)
@@ -156,7 +156,7 @@ def bench_compressors(num_entries: int, plot: Path, results: Results) -> None:
 def update(num_entries: int) -> Tree:
     """A convolution (a fifth of the entries), a linear layer and its bias: normal numbers with heavy tails.
 
-    Rows and columns have scales of their own, as filters and inputs do; the kurtosis of a matrix is 3 exp(2) = 22.
+    Each row and column has its own scale, as filters and inputs have; the kurtosis of a matrix is 3 exp(2) = 22.
     """
     generator = np.random.default_rng(0)
     channels = math.isqrt(num_entries // (5 * 9))
@@ -177,7 +177,7 @@ def update(num_entries: int) -> Tree:
 
 
 def compressors() -> dict[str, Compressor]:
-    """The compressors to measure, by label: `SETTINGS`, and every other one of the registry by default."""
+    """The compressors to measure, by label: `SETTINGS`, and all others of the registry with their defaults."""
     known = kinds.named(Compressor)
     listed = {table["name"] for table in SETTINGS.values()}
     tables = {**SETTINGS, **{name: {"name": name} for name in known if name not in listed}}
@@ -204,26 +204,26 @@ def measure_packets(x: Tree) -> Iterator[Measured]:
 
 
 def measure(label: str, kind: str, x: Tree, encode: Callable[[], Packet], compared: bool = True) -> Measured:
-    """Encode and decode `x` a few times."""
+    """Encode and decode `x` a few times; return a row."""
     encode_s, packet = timed(encode)
     decode_s, decoded = timed(packet.decode)
     return Measured(label, kind, encode_s, decode_s, packet.num_bits, relative_error(decoded, x) if compared else None)
 
 
 def measure_references(x: Tree) -> References:
-    """A memory copy and np.partition."""
+    """Measure a memory copy and np.partition."""
     numbers = tree.vector(x).numpy()
     other = np.zeros_like(numbers)
     kth = numbers.size - math.ceil(PARTITIONED * numbers.size)
     return References(timed(lambda: np.copyto(other, numbers))[0], timed(lambda: np.partition(numbers, kth))[0])
 
 
-# Any: what is timed may give anything.
+# Any: a function of any type.
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     """The fewest seconds of processor time over `REPEATS` calls, and the result of the last one."""
     fewest, result = math.inf, None
     for _ in range(REPEATS):
-        # The next call finds this memory free, as in a run of many rounds.
+        # Free the memory for the next call, as in a run of many rounds.
         result = None
         begun = time.process_time()
         result = work()
@@ -232,13 +232,13 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def relative_error(decoded: Tree, x: Tree) -> float:
-    """||decoded - x||^2 / ||x||^2 over all tensors, in float64 but for the differences."""
+    """||decoded - x||^2 / ||x||^2 over all tensors; sums in float64, differences in float32."""
     lost = sum(float((decoded[name] - tensor).double().square_().sum()) for name, tensor in x.items())
     return lost / sum(float(tensor.double().square_().sum()) for tensor in x.values())
 
 
 def table(rows: Sequence[Measured], references: References, num_entries: int) -> Table:
-    """All rows, the references below them."""
+    """A table of all rows, with the references below them."""
     columns = ("encode ms", "decode ms", "MB/s", "copies", "bits/entry", "ratio", "error")
     result = Table("compressor", *columns, title=f"{num_entries:,} float32")
     result.columns[0].no_wrap = True
@@ -263,7 +263,7 @@ def table(rows: Sequence[Measured], references: References, num_entries: int) ->
 
 
 def picture(rows: Sequence[Measured], num_entries: int) -> str:
-    """Error against bits an entry as an svg file; the settings of one compressor have one colour."""
+    """Draw error against bits per entry as SVG; the settings of one compressor have one colour."""
     dots = [
         {"kind": row.kind, "label": row.label, "bits": row.num_bits / num_entries, "error": row.error or 0.0}
         for row in rows

@@ -46,7 +46,7 @@ DENSITY = 0.5
 
 
 class Counting:
-    """An executor that adds up what the calls read from the object store and what they leave there."""
+    """An executor that counts calls, and the messages and bytes that they read from the object store."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner, self.num_workers = inner, inner.num_workers
@@ -76,7 +76,7 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
     """Play one exchange and measure it."""
     setup = prepare(experiment(graph, peers, parameters))
     size = tree.num_entries(setup.initial)
-    # States twice, before and after, and messages; Ray begins to spill to disk at 80 %.
+    # Room for messages and two states per peer, old and new; Ray begins to spill to disk at 80 %.
     store = int(1.4 * peers * size * (2 * (4 + 1 / 8) + 4 * DENSITY + 1 / 8)) + 200_000_000
     runtime = Runtime(actors=ACTORS, num_cpus=1, object_store_memory_mb=store // 10**6)
     with session.executor(setup, runtime) as pool:
@@ -101,7 +101,7 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time so far of all processes at and below `pid`; those that have ended are left out."""
+    """Processor time so far of `pid` and all living processes below it."""
     total = 0
     for each in descendants(pid):
         with suppress(OSError):
@@ -111,10 +111,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 def experiment(graph: str, peers: int, parameters: int) -> Experiment:
-    """Dis-PFL on digits, with a network of two hidden layers and about that number of `parameters`."""
+    """Dis-PFL on digits, with a network of two hidden layers and about `parameters` parameters."""
     # 64 h + h + h h + h + 10 h + 10 parameters with h units in each layer.
     hidden = max(1, round(-38 + math.sqrt(38**2 + parameters)))
-    # Any: tables, which Experiment makes into what they describe.
+    # Any: tables of an experiment.
     tables: dict[str, Any] = {
         "name": "exchange",
         "rounds": 1,
@@ -129,7 +129,7 @@ def experiment(graph: str, peers: int, parameters: int) -> Experiment:
 
 
 def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, Ref], Ledger]:
-    """Every peer's state and message, as after its training, in the object store."""
+    """Put every peer's state and message after training into the object store; return both and a ledger."""
     ledger = Ledger(setup.population.sample_round(0, everyone=True))
     draw, states, messages = np.random.default_rng(0), {}, {}
     for client in range(setup.num_clients):
@@ -143,7 +143,7 @@ def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, 
 
 
 def peer(setup: Setup, client: int, draw: np.random.Generator) -> tuple[State, Message]:
-    """A mask that keeps every entry with probability 1/2, and the initial model times a number of the peer's own."""
+    """A peer's state and message: a mask that keeps half of the entries, and a multiple of the initial model."""
     mask = {}
     for name, tensor in setup.initial.items():
         bits = draw.integers(0, 256, -(-tensor.numel() // 8), dtype=np.uint8)
@@ -167,13 +167,13 @@ COLUMNS = (
 def bench_exchange(peers: int, parameters: int, results: Results) -> None:
     """Measure an exchange on each of GRAPHS, in a process of its own; print a row each and write `results`.
 
-    ValueError, before anything is measured, for too few peers or parameters and where `results` cannot be written.
+    Raise RayflError, before anything is measured, for too few peers or parameters and if `results` cannot be written.
     """
     if peers < 11 or parameters < 1000:
         raise RayflError(
             f"--peers {peers} --entries {parameters} is too small; give at least 11 peers and 1000 entries"
         )
-    # A model, a mask and a message a peer.
+    # Each peer has a model, a mask and a message.
     memory.require(8 * peers * parameters, f"--peers {peers} --entries {parameters}", "give fewer")
     results.require()
     exchanges, size = Figures("exchanges", COLUMNS), 0

@@ -1,4 +1,4 @@
-"""The figures of a bench: a table for the terminal and the same numbers, unrounded, for a JSON file."""
+"""The figures of a benchmark: a table for the terminal and the same numbers, unrounded, for a JSON file."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ def gigabytes(size: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its key in the JSON file, its heading in the terminal, and how a value of it is shown there.
+    """A column: its key in the JSON file, its heading in the terminal, and the format of its values there.
 
-    Without a heading it is in the file alone.
+    A column without a heading is only in the file.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Figures:
     _bold: set[int] = field(default_factory=set)
 
     def add(self, *values: Any, bold: bool = False) -> None:
-        """A new row: a value a column."""
+        """Add a row, with one value per column."""
         self._bold |= {len(self.rows)} if bold else set()
         self.rows.append({column.key: value for column, value in zip(self.columns, values, strict=True)})
 
@@ -73,7 +73,7 @@ class Results:
 
     @property
     def kind(self) -> OutputKind:
-        """By which a file that this bench wrote is known."""
+        """The kind of file that this benchmark writes, with its mark."""
         return OutputKind(f"a file of `{self._command}`", (f'"written_by": "{self._command}"'.encode(),))
 
     @property
@@ -81,7 +81,7 @@ class Results:
         return f"python -m benchmarks {self.name}"
 
     def require(self) -> None:
-        """RayflError, before anything is measured, where the file cannot be written."""
+        """Raise RayflError if the file cannot be written; call before anything is measured."""
         if not self.path.parent.is_dir():
             raise RayflError(
                 f"--json {self.path}: there is no directory {self.path.parent}; make it, or name another place"
@@ -90,7 +90,7 @@ class Results:
 
     # Any: whatever JSON holds.
     def write(self, *figures: Figures, **facts: Any) -> None:
-        """Write facts and the rows of all figures, and print where. RayflError and OSError as `write_output`."""
+        """Write facts and the rows of all figures, and print the path. Raise the errors of `write_output`."""
         content = {"written_by": self._command, **facts, **{each.name: each.rows for each in figures}}
         write_output(self.path, f"{json.dumps(content, indent=2)}\n".encode(), self.kind, self.overwrite)
         print(f"figures: {self.path}")

@@ -28,7 +28,7 @@ from rayfl.experiment.prepare import prepare
 PARTS = (1, 2, 4)
 """Numbers of processes that share the device. Also numbers of workers whose results are compared bit for bit."""
 CODEC_ENTRIES = 11_000_000
-"""Numbers that compressors encode and decode."""
+"""Length of the vector that compressors encode and decode."""
 BARE = "bare loop"
 
 
@@ -61,14 +61,14 @@ CODEC_COLUMNS = (
 )
 
 PEER, PEER_WORKLOADS = "pfl_research", ("W1", "W2", "W3")
-"""The other simulator that knows a GPU, and the workloads whose networks it can have without rayfl."""
+"""The other simulator that uses a GPU, and the workloads that it can run without rayfl."""
 
 Run = Callable[[Sequence[Task]], list[dict[str, Any]]]
-"""Runs processes at the same time, and returns the figures of each."""
+"""Run processes at the same time, and return the figures of each."""
 
 
 def run(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Start a process for each task and wait for all. RuntimeError where one fails."""
+    """Start a process for each task and wait for all. Raise RuntimeError if one fails."""
     command = [sys.executable, "-m", "benchmarks.gpu_program"]
     begun = [subprocess.Popen([*command, json.dumps(asdict(one))], stdout=subprocess.PIPE, text=True) for one in tasks]
     found = []
@@ -92,12 +92,13 @@ def bench_gpu(
     python: str | None = None,
     run: Run = run,
 ) -> int:
-    """Measure WORKLOADs, architectures and compressors (by default all), print tables, write `results`; the exit code.
+    """Measure WORKLOADs, architectures and compressors (by default all), print tables and write `results`.
 
-    `engine`: that of WORKLOADs; `python`: the interpreter of an environment with pfl-research, which runs them, too. 1
-    where two runs, or runs with other numbers of workers, differ in a bit, or a packet's bytes on the device from those
-    of main memory. RayflError, before anything is measured, on an unknown name, on a device that is not there, where
-    pfl-research is not, and where `results` cannot be written; ClusterError at the end where pfl-research failed.
+    `engine`: that of the WORKLOADs. `python`: the interpreter of an environment with pfl-research, which runs them too.
+    `run`: how processes are run. Return an exit code: 1 if two runs, or runs with other numbers of workers, differ in a
+    bit, or if a packet's bytes on the device differ from those in main memory. Raise RayflError, before anything is
+    measured, for an unknown name, a missing device or pfl-research, and if `results` cannot be written; raise
+    ClusterError at the end if pfl-research failed.
     """
     known = [*GPU_WORKLOADS, *MODELS, *CODECS]
     for name in names:
@@ -134,7 +135,7 @@ def bench_gpu(
 
 
 def check(precision: Precision, device: str, rounds: int | None, scale: float) -> None:
-    """RayflError for what cannot be measured."""
+    """Raise RayflError for options that are not allowed."""
     if precision == "tf32" and device == "cpu":
         raise RayflError("--precision tf32 is for GPUs, and the device is 'cpu'; give fp32 or bf16")
     if rounds is not None and rounds < 1:
@@ -144,7 +145,7 @@ def check(precision: Precision, device: str, rounds: int | None, scale: float) -
 
 
 def check_peer(python: str | None, precision: Precision) -> None:
-    """RayflError where pfl-research cannot run, or would compute otherwise."""
+    """Raise RayflError if pfl-research is not there, or would compute in another precision."""
     if python and precision != "fp32":
         raise RayflError(f"--peers-python is for --precision fp32, and that is {precision}; leave one of them out")
     if python and PEER not in installed([python]):
@@ -152,7 +153,7 @@ def check_peer(python: str | None, precision: Precision) -> None:
 
 
 def found_device(device: str) -> str:
-    """The device by its name, which may be "auto". RayflError for a GPU that is not there."""
+    """The device of a name, which may be "auto". Raise RayflError if there is no GPU."""
     there = torch.cuda.is_available()
     if device == "cuda" and not there:
         raise RayflError("--device cuda needs a GPU, and torch sees none here; give --device cpu")
@@ -165,7 +166,7 @@ def described(device: str) -> str:
 
 
 def workload_rows(figures: Figures, task: Task, run: Run) -> bool:
-    """A row for the bare loop, and for so many processes as PARTS says; whether all runs had the same bits."""
+    """Add a row for the bare loop and one for each number in PARTS. Return whether all runs had the same bits."""
     (bare,) = run([replace(task, program="bare")])
     reference = statistics.median(bare["seconds"])
     digests = set[str]()
@@ -182,7 +183,7 @@ def workload_rows(figures: Figures, task: Task, run: Run) -> bool:
 
 
 def peer_row(figures: Figures, task: Task, python: str) -> None:
-    """A row for pfl-research on the same device, one process with all samples there."""
+    """Add a row for pfl-research on the same device: one process with all samples on the device."""
     with tempfile.TemporaryDirectory(prefix="gpu") as scratch:
         work = Path(scratch, "work")
         work.mkdir()
@@ -200,7 +201,7 @@ def peer_row(figures: Figures, task: Task, python: str) -> None:
 def add_row(
     figures: Figures, program: str, together: Sequence[dict[str, Any]], median: float, reference: float
 ) -> None:
-    """A row of processes that ran at the same time; the first of them watched the GPU."""
+    """Add a row of processes that ran at the same time; the first of them watched the GPU."""
     first = together[0]
     joules = None if first["joules"] is None else first["joules"] / len(first["seconds"])
     peak = sum(one["peak_bytes"] for one in together)
@@ -219,7 +220,7 @@ def add_row(
 
 
 def model_row(figures: Figures, task: Task, run: Run) -> None:
-    """An architecture's clients one by one and in stacks, and which of the two the rule chooses."""
+    """Add a row for an architecture: one by one, in stacks, and the rule's choice."""
     loop, vmap, auto = (run([replace(task, engine=engine)])[0] for engine in ("loop", "vmap", "auto"))
     one_by_one, stacked = (statistics.median(each["seconds"]) for each in (loop, vmap))
     chosen = "one by one" if auto["width"] == 1 else f"stacks of {auto['width']}"
@@ -227,7 +228,7 @@ def model_row(figures: Figures, task: Task, run: Run) -> None:
 
 
 def codec_row(figures: Figures, task: Task, run: Run) -> None:
-    """Milliseconds to encode a vector on the device and to decode it in main memory, the medians."""
+    """Add a row for a compressor: median milliseconds to encode a vector on the device and decode it in main memory."""
     (found,) = run([replace(task, entries=max(1000, round(CODEC_ENTRIES * task.scale)))])
     whole, decoding = (1e3 * statistics.median(found[name]) for name in ("seconds", "decoding"))
     figures.add(task.workload, found["entries"], whole, decoding, found["same_bytes"])

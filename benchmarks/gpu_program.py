@@ -51,7 +51,7 @@ R18 = Workload(
     warmup=1,
 )
 GPU_WORKLOADS = {**{name: WORKLOADS[name] for name in ("W1", "W2", "W3")}, "R18": R18}
-"""The workloads of this bench, on synthetic images of the same sizes, which every machine has."""
+"""The workloads of this benchmark, on synthetic images of the same sizes, which need no download."""
 
 MODELS: dict[str, tuple[dict[str, object], list[int]]] = {
     "logistic": ({}, [1, 28, 28]),
@@ -63,7 +63,7 @@ MODELS: dict[str, tuple[dict[str, object], list[int]]] = {
     "vgg11": ({}, [3, 32, 32]),
     "resnet18": ({}, [3, 32, 32]),
 }
-"""Architectures whose clients can be stacked, their options and the images that they get."""
+"""Architectures that can be stacked, their options and the shapes of their images."""
 
 CODECS: dict[str, Compressor] = {
     "topk": TopK(keep_ratio=0.1),
@@ -77,16 +77,15 @@ CODECS: dict[str, Compressor] = {
 """Compressors whose encoding is measured on a tensor of the device; topk and sign encode on the device itself."""
 
 CLIENTS = 64
-"""Clients of an architecture's measurement, all of them in every round."""
+"""Clients in the measurement of an architecture, all in every round."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the process does. `program`: rayfl, bare or codec; `workload`: of `GPU_WORKLOADS`, an architecture, or of
-    `CODECS`.
+    """The work of a process. `program`: rayfl, bare or codec; `workload`: of `GPU_WORKLOADS`, `MODELS` or `CODECS`.
 
-    `scale`: share of the workload's examples; `part`: so many processes share its participants; `workers`: into calls
-    for so many are the participants cut.
+    `scale`: share of the workload's examples. `part`: number of processes that share the participants. `workers`:
+    number of workers among which the participants are divided into calls.
     """
 
     program: str
@@ -104,28 +103,28 @@ class Task:
 
 @dataclass
 class Watched:
-    """What nvidia-smi says of the GPU while rounds are measured, a number each 0.2 seconds."""
+    """Use and power of the GPU during the rounds: a number every 0.2 seconds, from nvidia-smi."""
 
     busy_percent: list[float] = field(default_factory=list)
     watts: list[float] = field(default_factory=list)
 
     def read(self, output: str) -> None:
-        """Take in lines of a percentage and a power, as `nvidia-smi --format=csv,noheader,nounits` writes them."""
+        """Read lines of a percentage and a power, as `nvidia-smi --format=csv,noheader,nounits` writes them."""
         for line in output.splitlines():
             for numbers, value in zip((self.busy_percent, self.watts), line.split(","), strict=False):
-                # A GPU that does not know its power says so in words.
+                # A GPU that cannot measure its power writes words.
                 if value.strip().replace(".", "", 1).isdigit():
                     numbers.append(float(value))
 
     def figures(self, seconds: float) -> dict[str, float | None]:
-        """Share of time with a kernel running, and energy; None without nvidia-smi, or where it does not tell."""
+        """The share of time with a kernel running, and the energy; None if nvidia-smi is missing or does not know."""
         busy, watts = (statistics.fmean(each) if each else None for each in (self.busy_percent, self.watts))
         return {"busy": None if busy is None else busy / 100, "joules": None if watts is None else watts * seconds}
 
 
 @contextmanager
 def watching(device: str) -> Iterator[Watched]:
-    """Ask nvidia-smi until the end."""
+    """Context manager: ask nvidia-smi during the block."""
     found = Watched()
     program = shutil.which("nvidia-smi") if device == "cuda" else None
     if program is None:
@@ -173,7 +172,7 @@ def of_model(task: Task) -> Experiment:
     """Four batches of 32 images (times the scale) for each of `CLIENTS` clients, all in every round."""
     options, shape = MODELS[task.workload]
     samples = samples_of_client(task.scale)
-    # Any: tables, which Experiment makes into what they describe.
+    # Any: tables of an experiment.
     tables: dict[str, Any] = {
         "name": task.workload,
         "rounds": 1 + (task.rounds or 3),
@@ -190,7 +189,7 @@ def of_model(task: Task) -> Experiment:
 
 
 def samples_of_client(scale: float) -> int:
-    """Images of a client in an architecture's measurement, of which nine tenths are for training."""
+    """Images per client in the measurement of an architecture; nine tenths are for training."""
     return max(2, round(4 * 32 * scale / 0.9))
 
 
@@ -200,7 +199,7 @@ def runtime(task: Task) -> dict[str, object]:
 
 
 def play(task: Task) -> dict[str, Any]:
-    """rayfl's side: the rounds' times, the final model's digest, and how clients were trained."""
+    """Run rayfl: the times of rounds, the final model's digest, and the width of stacks."""
     setup = prepare(experiment(task))
     executor = InlineExecutor(setup)
     executor.num_workers = task.workers
@@ -218,7 +217,7 @@ def play(task: Task) -> dict[str, Any]:
 
 
 def bare(task: Task) -> dict[str, Any]:
-    """The bare loop: one client after another on the same device, no simulator, data there from the start."""
+    """Run the bare loop: one client after another on the same device, without a simulator, with all data there."""
     setup = prepare(experiment(task))
     loop = Bare(setup)
 
@@ -232,12 +231,12 @@ def bare(task: Task) -> dict[str, Any]:
 
 
 def warmup(task: Task) -> int:
-    """Rounds that do not count."""
+    """The number of rounds that are not measured."""
     return 1 if task.workload in MODELS else GPU_WORKLOADS[task.workload].warmup
 
 
 class Bare:
-    """Parameters in place, torch's own SGD, batches gathered and augmented on the device."""
+    """A bare loop: parameters in place, torch's SGD, batches gathered and augmented on the device."""
 
     def __init__(self, setup: Setup) -> None:
         hyper, task = setup.method.hyper, setup.method.task
@@ -266,7 +265,7 @@ class Bare:
         self.model = [each / samples for each in total]
 
     def train(self, client: int) -> int:
-        """Local training from the global model; returns the number of samples."""
+        """Train a client from the global model; return the number of its samples."""
         rows = self.setup.partition.train[client]
         with torch.no_grad():
             for own, received in zip(self.parameters, self.model, strict=True):
@@ -288,14 +287,14 @@ class Bare:
         return len(rows)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy, under autocast where rayfl has it."""
+        """Cross-entropy, under autocast if rayfl uses it."""
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.setup.precision == "bf16"):
             logits = self.net(inputs)
         return nn.functional.cross_entropy(logits.float(), labels)
 
 
 def codec(task: Task) -> dict[str, Any]:
-    """A compressor's encoding of a vector on the device, decoding in main memory, and whether the bytes are numpy's."""
+    """Encode a vector on the device and decode it in main memory; also whether the bytes are those of main memory."""
     here = {"w": torch.from_numpy(np.random.default_rng(0).standard_normal(task.entries).astype(np.float32))}
     x = {"w": here["w"].to(task.device)}
     compressor = CODECS[task.workload]
@@ -324,7 +323,7 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def measured(task: Task, rounds: Callable[[Callable[[], None]], None], warmup: int) -> dict[str, Any]:
-    """Time, memory, and where nvidia-smi tells, utilisation and energy of the rounds that follow the first `warmup`."""
+    """Time, memory, utilisation and energy of the rounds after the first `warmup`."""
     begun: list[float] = []
     on_gpu = task.device == "cuda"
 

@@ -21,7 +21,7 @@ NODE = {"object_store_memory": 200 * 10**6, "node_ip_address": start_or_join.LOO
 
 
 class Nodes:
-    """A head without cores, for driver and coordinator, and nodes of `num_cpus` cores for client actors."""
+    """A cluster: a head without cores, for driver and coordinator, and nodes of `num_cpus` cores for client actors."""
 
     def __init__(self, cluster: Cluster, num_nodes: int, num_cpus: int, server: ForkServer | None = None) -> None:
         self._cluster, self._num_cpus, self._server = cluster, num_cpus, server
@@ -34,36 +34,36 @@ class Nodes:
         return str(self._cluster.address)
 
     def roots(self) -> Sequence[int]:
-        """The processes that Ray started for the nodes, and what forks workers for it; workers are below these."""
-        # Ray lists a node's processes by what they are for.
+        """The processes that Ray started for the nodes, and the fork server; workers are below these."""
+        # Ray lists a node's processes by their purpose.
         started = [info for node in self._cluster.list_all_nodes() for info in node.all_processes.values()]
         found = [each.process.pid for infos in started for each in infos]
         return found if self._server is None else [*found, self._server.process.pid]
 
     def exchange(self, chance: random.Random) -> int:
-        """Kill one of the nodes, its actors and its object store with it, and have another one join; returns 1."""
+        """Kill a random node with its actors and its object store, and have another one join. Return 1."""
         lost = chance.choice(sorted(self._cluster.worker_nodes, key=lambda node: node.unique_id))
         self._cluster.remove_node(lost, allow_graceful=False)
         self.add()
         return 1
 
     def add(self, labels: Mapping[str, str] | None = None, num_gpus: int = 0) -> str:
-        """Have a node join, with these labels and GPUs, which are counted and not there; returns its id."""
+        """Have a node join, with these labels and pretended GPUs. Return its id."""
         has = {"num_cpus": self._num_cpus, "num_gpus": num_gpus, "labels": dict(labels or {}), **NODE}
         node = _started(lambda: self._cluster.add_node(**has), self._server)
         return str(node.node_id)
 
     def remove(self, node_id: str) -> None:
-        """Kill a node, its actors and its object store with it."""
+        """Kill a node with its actors and its object store."""
         (lost,) = (node for node in self._cluster.worker_nodes if node.node_id == node_id)
         self._cluster.remove_node(lost, allow_graceful=False)
 
 
 @contextmanager
 def own_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Iterator[Nodes]:
-    """Such a cluster, which ends with the block. ClusterError where it does not start. Cores are counted, not there.
+    """Context manager: a cluster of `num_nodes` nodes, which ends with the block. All nodes share this machine's cores.
 
-    Only the main thread can start one: Ray handles signals for it.
+    Call it from the main thread, because Ray sets signal handlers. Raise ClusterError if it does not start.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     before = signal.getsignal(signal.SIGTERM)
@@ -80,7 +80,7 @@ def own_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Iterator[Nodes]:
 
 
 def _started(start: Callable[[], Started], server: ForkServer | None) -> Started:
-    """The lean nodes that `start` returns, for which a busy machine may be too slow at first."""
+    """Return what `start` returns, lean nodes. Try three times, because a busy machine may be too slow at first."""
     for _ in range(2):
         try:
             with ray_internals.lean_nodes(server and server.socket):

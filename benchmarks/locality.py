@@ -1,8 +1,8 @@
 """The benchmark `locality`: the bytes that a round moves between nodes.
 
-Scaffold's clients remember a control variate as large as the model. Simulated nodes on one machine, with one core and a
-client actor each, hold them; the same rounds are played with calls sent to the nodes of their clients' states, and with
-calls sent in order to whoever is free. Either way a round has the same bits, which is checked.
+The clients of scaffold remember a control variate as large as the model. Simulated nodes on one machine, each with one
+core and one client actor, have these states. The same rounds are played twice: with calls sent to the nodes of their
+clients' states, and with calls sent in order to any free actor. The losses must be the same.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ WAYS: dict[str, type[RayExecutor]] = {"whoever is free": InOrder, "the states' n
 
 @dataclass
 class Rounds:
-    """Of each round: bytes of states and messages that calls read from other nodes, bytes through the machine's
-    loopback device, and seconds; and the losses, which may not differ."""
+    """For each round: bytes of states and messages that calls read from other nodes, bytes through the machine's
+    loopback device, seconds, and the loss."""
 
     moved: list[int]
     network: list[int]
@@ -46,7 +46,7 @@ class Rounds:
 
 
 def experiment(clients: int, participants: int, rounds: int, hidden: int) -> Experiment:
-    """Scaffold on digits: an MLP, two short steps a client, no evaluation but the last."""
+    """Scaffold on digits: an MLP, two short steps per client, an evaluation only after the last round."""
     return Experiment(
         name="locality",
         rounds=rounds,
@@ -98,10 +98,10 @@ COLUMNS = (
 
 
 def bench_locality(clients: int, nodes: int, rounds: int, hidden: int, results: Results) -> None:
-    """Print a table, all clients a round and a quarter of them, and write `results`.
+    """Measure rounds of all clients and of a quarter of them, print a table, and write `results`.
 
-    ValueError, before anything is measured, for what cannot be done and where `results` cannot be written; ClusterError
-    where no cluster starts; AssertionError where a round's loss depends on who did the work.
+    Raise RayflError, before anything is measured, for arguments that are not allowed and if `results` cannot be
+    written; ClusterError if no cluster starts; AssertionError if a loss depends on the actors that did the work.
     """
     from rayfl.experiment.prepare import prepare
 

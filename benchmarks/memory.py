@@ -1,4 +1,4 @@
-"""Peak memory of a process and all its descendants, shared pages counted once (proportional set size)."""
+"""Peak memory of a process and all its descendants; shared pages count once (proportional set size)."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Proportional set size of all processes at and below `pid`."""
+    """Proportional set size of `pid` and all its descendants, in bytes."""
     total = 0
     for each in descendants(pid):
         try:
@@ -39,9 +39,9 @@ def proportional_bytes(pid: int) -> int:
 
 
 class Resident(NamedTuple):
-    """Bytes in memory: private pages by kind of process, and the pages of shared memory in use.
+    """Bytes in memory: heaps by kind of process, and the shared memory in use.
 
-    Heaps are without shared memory and without files. `rest`: the driver and Ray's own processes.
+    Heaps have neither shared memory nor mapped files. `rest`: the driver and Ray's own processes.
     """
 
     coordinator: int = 0
@@ -56,7 +56,7 @@ class Resident(NamedTuple):
 
 
 def resident() -> Resident:
-    """Memory of this process and all below it, by kind of process."""
+    """Memory of this process and all its descendants, by kind of process."""
     heaps, shared = {"coordinator": 0, "actors": 0, "rest": 0}, 0
     for each in descendants(os.getpid()):
         try:
@@ -73,9 +73,9 @@ def resident() -> Resident:
 
 
 class Peak:
-    """Samples a running process until it ends; `bytes` is the largest sum seen.
+    """Samples the memory of a running process until it ends; `bytes` is the largest sum seen.
 
-    Reading a process's pages stops it for a moment, so `interval_s` is not short.
+    Reading a process's pages stops it for a moment, so `interval_s` should not be short.
     """
 
     def __init__(self, process: "subprocess.Popen[str]", interval_s: float = 1.0) -> None:
@@ -99,8 +99,8 @@ def run_watched(
 ) -> tuple[str, int]:
     """Run a module in its own process; return the last line that it prints and its peak memory.
 
-    `environment` and `folder`: its variables and its current directory, by default this process's. ClusterError if it
-    fails.
+    `environment` and `folder`: its variables and its current directory, by default this process's. Raise ClusterError
+    if it fails.
     """
     command = [python, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder) as process:

@@ -41,28 +41,28 @@ from rayfl.run_directory.run_folder import create_run_directory
 ACTORS = (8, 16, 32, 64)
 PARTICIPANTS, ROUNDS, WARMUP = 1_000, 10, 2
 ACTOR_BYTES = 200 * 10**6
-"""Memory of an actor that has loaded torch and holds hardly any data."""
+"""Memory of an actor that has loaded torch and has hardly any data."""
 
 
 class Measuring:
-    """An executor that counts calls, the seconds of waiting for answers, and the bytes that this process fetches."""
+    """An executor that counts calls, seconds of waiting for answers, and bytes that this process fetches."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner, self.num_workers = inner, inner.num_workers
         self.calls = self.fetched_bytes = 0
         self.waited_s = self.counting_s = 0.0
 
-    # Any: whatever travels.
+    # Any: a value of any type.
     def put(self, value: Any) -> Ref:
-        """Into the object store."""
+        """Put a value into the object store."""
         return self.inner.put(value)
 
     def handle(self, ref: Ref) -> Handle:
-        """A packet's handle."""
+        """The handle of a packet."""
         return self.inner.handle(ref)
 
     def get(self, ref: Ref) -> Any:
-        """A value from the object store, counted."""
+        """Get a value from the object store, and count its bytes."""
         value = self.inner.get(ref)
         self._count(value)
         return value
@@ -82,16 +82,16 @@ class Measuring:
         self.counting_s += time.process_time() - begun
 
 
-# Any: whatever travels.
+# Any: a value of any type.
 def pickled_bytes(value: Any) -> int:
-    """The bytes of a value as Ray sends it: pickled, with the buffers of arrays beside it."""
+    """The size of a value as Ray sends it: pickled, plus the buffers of its arrays."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
 
 
 def experiment(actors: int, participants: int, rounds: int, **runtime: object) -> Experiment:
-    """Every one of `participants` clients takes one step of logistic regression on one of the digits it has."""
+    """Each of `participants` clients takes one step of logistic regression on one of its digits."""
     tables: dict[str, Any] = {
         "name": "nodes",
         "rounds": rounds,
@@ -108,7 +108,7 @@ def experiment(actors: int, participants: int, rounds: int, **runtime: object) -
 
 
 def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, Any]:
-    """Play all rounds and measure those after the first `WARMUP`; all figures are means of a round but the median."""
+    """Play all rounds and measure those after the first `WARMUP`: means per round, and the median of the seconds."""
     setup, measuring = prepare(chosen), Measuring(executor)
     create_run_directory(directory)
     describe_run(directory, chosen.as_dict(), describe(1), toml.dumps(chosen.as_dict()))
@@ -141,7 +141,7 @@ def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, A
 
 
 def figures(nodes: int, actors: int, participants: int, rounds: int) -> dict[str, Any]:
-    """Play on a cluster of `nodes` nodes, which have room for the actors."""
+    """Play on a cluster of `nodes` nodes with room for the actors."""
     with own_cluster(nodes, num_cpus=-(-actors // nodes)) as cluster, tempfile.TemporaryDirectory() as scratch:
         chosen = experiment(actors, participants, WARMUP + rounds, address=cluster.address)
         with session.executor(prepare(chosen), Runtime(**chosen.runtime.model_dump())) as pool:
@@ -173,7 +173,7 @@ def by_calls(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, floa
 def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: Results) -> None:
     """Measure rounds with each number of `actors` on simulated nodes; print a row each and write `results`.
 
-    RayflError, before any measurement, for a number below 1 and if `results` cannot be written.
+    Raise RayflError, before any measurement, for a number below 1 and if `results` cannot be written.
     """
     if nodes < 1 or participants < 1 or min(actors) < 1:
         raise RayflError(

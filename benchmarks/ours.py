@@ -1,7 +1,7 @@
-"""rayfl's side of the benchmark: `python -m benchmarks.ours W1 2 30` runs 30 rounds on two actors of one thread each.
+"""rayfl's part of the benchmark `rounds`: `python -m benchmarks.ours W1 2 30` plays 30 rounds on two actors.
 
-Prints the times of the rounds after those that warm up, and the version, as JSON. `W1x10` registers every client ten
-times, so that only their number changes.
+Prints the times of the rounds after the warm-up, and the version, as JSON. `W1x10` registers every client ten times, so
+that only the number of clients changes.
 """
 
 import json
@@ -55,7 +55,7 @@ def registered(experiment: Experiment, setup: Setup, copies: int) -> Setup:
 
 
 def repeated(shards: Shards, copies: int) -> Shards:
-    """The same holdings, one after another."""
+    """The same shards `copies` times, one after another."""
     sizes = np.tile(np.diff(shards.offsets), copies)
     return Shards(np.tile(shards.indices, copies), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 

@@ -26,17 +26,17 @@ from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.run_folder import create_run_directory
 
 LOOKS = 5
-"""Memory at a round is the least of this many measurements, one after each round before it, since memory of work under
-way comes and goes. After the last round itself the actors are ending."""
+"""The memory at a round is the least of this many measurements, one after each of the rounds before it, because the
+memory of current work varies. It is not measured after the last round, when actors end."""
 
 
 @dataclass
 class Played:
     """A run's figures.
 
-    `seconds`: of each round's work. `between_s`: from the end of a round to that of the next, what is written included
-    (as the driver learns of it: single values are good to a tenth of a second, their sum is better).
-    `resident`: of Ray's and our own processes, by round. `stored`: bytes in the object store, by round.
+    `seconds`: the work of each round. `between_s`: from the end of a round to the end of the next, with everything that
+    is written; single values are right to a tenth of a second, their sum is more precise. `resident`: the memory of
+    Ray's and rayfl's processes, by round. `stored`: bytes in the object store, by round.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Played:
 
 
 def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[int] = ()) -> Played:
-    """Play and watch. Errors are those of `actors.driver.play_on_ray`."""
+    """Play the experiment, and measure memory at the rounds `watched`. Errors: those of `play_on_ray`."""
     played = Played()
     marks: list[float] = []
     setup = prepare(experiment)

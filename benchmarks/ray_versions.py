@@ -1,8 +1,8 @@
-"""The benchmark `ray-versions`: whether rayfl works with other versions of Ray.
+"""The benchmark `ray_versions`: whether rayfl works with other versions of Ray.
 
-For each version a virtual environment is made that has this Ray, and all other packages of the running Python. In it
-rayfl plays the demo in one process, on Ray, on Ray without its private parts, and on Ray with an actor that is killed;
-and a process without the session's token tries to join the session.
+Each version of Ray is installed into a virtual environment that also has all other packages of the running Python.
+There rayfl plays the demo in one process, on Ray, on Ray without its private parts, and on Ray with an actor that is
+killed; and a process tries to join a session without its token.
 """
 
 import os
@@ -48,7 +48,7 @@ class Failed(Exception):
 
 
 def bench_ray_versions(versions: Sequence[str], results: Results) -> int:
-    """Try all versions, print a Markdown table, and write `results`. Returns 1 if a check failed."""
+    """Try all versions, print a Markdown table, and write `results`. Return an exit code: 1 if a check failed."""
     results.require()
     if not versions:
         raise RayflError("name the versions of Ray to try, as 2.54.1 2.60.0")
@@ -78,7 +78,7 @@ class Trial:
         subprocess.run([sys.executable, "-m", *install], check=True)
 
     def checks(self) -> list[str]:
-        """The cells of the version's row: what each check found."""
+        """Run all checks; return the cells of the version's row."""
         checks: Sequence[Callable[[], str]] = (self.parts, self.inline, self.on_ray, self.plain, self.kill, self.token)
         return [_cell(check) for check in checks]
 
@@ -143,13 +143,13 @@ class Trial:
         self.output(*self.words(name, *more), **variables)
 
     def compared(self, name: str) -> str:
-        """Compare a run with the one in one process."""
+        """Compare a run with the run in one process. Raise Failed if a bit differs."""
         if bits(self.folder / name) != bits(self.folder / "inline"):
             raise Failed("other bits than in one process")
         return "same bits"
 
     def output(self, *words: str, **variables: str) -> str:
-        """The output of a Python of this environment. Failed if it fails."""
+        """Run a Python of this environment and return its output. Raise Failed if it fails."""
         process = self.start(*words, **variables)
         try:
             text, _ = process.communicate(timeout=_LIMIT_S)
@@ -167,7 +167,7 @@ class Trial:
 
 
 def bits(directory: Path) -> list[Any]:
-    """All that a run recorded but for its seconds, and its models' files."""
+    """Everything that a run recorded except real seconds, and its models' files."""
     run = read_run(directory)
     tables = [table.to_pylist() for table in (run.rounds, run.clients, run.metrics)]
     rows = [{key: value for key, value in row.items() if key != "wall_s"} for table in tables for row in table]
@@ -175,16 +175,16 @@ def bits(directory: Path) -> list[Any]:
 
 
 def _cell(check: Callable[[], str]) -> str:
-    """What a check found, for a table."""
+    """The result of a check, for a table."""
     try:
         return check()
-    # A check may fail with anything; the others go on.
+    # If a check fails, the others still run.
     except Exception as error:  # noqa: BLE001
         return f"fails ({type(error).__name__}: {' '.join(str(error).split())[-200:]})".replace("|", "/")
 
 
 def _kill_actor(root: int) -> bool:
-    """Kill the client actor below the process `root` that began last. False if there is none."""
+    """Kill the client actor below the process `root` that started last. Return False if there is none."""
     for process in sorted(psutil.Process(root).children(recursive=True), key=lambda one: one.pid, reverse=True):
         with suppress(psutil.Error):
             words = process.cmdline()

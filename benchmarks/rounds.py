@@ -61,11 +61,11 @@ class Measured:
 def bench_rounds(
     names: Sequence[str], results: Results, rounds: int | None = None, pythons: Sequence[str] | None = None
 ) -> None:
-    """Measure the named workloads, all where none is named; print a row a program and write `results`.
+    """Measure the named workloads, by default all; print a row per program and write `results`.
 
-    `rounds`: how many are measured, instead of the workload's. `pythons`: the interpreters in whose environments the
-    other simulators are looked for; None: they do not run. ValueError, before anything is measured, for what cannot be
-    done; ClusterError at the end where another simulator failed.
+    `rounds`: the number of measured rounds, instead of the workload's. `pythons`: the interpreters of environments that
+    may have the other simulators; None: do not run them. Raise RayflError, before anything is measured, for arguments
+    that are not allowed; ClusterError at the end if another simulator failed.
     """
     for name in names:
         if name not in WORKLOADS:
@@ -97,7 +97,7 @@ def bench_rounds(
 def add_rows(
     figures: Figures, workload: str, bare: Mapping[str, Measured], others: Mapping[str, Measured], ours: Measured
 ) -> None:
-    """A row for every program that ran a workload."""
+    """Add a row for every program that ran a workload."""
     best = min(bare, key=lambda name: bare[name].median)
     for name, each in {**bare, **others, "rayfl": ours}.items():
         values = (each.median, ours.median / each.median, each.peak_bytes, each.version, each.seconds)
@@ -105,14 +105,14 @@ def add_rows(
 
 
 def ours(workload: Workload) -> Measured:
-    """rayfl's own rounds."""
+    """Run rayfl."""
     return measured(*run_watched("benchmarks.ours", workload.name, str(ACTORS), str(workload.rounds)))
 
 
 def rivals(
     workload: Workload, scratch: Path, peers: Mapping[str, str]
 ) -> tuple[dict[str, Measured], dict[str, Measured], list[str]]:
-    """Run all other programs: the bare loops by name, the other simulators, and in words those that failed."""
+    """Run all other programs. Return the bare loops and the other simulators by name, and why some failed."""
     work, bare, others, failed = scratch / "work", dict[str, Measured](), dict[str, Measured](), list[str]()
     work.mkdir()
     files(workload).write(work)
@@ -131,27 +131,27 @@ def rivals(
 
 
 def lend(scratch: Path) -> None:
-    """Copy the programs into a package `benchmarks` in `scratch` that has nothing else."""
+    """Copy the programs of benchmarks/peers into a package `benchmarks` in `scratch`, without the rest of it."""
     folder = Path(__file__).parent / "peers"
     shutil.copytree(folder, scratch / "benchmarks" / "peers", ignore=shutil.ignore_patterns("__pycache__"))
     (scratch / "benchmarks" / "__init__.py").touch()
 
 
 def rival(program: str, *arguments: str, scratch: Path, python: str = sys.executable, tuned: bool = False) -> Measured:
-    """Run one of the programs that were lent to `scratch`; `tuned`: with rayfl's allocator and arithmetic."""
+    """Run one of the programs that `lend` copied; `tuned`: with rayfl's allocator and arithmetic."""
     around = {**environment(tuned), "PYTHONPATH": str(scratch)}
     module = f"benchmarks.peers.{program}"
     return measured(*run_watched(module, *arguments, python=python, environment=around, folder=scratch))
 
 
 def measured(output: str, peak_bytes: int) -> Measured:
-    """What a program printed as JSON on its last line, and its memory: that of a GPU where it says so."""
+    """The figures that a program printed as JSON; if it names its memory on a GPU, that replaces `peak_bytes`."""
     found = json.loads(output)
     return Measured(tuple(found["seconds"]), found["version"], found.get("peak_bytes", peak_bytes))
 
 
 def files(workload: Workload) -> Work:
-    """A workload for programs that do not know rayfl, with the clients that rayfl draws."""
+    """A workload for programs without rayfl, with the clients that rayfl draws."""
     experiment = workload.experiment()
     return files_of(workload, registered(experiment, prepare(experiment), workload.copies))
 
@@ -197,9 +197,9 @@ print(json.dumps(found))
 
 
 def installed(pythons: Sequence[str]) -> dict[str, str]:
-    """For every other simulator that is installed somewhere, the first of the interpreters that has it.
+    """For each other simulator, the first of the interpreters that has it; simulators that none has are left out.
 
-    RayflError for what is no Python.
+    Raise RayflError if an interpreter does not run.
     """
     found: dict[str, str] = {}
     for python in pythons:

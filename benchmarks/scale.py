@@ -26,9 +26,9 @@ from rayfl.run_directory.record import read_run
 
 MB = 10**6
 
-# Runs an experiment into a directory that does not exist yet, and measures its memory after these rounds; returns the
-# figures and the most memory that all processes had together.
 Measure = Callable[[Experiment, Path, Sequence[int]], tuple[Played, int]]
+"""Run an experiment into a new directory, and measure its memory after the given rounds. Return the figures and the
+peak memory of all processes together."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Sizes:
 def bench_scale(results: Results, sizes: Sizes = Sizes()) -> int:
     """Measure, print a table for each question and write `results`.
 
-    Returns an exit code: 1 where spilled states came back changed. RayflError, before anything is measured, where
+    Return an exit code: 1 if spilled states came back changed. Raise RayflError, before anything is measured, if
     `results` cannot be written.
     """
     results.require()
@@ -70,7 +70,7 @@ def bench_scale(results: Results, sizes: Sizes = Sizes()) -> int:
 
 
 def measured(experiment: Experiment, directory: Path, watched: Sequence[int]) -> tuple[Played, int]:
-    """A `Measure` in a process of its own. ClusterError if it fails."""
+    """A `Measure` that runs in another process. Raise ClusterError if it fails."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     file = directory.with_suffix(".json")
     file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
@@ -85,7 +85,7 @@ def shown(size: float) -> str:
 
 
 def populations(measure: Measure, home: Path, sizes: Sizes) -> Figures:
-    """FedAvg with more and more clients on more and more actors."""
+    """Measure FedAvg with different numbers of clients and actors."""
     columns = (
         Column("clients", "clients", "{:,}"),
         Column("actors", "actors"),
@@ -135,7 +135,7 @@ def states(measure: Measure, home: Path, sizes: Sizes) -> Figures:
 
 
 def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Figures:
-    """The cost of saving, over the last two thirds of the rounds, when most clients have a state."""
+    """Measure the cost of checkpoints in the last two thirds of the rounds, when most clients have a state."""
     columns = (
         Column("every", "checkpoint every", lambda every: str(every or "never")),
         Column("mean_s", "seconds a round", "{:.3f}"),
@@ -182,7 +182,7 @@ def spilling(measure: Measure, home: Path, sizes: Sizes) -> Figures:
     return figures
 
 
-# Any: tables, which Experiment makes into what they describe.
+# Any: tables of an experiment.
 def experiment(
     count: int,
     per_round: int,
@@ -193,7 +193,7 @@ def experiment(
     data: str = "fashion-mnist",
     **runtime: Any,
 ) -> Experiment:
-    """An experiment without evaluation, on actors of which four fit on two cores."""
+    """An experiment without evaluation, on actors of half a core."""
     tables: dict[str, Any] = {
         "name": method["name"],
         "rounds": rounds,
@@ -211,7 +211,7 @@ def experiment(
 
 
 def keeping(method: str, sizes: Sizes, rounds: int, every: int = 0) -> Experiment:
-    """Clients with a state each: 45 kB with scaffold; 134 kB with fedpse, and 45 kB that the server keeps of each."""
+    """Clients that each have a state: 45 kB with scaffold; 134 kB with fedpse, and 45 kB more on the server."""
     hyper = {"name": method, "lr": 0.05, "steps": 2, "batch_size": 10}
     return experiment(sizes.keepers, sizes.participants, rounds, {"name": "mlp", "hidden": [14]}, hyper, every)
 
@@ -225,7 +225,7 @@ def spilling_experiment(sizes: Sizes, megabytes: int) -> Experiment:
 
 
 def seen(directory: Path, rounds: int) -> int:
-    """Clients that took part in any of the first `rounds` rounds; nobody drops out here."""
+    """The number of clients that took part in any of the first `rounds` rounds."""
     clients = read_run(directory).clients
     return len(np.unique(clients["client"].to_numpy()[clients["round"].to_numpy() < rounds]))
 
@@ -237,7 +237,7 @@ def last_checkpoint(directory: Path) -> Path | None:
 
 
 def saved_bytes(directory: Path) -> int:
-    """The newest checkpoint's size: the server's state and all clients'; 0 where there is none."""
+    """The size of the states in the newest checkpoint, the server's and all clients'; 0 without a checkpoint."""
     place = last_checkpoint(directory)
     return sum(path.stat().st_size for path in place.glob("*.safetensors")) if place else 0
 

@@ -1,7 +1,7 @@
 """The benchmark `start`: the seconds to the first line, the first round, the prompt, and a refusal.
 
-Every command is a process of its own in a terminal of its own, as a user would type it. What the terminal shows tells
-the stages apart, so nothing is measured inside of rayfl.
+Every command runs in its own process and terminal, as a user would type it. The terminal's output shows the stages, so
+nothing is measured inside rayfl.
 """
 
 import os
@@ -36,7 +36,7 @@ STAGES: Mapping[str, str] = {
     "the last round is over": rf"round {ROUNDS}/{ROUNDS}\s\s",
     "drawing the page": DRAWING,
 }
-"""The beginnings of stages in their order, by what the terminal shows then."""
+"""The stages in their order, with the pattern that the terminal shows when a stage begins."""
 COMMANDS: Mapping[str, Sequence[str]] = {
     "rayfl --help": ["--help"],
     "rayfl methods fedavg": ["methods", "fedavg"],
@@ -48,13 +48,13 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 """Commands that end at once, or are refused."""
 _ESCAPES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
 _LOOK_S = 0.1
-"""Seconds between looks at the processor time of a run's processes. A process that ends keeps its last figure."""
+"""Seconds between looks at the processor time of a run's processes. The last figure of a process counts."""
 
 
 def bench_start(repeats: int, results: Results) -> None:
-    """Measure all commands `repeats` times and runs of the demo as often; print two tables and write `results`.
+    """Measure all commands and runs of the demo, each `repeats` times; print three tables and write `results`.
 
-    ValueError for too few repeats and where `results` cannot be written; ClusterError where a run fails.
+    Raise RayflError for too few repeats and if `results` cannot be written; ClusterError if a run fails.
     """
     if repeats < 1:
         raise RayflError(f"--repeats {repeats} is not allowed; it must be a whole number of at least 1")
@@ -68,12 +68,12 @@ def bench_start(repeats: int, results: Results) -> None:
 
 
 def demo(scratch: str) -> list[str]:
-    """The words of a run of the demo."""
+    """The arguments of a run of the demo."""
     return ["run", str(experiment_file(Path(EXPERIMENT))), f"rounds={ROUNDS}", "--output", f"{scratch}/run"]
 
 
 def run_demo(scratch: str) -> "Watched":
-    """A run of the demo. ClusterError if it fails."""
+    """Run the demo. Raise ClusterError if it fails."""
     words = demo(scratch)
     watched = Watched(words, STAGES)
     watched.wait()
@@ -83,7 +83,7 @@ def run_demo(scratch: str) -> "Watched":
 
 
 def stages(repeats: int) -> Figures:
-    """When each stage of a run begins."""
+    """Measure when each stage of a run begins."""
     columns = (
         Column("stage", "stage"),
         Column("median_s", "seconds", "{:.2f}"),
@@ -103,7 +103,7 @@ def stages(repeats: int) -> Figures:
 
 
 def commands(repeats: int) -> Figures:
-    """How long each of the commands takes."""
+    """Measure the time of each of COMMANDS."""
     columns = (
         Column("command", "command"),
         Column("median_s", "seconds", "{:.2f}"),
@@ -123,7 +123,7 @@ def commands(repeats: int) -> Figures:
 
 
 def processes() -> Figures:
-    """The processor time of a run's processes up to the end of its first round."""
+    """Measure the processor time of a run's processes up to the end of its first round."""
     columns = (
         Column("process", "process"),
         Column("count", "processes"),
@@ -145,9 +145,10 @@ def processes() -> Figures:
 
 
 class Watched:
-    """`rayfl WORDS` in a terminal of its own.
+    """The command `rayfl WORDS` in a terminal of its own.
 
-    `seconds`: when each of `marks` was first seen, in their order, and its END; `text`: all that the terminal showed.
+    `seconds`: when each of `marks` was first seen, and when the command ended; `text`: everything that the terminal
+    showed.
     """
 
     def __init__(self, words: Sequence[str], marks: Mapping[str, str]) -> None:
@@ -171,21 +172,21 @@ class Watched:
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on."""
+        """Whether the command still runs."""
         return self._reader.is_alive()
 
     @property
     def code(self) -> int:
-        """Its exit code."""
+        """The exit code; waits for the end."""
         return self.process.wait()
 
     @property
     def last_line(self) -> str:
-        """What the terminal showed last."""
+        """The last line that the terminal showed."""
         return ([""] + [line.strip() for line in re.split(r"[\r\n]+", self.text) if line.strip()])[-1]
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the command."""
         self._reader.join()
 
     def _read(self) -> None:
@@ -204,11 +205,11 @@ class Watched:
             os.close(self._terminal)
 
     def _take(self, now: float) -> bool:
-        """Read the terminal's output. False at its end."""
+        """Read the terminal's output. Return False at its end."""
         try:
             data = os.read(self._terminal, 65536)
         except OSError:
-            # Nobody has it open any more: the end comes in a moment.
+            # No process has the terminal open any more, so the command ends in a moment.
             time.sleep(0.001)
             return False
         self.text += _ESCAPES.sub("", data.decode(errors="replace"))
@@ -219,7 +220,7 @@ class Watched:
 
 
 def processor_times(root: int) -> dict[int, tuple[str, float]]:
-    """The kind of every process below `root`, and its processor time so far in seconds, by its number."""
+    """The kind and the processor time so far, in seconds, of `root` and every process below it, by process id."""
     found, tick = dict[int, tuple[str, float]](), os.sysconf("SC_CLK_TCK")
     for pid in descendants(root):
         try:
@@ -232,7 +233,7 @@ def processor_times(root: int) -> dict[int, tuple[str, float]]:
 
 
 def kind(words: Sequence[str]) -> str:
-    """The kind of a process, by its command line."""
+    """The kind of a process, from its command line."""
     if words[0].startswith("ray::"):
         return words[0].split(".")[0].split(":")[-1].removeprefix("ray::")
     if "jobs.cli" in words:

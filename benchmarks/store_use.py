@@ -1,4 +1,4 @@
-"""Use of the object stores of all nodes, as Ray counts it."""
+"""The use of the object stores of all nodes, as Ray counts it."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 
 
 class StoreUse(NamedTuple):
-    """Of all nodes together: bytes in the stores now, and bytes spilled to disk and read back since Ray was started."""
+    """All nodes together: bytes in the stores now, and bytes spilled to disk and read back since Ray started."""
 
     used_bytes: int
     spilled_bytes: int

@@ -1,4 +1,4 @@
-"""The processes of a run under attack, found below its driver, and the ways to strike them.
+"""The processes of a run under attack, and the ways to strike them.
 
 Only processes below the given roots are found, so nothing of another Ray is touched.
 """
@@ -18,7 +18,7 @@ ACTOR, COORDINATOR, DRIVER, GCS, RAYLET = "actor", "coordinator", "driver", "gcs
 
 
 class Victim(NamedTuple):
-    """A process; `began` distinguishes it from a later process of the same number."""
+    """A process; `began` distinguishes it from a later process with the same id."""
 
     pid: int
     began: str
@@ -30,7 +30,7 @@ class Victim(NamedTuple):
         return began(self.pid) == self.began
 
     def strike(self, number: signal.Signals) -> bool:
-        """Send a signal. False if the process is gone."""
+        """Send a signal. Return False if the process is gone."""
         with suppress(ProcessLookupError):
             if self.alive:
                 os.kill(self.pid, number)
@@ -38,7 +38,7 @@ class Victim(NamedTuple):
         return False
 
     def limit_files(self, size: int) -> bool:
-        """Have the system refuse to make this process's files longer than `size` bytes. False if it is gone."""
+        """Let no file of this process grow beyond `size` bytes. Return False if the process is gone."""
         with suppress(ProcessLookupError):
             _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, hard))
@@ -47,7 +47,7 @@ class Victim(NamedTuple):
 
 
 def processes(roots: Iterable[int]) -> list[Victim]:
-    """All living processes at and below `roots`."""
+    """All living processes among `roots` and below them."""
     pids = sorted({pid for root in roots for pid in descendants(root)})
     return [Victim(pid, moment, _kind(pid)) for pid in pids if (moment := began(pid))]
 
@@ -62,14 +62,14 @@ def began(pid: int) -> str:
 
 
 def _kind(pid: int) -> str:
-    """The kind of a process; "" for a process that is never struck."""
+    """The kind of a process; "" if it is never struck."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
     if words[0].startswith("ray::Coordinator"):
         return COORDINATOR
-    # A process of Ray's that is still without work becomes an actor, or the coordinator, in a moment.
+    # An idle worker of Ray becomes an actor or the coordinator in a moment.
     without_work = words[0].startswith("ray::IDLE") or any(word.endswith("/default_worker.py") for word in words[1:3])
     if without_work or words[0].startswith("ray::ClientActor"):
         return ACTOR

@@ -1,4 +1,4 @@
-"""The three workloads: many small clients, few large ones, and a large model with almost no computation.
+"""The workloads: many small clients (also ten times as many), few large ones, and a large model with little work.
 
 FedAvg on Fashion-MNIST, SGD with learning rate 0.05, one local epoch, Dirichlet(0.3) over labels.
 """

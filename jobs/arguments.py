@@ -1,4 +1,4 @@
-"""The types of the commands' arguments, and of commands that take settings.
+"""The types of the commands' arguments, and the class of commands that take settings.
 
 Nothing here loads torch or Ray before a command needs them.
 """
@@ -15,7 +15,7 @@ from rayfl.errors import RayflError
 
 
 class _Place(click.ParamType):
-    """An argument that `convert_place` makes of a word. Raise RayflError for a word that it refuses."""
+    """The type of an argument that `convert_place` converts; it raises RayflError for a wrong word."""
 
     name = "path"
 
@@ -28,7 +28,7 @@ class _Place(click.ParamType):
 
 
 def _local(word: str) -> Path:
-    """A path on this machine. A URL is refused, because a folder called "s3:" would be made of it."""
+    """A path on this machine. Raise RayflError for a URL, for which a folder called "s3:" would be made."""
     if ":" in word:
         from rayfl.run_directory.object_storage import require_path
 
@@ -53,7 +53,7 @@ EXPERIMENT = _Place(lambda word: experiment_file(_local(word)))
 
 
 class WithSettings(click.Command):
-    """A command that takes settings as KEY=VALUE. A setting written as an option gets a sentence that says so."""
+    """A command that takes settings as KEY=VALUE. If a setting is given as an option, the error shows its KEY=VALUE."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)

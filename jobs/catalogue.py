@@ -61,7 +61,7 @@ def print_one(table: str, name: str) -> None:
 
 # Any: a class of a kind, or what it adopts; a TOML table.
 def example(name: str, found: Any) -> dict[str, Any]:
-    """A table that chooses it: its required settings, and some others at their defaults."""
+    """A TOML table that chooses `found`: its required settings, and the first others at their defaults."""
     fields = settings_of(found)
     required = {key: (field.examples or [None])[0] for key, field in fields.items() if field.is_required()}
     own = [key for key in fields if key not in LocalTraining.model_fields]
@@ -80,14 +80,14 @@ def _plain(value: Any) -> Any:
 
 # Any: values of TOML.
 def overrides(table: str, given: Mapping[str, Any]) -> list[str]:
-    """The same table as words of a command line, quoted for a shell."""
+    """The settings in `given` as KEY=VALUE words of a command line, quoted for a shell."""
     keys = {key: table if key == "name" else f"{table}.{key}" for key in given}
     return [shlex.quote(f"{keys[key]}={_word(value)}") for key, value in given.items()]
 
 
 # Any: a value of TOML.
 def _word(value: Any) -> str:
-    """A value as an override has it: bare text if that is read as text."""
+    """A value as an override writes it: bare text if that is read as the same text, otherwise JSON."""
     read: dict[str, Any] = {}
     override(read, f"value={value}")
     return value if isinstance(value, str) and read["value"] == value else json.dumps(value)
@@ -109,7 +109,7 @@ def setting_rows(found: Any) -> list[tuple[str, str, str, str]]:
 
 # Any: see `example`.
 def about(found: Any) -> list[str]:
-    """Paragraphs about it, from its class's docstring. A method's module comes first, with the paper."""
+    """The paragraphs of a docstring. For a method, the docstring of its module, with the paper, comes first."""
     texts = [inspect.getdoc(found) or ""]
     if isinstance(found, type) and issubclass(found, Method):
         module = inspect.getmodule(found)
@@ -120,7 +120,7 @@ def about(found: Any) -> list[str]:
 
 # Any: see `example`.
 def what_it_is(found: Any) -> str:
-    """The first sentence of its docstring."""
+    """The first sentence of the docstring."""
     return first_sentence((inspect.getdoc(found) or "").split("\n\n")[0])
 
 

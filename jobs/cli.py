@@ -1,4 +1,4 @@
-"""The command `rayfl`: run, sweep, report, and what there is to choose from."""
+"""The command `rayfl`: run, resume, sweep, compare, and list what an experiment can choose."""
 
 import json
 import shlex
@@ -17,13 +17,13 @@ from jobs.standard_output import outliving_its_reader, print_table, say
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
-# Each command imports what it needs, so that a list of commands loads nothing else.
+# Each command imports what it needs, so that `rayfl --help` loads nothing else.
 
 
 class Commands(click.Group):
-    """Commands whose errors end in one sentence. Called by a shell, they run in a child process (parent_process.py).
+    """Commands that report an error in one sentence. From a shell they run in a child process (parent_process.py).
 
-    They end early by click's Exit: sys.exit is what somebody's plug-in calls, and an error.
+    They end early by click's Exit: a plug-in may call sys.exit, which is an error.
     """
 
     # Any: click's own signature.
@@ -49,7 +49,7 @@ def main() -> None:
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
 @click.option("--output", type=PLACE, help="Run directory, or its URL; by default the next free runs/NAME.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
-@click.option("--resume", "resumed", is_flag=True, help="Go on with the run in --output if there is one.")
+@click.option("--resume", "resumed", is_flag=True, help="Resume the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
 @click.pass_context
 def run(
@@ -63,19 +63,22 @@ def run(
     resumed: bool,
     inline: bool,
 ) -> None:
-    """Run the experiment in FILE, or one of `rayfl examples` by its name; KEY=VALUE replaces single settings, as in
-    method.lr=0.1.
+    """Run the experiment in FILE, which may be a name that `rayfl examples` lists; KEY=VALUE replaces single settings,
+    as in method.lr=0.1.
 
-    A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume the same
-    command begins the run in --output, goes on with it, or says that it is finished: schedulers may repeat it.
+    A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume, the command
+    starts the run in --output, resumes it, or says that it is finished, so a scheduler may repeat the same command.
     """
     if resumed and overwrite:
-        raise RayflError("--resume needs no --overwrite beside it")
+        raise RayflError("--resume goes on with the run in --output and --overwrite replaces it: give one of them")
     settings = [*overrides, *_settings(rounds, actors, inline)]
     table, lists = _read(file, settings)
     if lists is not None:
         if isinstance(output, str):
-            raise RayflError(f"a sweep has a directory on this machine: give {output} as output.directory")
+            raise RayflError(
+                f"--output {output} is a URL, but a sweep needs a directory on this machine; give "
+                f"output.directory={output} for the copies"
+            )
         context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
     with outliving_its_reader(), Display("loading") as display:
         if not inline:
@@ -106,7 +109,7 @@ def run(
 def resume(
     directory: Path | str, overrides: Sequence[str], rounds: int | None, actors: str | None, inline: bool
 ) -> None:
-    """Resume the interrupted run in DIRECTORY. Its results are those of an uninterrupted run.
+    """Resume the interrupted run in DIRECTORY. The results equal those of an uninterrupted run.
 
     A run at a URL, such as s3://bucket/runs/NAME, is downloaded into runs/NAME first.
 
@@ -129,14 +132,14 @@ def resume(
 
 # Any: a table of settings, and swept values.
 def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
-    """As `with_overrides`. Torch is not loaded yet: a wrong file or override is refused at once."""
+    """Read a file and apply the overrides. Torch is not loaded, so mistakes are reported at once."""
     from rayfl.experiment.table import read_table, with_overrides
 
     return with_overrides(read_table(file), settings)
 
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
-    """The options that stand for settings, as overrides."""
+    """The options --rounds, --actors and --inline, as overrides."""
     found = [f"rounds={rounds}"] * (rounds is not None)
     found += [f"runtime.actors={actors}"] * (actors is not None)
     return found + ["runtime.executor=inline"] * inline
@@ -145,13 +148,13 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--dir", "directory", type=ABSOLUTE, help="Sweep directory; what finished there is not run again.")
-@click.option("--parallel", type=int, default=1, metavar="N", help="Runs at once; they share the machine or cluster.")
+@click.option("--dir", "directory", type=ABSOLUTE, help="Sweep directory; runs that finished there are not repeated.")
+@click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once, on one machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
 @click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
-@click.option("--overwrite", is_flag=True, help="Run again what has finished in --dir.")
+@click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
 def sweep(
     file: Path,
@@ -188,21 +191,21 @@ def sweep(
 def _report_options(
     target: float | None, best_over: Sequence[str], last: int | None = None, metric: str | None = None
 ) -> dict[str, object]:
-    """The options that were given, by the settings of `[report]` that they stand for."""
+    """The options that were given, by their names in the table `[report]`."""
     options = {"target": target, "best_over": list(best_over) or None, "last": last, "metric": metric}
     return {key: value for key, value in options.items() if value is not None}
 
 
 # Any: the options of a command.
 def _comparing(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that stand for settings of `[report]`: the arguments of `_report_options`."""
+    """Add the options that set values of `[report]` to a command: the arguments of `_report_options`."""
     for option in (
         click.option(
             "--metric",
-            help="The accuracy that decides, as own/accuracy; by default own/accuracy if a method is personal.",
+            help="The accuracy to compare by; default: own/accuracy if a method is personal, else the most frequent.",
         ),
         click.option(
-            "--last", type=int, help="Evaluations at the end whose mean is the smoothed final accuracy; default: 3."
+            "--last", type=int, help="Number of last evaluations whose mean is the smoothed final accuracy; default: 3."
         ),
         click.option(
             "--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr."
@@ -215,17 +218,19 @@ def _comparing(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=PLACE)
-@click.option("--output", type=ABSOLUTE, help="The page; by default report.html in the one run directory, or here.")
+@click.option(
+    "--output", type=ABSOLUTE, help="The page; default: report.html, or comparison.html, in the one directory, or here."
+)
 @_comparing
-@click.option("--overwrite", is_flag=True, help="Replace the page's file even if it is no report of rayfl's.")
+@click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not write it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
 # Any: the options of `_comparing`.
 def report(
     directories: Sequence[Path | str], output: Path | None, overwrite: bool, as_json: bool, **given: Any
 ) -> None:
-    """Write one page about one run directory, or comparing several; a sweep's directory stands for all its runs.
+    """Write a page about one run, or one that compares several. The directory of a sweep stands for all its runs.
 
-    A URL, as s3://bucket/runs/NAME, stands for the run there; the page is written to this machine.
+    A URL, such as s3://bucket/runs/NAME, stands for the run there; the page is written to this machine.
     """
     with Display("loading") as display:
         from jobs import looking
@@ -273,7 +278,7 @@ def show(place: Path | str) -> None:
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--picture", type=ABSOLUTE, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")
-@click.option("--overwrite", is_flag=True, help="Replace the picture's file even if rayfl did not draw it.")
+@click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not draw it.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
     """Show how the data are split among the clients, as a table and a picture. For a sweep, its first experiment."""
     with Display("reading the data") as display:
@@ -310,7 +315,7 @@ def examples() -> None:
 @main.command()
 @click.argument("file", type=ABSOLUTE, default="experiment.toml")
 def init(file: Path) -> None:
-    """Write a commented experiment file to begin with, by default experiment.toml; nothing is ever replaced."""
+    """Write a commented experiment file to begin with, by default experiment.toml. It never replaces a file."""
     shipped.write_template(file)
     say(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
 

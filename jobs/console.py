@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live bar on a terminal or in a notebook, else a line a round, and its log."""
+"""The progress of a run: a live bar on a terminal or in a notebook, otherwise a line per round; and its log."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
@@ -15,7 +15,7 @@ HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own
 
 
 Show = Literal["all", "bar", "nothing"]
-"""all: a bar where the display is live, a line a round elsewhere; bar: the same without the lines."""
+"""all: a bar if the display is live, otherwise a line per round; bar: the bar only; nothing: not even the log."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ _WAVES = {"train": "client", "evaluate": "evaluating client", "reply": "answerin
 
 
 class Follower:
-    """Shows a run's rounds: on `line` the clients of the current round, the accuracy and the bytes sent; where `prints`
-    is true, a printed line a round."""
+    """Shows the progress of a run on a bar: the round, its clients, the accuracy and the megabytes sent.
+
+    line: the bar. rounds: of the whole run. prints: whether to print a line per round as well.
+    """
 
     def __init__(self, line: Line, rounds: int, prints: bool) -> None:
         self.line, self.rounds, self.prints = line, rounds, prints
@@ -48,10 +50,10 @@ class Follower:
         self.show("starting")
 
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        """Show a round that is over."""
+        """Show a round that has ended."""
         if self.prints:
             say(line(row, means, self.rounds))
-        # By round: a run that goes back to its last checkpoint reports some rounds again.
+        # By round, because a run that goes back to its last checkpoint reports some rounds again.
         self.sent[row.round] = row.uplink_bits + row.downlink_bits
         self.done = row.round + 1
         # Rounds without evaluation keep the last values.
@@ -101,7 +103,7 @@ def logging_to(handler: Handler) -> Iterator[None]:
     before = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(log.level or INFO)
-    # If a package gives the root logger a handler meanwhile, nothing is shown twice.
+    # So that nothing is shown twice if a package gives the root logger a handler meanwhile.
     log.propagate = False
     try:
         yield
@@ -121,7 +123,7 @@ def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:
 
 
 def headline(means: Mapping[str, float]) -> str:
-    """The one or two most telling values of a round."""
+    """The one or two most important values of a round, in words."""
     accuracies = [name for name in HEADLINES if name in means and name.endswith("accuracy")][:2]
     names = accuracies or [name for name in HEADLINES if name in means][:1]
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"

@@ -31,9 +31,9 @@ _SHORTEST_TITLE = 8
 class Line:
     """A bar with a title and words beside it.
 
-    update: changes the completed part and the words, in parts that two spaces separate, the most important first; a
-    signal's handler may call this. finish: stops the clock of the bar; on a terminal the bar goes when the next one
-    begins.
+    update: changes the completed part and the words; two spaces separate the parts of the words, the most important
+    first. A signal's handler may call this. finish: stops the clock of the bar; on a terminal the bar disappears when
+    the next one begins.
     """
 
     update: Callable[[float, str], object]
@@ -43,8 +43,8 @@ class Line:
 class Display(AbstractContextManager["Display"]):
     """The live area of a command. It begins with the first stage or line and ends with `close`.
 
-    stage: the words of the first stage. live: whether anything is shown; False for a file, a pipe, and a terminal that
-    cannot rewrite its lines.
+    stage: the words of the first stage. hidden: show nothing. live: whether anything is shown; False for a file, a
+    pipe, and a terminal that cannot rewrite its lines.
     """
 
     def __init__(self, stage: str | None = None, console: Console | None = None, hidden: bool = False) -> None:
@@ -71,7 +71,7 @@ class Display(AbstractContextManager["Display"]):
         title = one_line(title)
         if self._in_notebook and self.live and in_notebook:
             return _notebook_line(title, total)
-        # A sweep has many runs.
+        # Bars that have ended go: a sweep has many runs.
         for task in self._progress.tasks:
             if task.stop_time is not None:
                 self._progress.remove_task(task.id)
@@ -96,7 +96,7 @@ class Display(AbstractContextManager["Display"]):
         """End the live area. Bars remain visible, a stage does not."""
         self._end_stage()
         if self._on_terminal:
-            # An area without lines would leave an empty one.
+            # An area without bars would leave an empty line.
             self._progress.live.transient = not self._progress.task_ids
             self._progress.stop()
 
@@ -182,7 +182,7 @@ class _TimeLeft(TimeRemainingColumn):
 def _notebook_line(title: str, total: float) -> Line:
     from tqdm.auto import tqdm
 
-    # Each change is a message to the browser.
+    # At most one change a second, because each is a message to the browser.
     bar = tqdm(total=total, desc=title, mininterval=1, miniters=0)
 
     def update(completed: float, words: str) -> None:
@@ -204,25 +204,25 @@ class Overall:
         self._show()
 
     def begin(self, title: str) -> None:
-        """A process has begun this run."""
+        """Show a run that has begun in a process of its own."""
         self._own[title] = self._display.line(title, 1.0, in_notebook=False)
         self._own[title].update(0.0, "starting")
 
     def part(self, title: str, part: float, words: str = "") -> None:
-        """A run has done this part of its rounds, from 0 to 1."""
+        """Show that a run has done the fraction `part` of its rounds, from 0 to 1."""
         self._parts[title] = part
         if title in self._own:
             self._own[title].update(part, words)
         self._show()
 
     def over(self, title: str) -> None:
-        """A run has ended, finished or not."""
+        """Show that a run has ended, finished or not."""
         if title in self._own:
             self._own.pop(title).finish()
         self.part(title, 1.0)
 
     def stopping(self) -> None:
-        """The current runs end after their rounds. A signal's handler calls this."""
+        """Show that the current runs end after their rounds. A signal's handler calls this."""
         self._words = "stopping after the current rounds; Ctrl-C again stops now"
         self._show()
 

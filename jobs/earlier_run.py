@@ -31,18 +31,18 @@ def found_again(place: Path | str, overrides: Sequence[str] = ()) -> tuple[Path,
     if the URL holds no run, if the directory to download to holds another run, or if the run's TOML file was edited.
     """
     folder = RunFolder.at(place, "")
-    # Before a copy is fetched: it replaces the file.
+    # Before a copy is fetched, which replaces the file.
     _require_unedited(folder.directory)
     if not isinstance(place, str):
         return folder.directory, list(overrides)
     fetch_newer(folder)
     if not is_run(folder.directory):
-        raise RayflError(f"{place} is no run (it has no {EXPERIMENT}): name the folder that a run made")
+        raise RayflError(f"{place} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
     return folder.directory, [f"output.directory={json.dumps(folder.output)}", *overrides]
 
 
 def _require_unedited(directory: Path) -> None:
-    """Raise RayflError if the TOML file of a run was edited: a resumed run would ignore that, and write it again."""
+    """Raise RayflError if the TOML file of a run was edited: a resumed run would ignore the edits."""
     path = directory / TOML
     if not (is_run(directory) and path.exists()):
         return
@@ -53,24 +53,24 @@ def _require_unedited(directory: Path) -> None:
         edits = str(error)
     if edits:
         raise RayflError(
-            f"{path} was edited ({edits}), and a resumed run reads {EXPERIMENT} beside it alone: give a change as "
-            f"KEY=VALUE, and remove {TOML}, which is then written again"
+            f"{path} was edited ({edits}), but a resumed run reads only {EXPERIMENT} beside it: give a change as "
+            f"KEY=VALUE and remove {TOML}, which rayfl then writes again"
         )
 
 
 def fetch_newer(folder: RunFolder) -> None:
-    """Fetch a run from its storage if it has come further there.
+    """Download a run from its storage if the copy there is ahead of the directory.
 
-    Raise RayflError if another run lies in the directory.
+    Raise RayflError if the directory holds another run.
     """
     if folder.fetch_newer(_require_same):
-        _LOG.info("%s has come further, and was fetched into %s", folder.url, folder.directory)
+        _LOG.info("%s is ahead of %s and was downloaded into it", folder.url, folder.directory)
 
 
 def _require_same(here: Path, fetched: Path) -> None:
     """Raise RayflError if two directories hold runs of different settings or seeds."""
     if _changes(read_run(here).experiment, read_run(fetched).experiment).keys() - {"rounds"}:
-        raise RayflError(f"{here} holds another run than its place in the storage: move it away, or name another place")
+        raise RayflError(f"{here} holds another run than its copy in the storage: move it away, or name another place")
 
 
 def decides_numbers(table: Mapping[str, object]) -> bool:
@@ -79,8 +79,7 @@ def decides_numbers(table: Mapping[str, object]) -> bool:
 
 
 def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-    """The old and new values of the settings that decide a run's numbers and have changed, by dotted key; with its
-    seed."""
+    """The old and new values, by dotted key, of changed settings that decide a run's numbers, and of the seed."""
     old, new = ({**determining_settings(one), "seed": one.get("seed")} for one in (before, after))
     return _differences(old, new)
 
@@ -102,7 +101,7 @@ def earlier_run(
 ) -> Run | None:
     """Return the experiment's run in `directory`, or None if there is no run.
 
-    Raise RayflError, whose message ends with the `ways` out, if the run has other settings or is damaged.
+    Raise RayflError if the run has other settings or is damaged; its message ends with `ways`, what the user can do.
     """
     if not is_run(directory):
         return None
@@ -117,15 +116,15 @@ def earlier_run(
 
 
 def changed_settings(found: Run, experiment: Experiment) -> str:
-    """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" if in none."""
+    """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" without any."""
     return _in_words(_changes(found.experiment, experiment_files(experiment).table))
 
 
 # Any: settings from Python.
 def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of a run, changed by overrides, and by settings by their dotted keys.
+    """The experiment of a run, changed by `overrides`, and by `settings`, values by dotted key.
 
-    Raise RayflError if these would change what was done so far.
+    Raise RayflError if a change would alter the rounds done so far.
     """
     table, lists = with_overrides(located(before.experiment, before.directory), overrides, settings)
     if lists is not None:
@@ -142,8 +141,8 @@ def _require_same_settings(before: Run, experiment: Experiment) -> None:
     for key, (old, new) in changes.items():
         if names_file(key, old):
             raise RayflError(
-                f"the file of {key} is not what the run in {before.directory} began with, {old}; give {key}=FILE with "
-                "a copy of that"
+                f"{key} names another file than {old}, with which the run in {before.directory} began; give {key}=FILE "
+                "with a copy of that file"
             )
         if key != "rounds":
             raise RayflError(
@@ -152,10 +151,10 @@ def _require_same_settings(before: Run, experiment: Experiment) -> None:
 
 
 def _require_more_rounds(before: Run, experiment: Experiment) -> None:
-    """Raise RayflError unless there are rounds left, and those on record stay as they are."""
+    """Raise RayflError if no rounds are left, or if the new number of rounds would change recorded ones."""
     planned = before.experiment.get("rounds")
     if not isinstance(planned, int):
-        raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore it")
+        raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore the file")
     method, rounds = experiment.method, experiment.rounds
     if (
         len(before.rounds)
@@ -166,22 +165,22 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
         )
     ):
         raise RayflError(
-            f"rounds={experiment.rounds} would have changed the rounds so far, as method {experiment.method.name!r} "
-            f"follows the number of rounds, which was {planned}; start a new run"
+            f"rounds={rounds} would change the rounds done so far, because method {method.name!r} depends on the "
+            f"number of rounds, which was {planned}; start a new run"
         )
     if experiment.rounds < len(before.rounds):
         raise RayflError(
-            f"rounds={experiment.rounds} is fewer than the {len(before.rounds)} that {before.directory} has"
+            f"rounds={experiment.rounds} is below the {len(before.rounds)} rounds that {before.directory} already has"
         )
     if before.finished and experiment.rounds == len(before.rounds):
-        raise RayflError(f"{before.directory} is finished; give --rounds to go on with more than {experiment.rounds}")
+        raise RayflError(f"{before.directory} is finished; to go on with it, give --rounds above {experiment.rounds}")
 
 
 def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform) -> None:
     """Raise RayflError if resuming here would change the results.
 
-    `here`: what this process is once the experiment is prepared, as `runtime.instruction_set` is in force then. On Ray
-    this process only prepares the run, and the coordinator compares the actors.
+    `here`: the platform of this process, described after the experiment was prepared, when `runtime.instruction_set`
+    is in force. On Ray this process only prepares the run, and the coordinator compares the actors.
     """
     nothing_computed = not before.platform and not len(before.rounds)
     if nothing_computed or runtime.mixed:
@@ -191,6 +190,6 @@ def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform
         unlike = platform.differences(before.platform, here) or unlike
     if unlike:
         raise RayflError(
-            f"the run was made with {platform.listed(unlike)}, so its numbers would not be those of an undisturbed "
-            "run; resume it where it began, or set runtime.mixed=true to go on all the same"
+            f"the run was made with {platform.listed(unlike)}, so it would get other numbers here than without a stop; "
+            "resume it where it began, or set runtime.mixed=true to go on all the same"
         )

@@ -1,4 +1,4 @@
-"""What a command says of an exception: one sentence and an exit code.
+"""One sentence for the user, and an exit code, for every exception of a command.
 
 A `RayflError` is a user's mistake. Any other ValueError is a bug, of rayfl or of somebody's plug-in.
 """
@@ -25,14 +25,14 @@ MISTAKE = 2
 INTERRUPTED = 130
 """A signal ended the run: the shells' code for a command that SIGINT ended."""
 _LONGEST = 300
-"""Letters of an unexpected error that are shown."""
+"""The number of letters shown of an unexpected error."""
 
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """End every exception in one sentence: a user's mistake with exit code 2, Ctrl-C with 130, everything else with 1.
+    """Print each exception as one sentence and exit: code 2 after a user's mistake, 130 after Ctrl-C, otherwise 1.
 
-    If nobody reads the output any more, as under `| head`, the command ends without a word.
+    If nobody reads the output any more, as with `| head`, the command exits silently.
     """
     try:
         with refusing_exits():
@@ -40,7 +40,7 @@ def sentences() -> Iterator[None]:
         sys.stdout.flush()
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
-    # One handler for all commands: nothing but a sentence reaches the user.
+    # The one handler of all commands: the user sees a sentence and no traceback.
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
         if isinstance(error, BrokenPipeError) and reader_has_left():
             discard_output()
@@ -52,7 +52,7 @@ def sentences() -> Iterator[None]:
 
 
 def sentence_and_code(error: BaseException) -> tuple[str, int]:
-    """A line for the user, and the command's exit code. Prints the traceback if `RAYFL_TRACEBACK` is set."""
+    """Return a line for the user, and the exit code. Print the traceback if `RAYFL_TRACEBACK` is set."""
     if _is_interrupt(error):
         return one_line(f"interrupted; {way_back()}"), INTERRUPTED
     advice = f"; set {TRACEBACK}=1 to see where it comes from"
@@ -71,7 +71,7 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
         sentence, code = f"{place} cannot be written: {reason(error)}; name another place", MISTAKE
     elif out_of_memory(error):
         lack = f" ({words})" if words else ""
-        sentence = f"this machine's memory ran out{lack}; make the model or the data smaller, or use a larger one"
+        sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"
     else:
         name = type(error).__name__
         sentence = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}"

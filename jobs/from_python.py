@@ -1,14 +1,14 @@
 """rayfl from Python: `rayfl.run` and so on do what the commands do, without printed tables and exit codes.
 
 An experiment is the path of its TOML file, the name of a shipped one, an `Experiment`, or keyword arguments alone.
-These are the tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`, with classes and
-objects in place of names. Beside a path or an `Experiment` they replace its settings, and so do overrides
+Keyword arguments are the tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`, with
+classes and objects in place of names. Beside a path or an `Experiment` they replace its settings, and so do overrides
 ("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a Python value.
 
-A mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code
-`rayfl.rounds.errors.ClientError`, a failure of Ray `actors.errors.ClusterError`, one of the disk
-`rayfl.run_directory.disk.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and the
-second time at once; it can be resumed.
+A user's mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code raises
+`rayfl.rounds.errors.ClientError`, a failure of Ray `actors.errors.ClusterError`, and a failure of the disk
+`rayfl.run_directory.disk.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and at once if
+it is used again. The run can be resumed.
 """
 
 import threading
@@ -48,8 +48,8 @@ class Round:
     """A round that has ended. A run that went back to its last checkpoint reports some rounds again, with equal values.
 
     round: from 0 on; planned: rounds of the whole run; metrics: the round's own values by name, such as
-    "own/accuracy", a mean over clients; {} in a round without evaluation. Bits are of all clients, `simulated_s` is the
-    round's duration on the simulated clock and `wall_s` the real one.
+    "own/accuracy", a mean over clients; {} in a round without evaluation. Bits are summed over all clients;
+    `simulated_s` is the duration of the round on the simulated clock, `wall_s` the real one.
     """
 
     round: int
@@ -64,10 +64,10 @@ class Round:
 
 
 class SweepFailed(RuntimeError):
-    """Some runs of a sweep failed. errors: the sentence of each by its title; directory: the place of the others."""
+    """Some runs of a sweep failed. errors: the sentence of each failed run, by title; directory: that of the sweep."""
 
     def __init__(self, message: str, errors: Mapping[str, str] | None = None, directory: Path = Path()) -> None:
-        # Pickle gives the message alone, and sets the attributes then.
+        # Unpickling passes only the message, and sets the attributes afterwards.
         super().__init__(message)
         self.errors, self.directory = errors or {}, directory
 
@@ -176,7 +176,7 @@ def stream(
 
 
 class Stream:
-    """A run as an iterable of its rounds, once. `results` are there when the loop is over."""
+    """A run as an iterable of its rounds, for one loop. `results` can be read after the loop."""
 
     def __init__(self, experiment: Experiment, play: Callable[[Audience], Path], show: Show) -> None:
         self.experiment = experiment
@@ -189,18 +189,18 @@ class Stream:
     def results(self) -> RunResults:
         """The run's results. Raise RayflError before the loop is over, and if the run failed."""
         if self._directory is None:
-            raise RayflError("this stream has no results: loop over its rounds first")
+            raise RayflError("this stream has no results yet: loop over its rounds first")
         return RunResults(read_run(self._directory), self.experiment)
 
     def __iter__(self) -> Iterator[Round]:
         if self._begun:
-            raise RayflError("the rounds of a stream come once: call rayfl.stream again for another run")
+            raise RayflError("a stream can be looped over only once: call rayfl.stream again for another run")
         self._begun = True
         rounds: SimpleQueue[Round | None] = SimpleQueue()
         left = threading.Event()
-        # A program that ends meanwhile waits for the round under way, which a checkpoint follows.
+        # A program that exits meanwhile waits for the current round and its checkpoint.
         with ThreadPoolExecutor(1, "rayfl.stream") as thread:
-            # In this context, by which a notebook knows the cell that a bar belongs to.
+            # In this context, from which a notebook knows the cell that a bar belongs to.
             over = thread.submit(copy_context().run, self._run, rounds, left)
             try:
                 while (found := rounds.get()) is not None:
@@ -216,7 +216,7 @@ class Stream:
                 self._directory = self._play(audience)
         except BaseException as error:
             if left.is_set():
-                getLogger("rayfl").warning("the run that the loop left has failed: %s", error)
+                getLogger("rayfl").warning("the run failed after its loop was left: %s", error)
             raise
         finally:
             rounds.put(None)
@@ -245,7 +245,7 @@ def _path(directory: str | Path | None) -> Path | None:
 
 
 def _place(directory: str | Path | None) -> Path | str | None:
-    """A directory, or the URL of a run, which is a text."""
+    """A directory of this machine, or the URL of a run as text."""
     return directory if isinstance(directory, str) and is_url(directory) else _path(directory)
 
 
@@ -255,7 +255,7 @@ def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, A
         return given
     table, lists = with_overrides(_table(given), overrides, settings)
     if lists is not None:
-        raise RayflError("this is a sweep, of several experiments: give it to rayfl.sweep")
+        raise RayflError("this experiment has swept settings (sweep), so it is several runs: give it to rayfl.sweep")
     return make_experiment(table)
 
 
@@ -265,7 +265,7 @@ def _table(given: Given) -> dict[str, Any]:
     if isinstance(given, str | Path):
         return read_table(experiment_file(Path(given)))
     if isinstance(given, Experiment):
-        # What has no name stays the object.
+        # A choice that no name can import stays the object.
         plain = given.as_dict()
         unnamed = {key for key, one in plain.items() if isinstance(one, dict) and is_in_memory(one.get("name"))}
         return {key: getattr(given, key) if key in unnamed else value for key, value in plain.items()}

@@ -71,7 +71,7 @@ def list_runs(place: Path | str, display: Display) -> None:
     if isinstance(folder, str):
         folder = copies_for_listing(folder)
     if not folder.is_dir():
-        raise RayflError(f"there is no folder {place}; name the one in which your runs lie")
+        raise RayflError(f"there is no folder {place}; name the folder of your runs")
     found = overviews(folder)
     if isinstance(place, str):
         found = [replace(one, state="unfinished") if one.state == "stopped" else one for one in found]
@@ -103,7 +103,7 @@ def _runs(places: Sequence[Path | str], display: Display) -> list[Run]:
 
 
 def _to_read(place: Path | str) -> Path:
-    """The directory of a run; of a URL, a local copy."""
+    """The directory of a run. For a URL, a temporary copy of what is read."""
     if isinstance(place, Path):
         return place
     return copy_for_reading(place, ("checkpoints/", "models/global", "tensorboard/", "mlflow/", "wandb/"))
@@ -147,7 +147,7 @@ def age(seconds: float) -> str:
 
 def result_table(numbers: Summary) -> Table:
     """The numbers of one run."""
-    # Tables, records and pages call rounds by their numbers, from 0; progress says how many are done.
+    # Tables, records and pages number rounds from 0; the progress counts rounds that are done.
     called = f", 0 to {numbers['rounds'] - 1}" if numbers["rounds"] > 1 else ""
     title = f"{numbers['name']}: {wording.counted(numbers['rounds'], 'round')}{called}"
     table = Table(title=title, title_justify="left")
@@ -182,7 +182,7 @@ def description(run: Run) -> str:
 def standing(run: Run, url: str | None = None) -> str:
     """The state of a run, its place, and the command that goes on with it or draws its page.
 
-    `url`: its place in object storage; its directory is then a temporary copy.
+    `url`: where the run lies in object storage; `run.directory` is then a temporary copy.
     """
     place = str(run.directory.absolute()) if url is None else shlex.quote(url)
     state = state_of(run) if url is None or run.finished else "unfinished"

@@ -1,4 +1,4 @@
-"""What the commands `rayfl run` and `rayfl resume` do: run or go on, and print the result."""
+"""`rayfl run --resume`, which may be repeated, and the printed result of a run."""
 
 from pathlib import Path
 
@@ -22,12 +22,12 @@ from rayfl.settings import dotted
 def run_or_resume(experiment: Experiment, output: Path | str | None, audience: Audience) -> Path:
     """Begin an experiment's run in `output`, go on with it, or say that it is finished; returns its directory.
 
-    `output`: a directory or a URL; None: NAME in the storage that is the experiment's `output.directory`. The same call
-    may be repeated after any end, even a kill. Raise RayflError if the place holds a run of other settings, or
-    something else.
+    `output`: a directory or a URL; None: NAME below the URL in the experiment's `output.directory`. The same call may
+    be repeated after any end, even a kill. Raise RayflError if `output` holds something else than a run of these
+    settings.
     """
     if output is None and not is_url(experiment.output.directory):
-        raise RayflError("--resume needs the directory of the run, give it in --output")
+        raise RayflError("--resume needs the directory of the run: give it as --output DIRECTORY")
     folder, experiment = folder_of(experiment, output)
     if folder.url is not None:
         audience.display.stage(f"looking at {folder.url}")
@@ -43,8 +43,7 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, audience: A
 
 
 def print_result(directory: Path, display: Display) -> bool:
-    """Print the result of the run in `directory` below what the display has shown. False if a signal ended the run
-    before its last round."""
+    """Close the display and print the result of a run. Return False if the run ended before its last round."""
     page, records = directory / "report.html", read_run(directory)
     display.close()
     print_table(result_table(summary(records)), 100)

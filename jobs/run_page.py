@@ -1,4 +1,4 @@
-"""The pages of runs. A single run loads the modules beside its rounds, and draws its page while Ray ends."""
+"""Draw the pages of runs. On Ray, a run loads the drawing modules during its rounds, and draws while Ray shuts down."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +22,7 @@ def draw(
 ) -> Path:
     """Draw the page of the run in `directory`, or of several `runs`, into the directory; returns its path.
 
-    Raise RayflError if another page is there; DiskError if the disk refuses.
+    Raise RayflError if the file there is no page of rayfl, DiskError if it cannot be written.
     """
     from rayfl.report.page import report
 
@@ -61,7 +61,7 @@ class RunPage:
         """Begin to load the modules that draw; the first round calls it, later calls do nothing."""
         if self._loads:
             self._loads = False
-            # Drawing reports an error of this.
+            # If loading fails, drawing reports the error.
             self._thread.submit(_load)
 
     def begin(self) -> None:

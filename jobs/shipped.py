@@ -25,7 +25,7 @@ def names() -> list[str]:
 def experiment_file(given: Path) -> Path:
     """The file that a command was given, or the shipped experiment of that name.
 
-    Raise RayflError for any other bare word.
+    Raise RayflError if `given` is a bare word that is neither.
     """
     if given.is_file() or given.suffix or given.name != str(given):
         return given

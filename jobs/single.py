@@ -1,4 +1,4 @@
-"""Run one experiment, or go on with one."""
+"""Run one experiment, or resume a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -44,7 +44,7 @@ _LOG = getLogger("rayfl.jobs")
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment that is ready to be played: its setup, the files that it names, and what this process is."""
+    """An experiment that is ready to be played: its setup, its input files, and the platform of this process."""
 
     experiment: Experiment
     setup: Setup
@@ -53,7 +53,7 @@ class Prepared:
 
     @property
     def inline(self) -> bool:
-        """Whether this process plays it, without Ray."""
+        """Whether this process plays the rounds, without Ray."""
         return self.experiment.runtime.executor == "inline"
 
 
@@ -67,8 +67,8 @@ def run(
     `output`: the run directory, or the URL of its copy (then the directory is runs/NAME); None: the next free directory
     of the experiment's name in `experiment.output.directory`.
 
-    Raise RayflError if parts of the experiment do not fit each other, the cluster or the storage; then nothing is left
-    of the directory. Raise DiskError if the directory cannot be written to, or, at the end, the copy.
+    Raise RayflError if parts of the experiment do not fit each other, the cluster or the storage; then no directory
+    remains. Raise DiskError if the directory or, at the end, its copy cannot be written.
     """
     audience = audience or Audience()
     folder, experiment = folder_of(experiment, output)
@@ -89,7 +89,7 @@ def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple
 
 
 def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
-    """Resume the run at `place`, a directory or a URL, where it was cut, or with more rounds; returns its directory.
+    """Resume an interrupted run, or extend it to more rounds; returns its directory. `place`: a directory or a URL.
 
     If the run is finished, draw its page and complete its copy if they are missing.
 
@@ -116,7 +116,7 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
     """Resume a run with the settings in `experiment`. The settings that decide its numbers must be unchanged.
 
-    Raise RayflError, before anything is written, if the run cannot be resumed here, or would be written elsewhere.
+    Raise RayflError, before anything is written, if the run cannot be resumed here, or if the directory has links.
     """
     audience = audience or Audience()
     parent_process.report(run=str(before.directory))
@@ -156,7 +156,7 @@ def _play(
         with _ray(prepared, audience, resume) as pool, opening as folder:
             parent_process.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
-                # On Ray the coordinator adds which machines compute; it alone describes a run that was begun before.
+                # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
                 recorded = {} if before is None else before.platform
                 machines = platform.with_kind(recorded, prepared.platform) if prepared.inline else None
                 if before is None or prepared.inline:
@@ -192,10 +192,9 @@ def _tell_columns(place: str, *lines: str) -> None:
 
 @contextmanager
 def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator["Placement | None"]:
-    """A Ray with room for the experiment's actors, if it needs one; yields their placement. It fails before anything is
-    written.
+    """Context manager: Ray for the experiment, if it needs Ray. Yield the placement of the actors, or None.
 
-    `resume`: the command that goes on with a run that was begun before.
+    `resume`: the command that resumes the run, if there is one. Raise errors before anything is written.
     """
     experiment, setup = prepared.experiment, prepared.setup
     if prepared.inline:

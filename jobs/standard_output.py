@@ -1,6 +1,6 @@
 """Standard output: prints text and tables, and copes with a reader that leaves early, as `head` does.
 
-A command that prints a list then ends; a run goes on.
+If its reader leaves, a command that prints a list ends, and a run goes on.
 """
 
 import os
@@ -19,9 +19,9 @@ from rayfl.errors import printable
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text, in one line; "" of none."""
+    """The first sentence of a text, in one line; "" if there is none."""
     words = " ".join(text.split())
-    # The end of "..." is no end of a sentence.
+    # "..." does not end a sentence.
     return re.split(r"(?<=[^.\s])\.\s", words)[0].rstrip(".") + "." * bool(words)
 
 

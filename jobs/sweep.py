@@ -1,7 +1,7 @@
 """Run all combinations of a sweep and compare them on one page.
 
-One after another, they run in this process on one Ray session; several at once, each runs in a process of its own on
-that session (sweep_processes.py).
+By default the runs follow one another in this process, on one Ray session. With --parallel, each run is a process of
+its own on that session (sweep_processes.py).
 """
 
 import sys
@@ -41,13 +41,13 @@ PAGE = "comparison.html"
 
 @dataclass(frozen=True)
 class Swept:
-    """The end of a sweep: its directory, and the outcomes of its combinations in their order."""
+    """The result of a sweep: its directory, and the outcomes of its combinations in their order."""
 
     directory: Path
     outcomes: Sequence[Outcome]
 
     def with_status(self, *statuses: Status) -> list[Outcome]:
-        """The outcomes with one of these."""
+        """The outcomes whose status is one of these."""
         return [outcome for outcome in self.outcomes if outcome.status in statuses]
 
 
@@ -60,7 +60,7 @@ def sweep(
 ) -> int:
     """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
 
-    0: all finished; 1: some failed; 130: a signal ended the sweep. RayflError as of `run_all`.
+    0: all finished; 1: some failed; 130: a signal ended the sweep. Raise RayflError as `run_all` does.
     """
     swept = run_all(combinations, directory, parallel, overwrite, audience)
     audience.display.close()
@@ -90,9 +90,9 @@ def run_all(
     overwrite: bool,
     audience: Audience,
 ) -> Swept:
-    """Run all combinations into `directory` (None: the next free one), and compare what finished on a page.
+    """Run all combinations into `directory` (None: the next free one), and compare the finished runs on a page.
 
-    `audience` follows each run that is not a process of its own. Raise RayflError, before anything is written, if a
+    `audience` follows the runs in this process. Raise RayflError, before anything is written, if a
     combination cannot run, or if its directory holds another experiment and `overwrite` is false.
     """
     if parallel < 1:
@@ -105,7 +105,7 @@ def run_all(
     combinations = [_of_sweep(one, directory.name, url) for one in combinations]
     audience.display.stage(f"checking {len(combinations)} experiments")
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
-        raise RayflError(f"{directory} is no directory of a sweep; name another one")
+        raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
     require_settings([one.experiment.as_dict() for one in combinations], first.report.best_over)
     most_actors = {one.directory: _most_actors(one, directory, parallel, overwrite) for one in combinations}
@@ -132,13 +132,13 @@ def run_all(
             try:
                 Storage(url).put(PAGE, page)
             except OSError as error:
-                log.warning("%s cannot be written to (%s): the page is in %s alone", url, error, page)
+                log.warning("%s cannot be written to (%s): the page is only in %s", url, error, page)
     return swept
 
 
 def _of_sweep(one: Combination, name: str, url: str | None) -> Combination:
-    """The combination as one of the sweep in the directory `name`, unless its file puts it into another group, and with
-    the folder at `url` for the copy of its run."""
+    """The combination with the sweep's `name` as `output.group`, unless a group is set, and with `url`, if given, as
+    `output.directory`."""
     output = one.experiment.output
     changed = output.model_copy(update={"group": output.group or name, "directory": url or output.directory})
     return replace(one, experiment=one.experiment.model_copy(update={"output": changed}))
@@ -151,7 +151,7 @@ def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -
     """
     directory = home / one.directory
     try:
-        # Also compressors that cannot carry this model: they say so as they make their memory.
+        # Some compressors report only here, as they make their memory, that they cannot encode this model.
         setup = prepare(one.experiment)
         setup.uplink.init(setup.initial)
         found = None if overwrite else earlier_run(directory, one.experiment)
@@ -168,8 +168,8 @@ def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -
         )
     if found is not None and (unnamed := one.experiment.in_memory):
         raise RayflError(
-            f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so nobody can tell whether the "
-            f"run in {directory} is of the same: name another directory, or overwrite it"
+            f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so rayfl cannot check "
+            f"that the run in {directory} used the same: name another directory, or give --overwrite"
         )
     return 0 if found is not None and found.finished else setup.most_actors
 
@@ -230,7 +230,7 @@ def _one_by_one(
             outcome = _attempt(one, directory / one.directory, overwrite, replace(audience, on_round=on_round))
             overall.over(one.title)
             yield outcome
-            # A signal may come too late to keep the run from its last round.
+            # A signal during the last round leaves the run finished.
             if outcome.status == "stopped" or stopping():
                 return
 
@@ -246,6 +246,6 @@ def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audie
     except Exception as error:  # noqa: BLE001 (one run's error must not end the others)
         return Outcome(one, directory, "failed", sentence_and_code(error)[0])
     finally:
-        # The sweep goes on by the command that began it.
+        # A stopped sweep is resumed by its own command, not by `rayfl resume RUN`.
         parent_process.report(run=None)
     return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")

@@ -39,7 +39,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one combination; `error` is the sentence of a failed one."""
+    """How the run of a combination ended; `error` is the sentence of a failed run."""
 
     combination: Combination
     directory: Path
@@ -49,7 +49,10 @@ class Outcome:
 
 @dataclass
 class Processes:
-    """Runs combinations in processes that join the Ray at `address`; None: without Ray. lines: print a line a round."""
+    """Runs combinations in processes that join the Ray at `address` (None: without Ray).
+
+    overwrite: replace earlier runs. lines: print a line per round.
+    """
 
     directory: Path
     address: str | None
@@ -99,7 +102,7 @@ class Processes:
         with (files / "log").open("wb") as log, self.lock:
             if self.stopping:
                 return None
-            # A session of its own, so that a terminal's Ctrl-C comes to it once, from `stop`.
+            # A session of its own, so that a terminal's Ctrl-C reaches it once, from `stop`.
             process = subprocess.Popen(
                 self._command(one.experiment, directory, files / "experiment.toml"),
                 stdout=subprocess.DEVNULL,
@@ -115,7 +118,7 @@ class Processes:
             self._show(one, records)
         del self.running[one.directory]
         status, error = _end(process.returncode, files)
-        # A signal that finds a process still starting ends it at once, in an exit code of its own.
+        # A signal ends a process that is still starting at once, with another exit code.
         return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
 
     def _show(self, one: Combination, records: "_Records") -> None:
@@ -140,7 +143,7 @@ class Processes:
 
 
 class _Records:
-    """The rounds of a run that another process records, besides those that are there already."""
+    """Reads the rounds that another process records for a run, except those that are there already."""
 
     def __init__(self, directory: Path, replaced: bool) -> None:
         """replaced: whether a run that is there now will be removed."""
@@ -165,7 +168,7 @@ class _Records:
         return found
 
     def _changed(self) -> list[int]:
-        """When the table of rounds was written to, in either of its forms."""
+        """When the files of the table of rounds were last written to, in ns."""
         paths = [table_path(self.directory, "rounds", suffix) for suffix in ("arrows", "parquet")]
         with suppress(OSError):
             return [path.stat().st_mtime_ns for path in paths if path.exists()]

@@ -1,8 +1,8 @@
 """rayfl: federated-learning experiments as pure functions; `actors` runs them on Ray, `jobs` starts them.
 
 From Python: `rayfl.run`, `rayfl.stream`, `rayfl.resume`, `rayfl.sweep`, `rayfl.load`, `rayfl.Experiment`. Each is
-imported when it is first asked for: importing rayfl alone imports nothing of torch, Ray or the layers above. It sets
-the variables that numpy reads as it is loaded, so import rayfl before numpy.
+imported when it is first used: importing rayfl alone loads neither torch nor Ray. It sets the variables that numpy
+reads when it is loaded, so import rayfl before numpy.
 """
 
 import sys
@@ -26,7 +26,7 @@ _PLACES = {
     "stream": "jobs.from_python",
     "sweep": "jobs.from_python",
 }
-"""Where what a program asks rayfl for is defined."""
+"""The modules that define the names of `__all__`."""
 
 # pytest loads rayfl's plug-in in every session of the environment, also in those of other projects.
 if "_pytest" not in sys.modules:

@@ -1,4 +1,4 @@
-"""The command `rayfl`, and `python -m rayfl`: it finds rayfl's own packages whatever a project's folders are called."""
+"""The command `rayfl`, and `python -m rayfl`. It uses rayfl's own packages even if a project has such names."""
 
 import sys
 

@@ -55,7 +55,7 @@ class Aggregate:
     def scaled(self, factors: Tree) -> "Aggregate":
         """The aggregate as if every message had been multiplied by `factors`, entry by entry.
 
-        RayflError for packets that are not decoded (Relay).
+        Raise RayflError for packets that are not decoded (Relay).
         """
         if any(not isinstance(item, dict) for item in self.items.values()):
             raise RayflError("packets that the server relays unopened cannot be rescaled; gather them with Collect")

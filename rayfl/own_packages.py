@@ -1,8 +1,8 @@
 """The packages `actors` and `jobs` that were installed with this rayfl, and no others of these names.
 
-A project may well have a folder `jobs/` or `actors/`, and Python looks into the current directory before it looks into
-the installed packages: with `python -m`, in notebooks, and in Ray's workers. So the two are imported from beside rayfl,
-wherever `sys.path` leads; once they are, their modules are found in them. Importing this module imports `actors`.
+A user's project may have folders `jobs/` or `actors/`, and with `python -m`, in notebooks and in Ray's workers Python
+looks into the current directory before the installed packages. So `claim` imports these packages from the folder that
+contains rayfl, whatever `sys.path` says. Importing this module imports `actors`.
 """
 
 import os
@@ -14,7 +14,7 @@ _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def claim(name: str) -> None:
-    """Import the package `name` from beside rayfl. ImportError where this process has imported another one."""
+    """Import the package `name` that lies beside rayfl. Raise ImportError if another one has been imported."""
     found = sys.modules.get(name)
     if found is None:
         spec = PathFinder.find_spec(name, [_HOME])
@@ -25,7 +25,7 @@ def claim(name: str) -> None:
         except BaseException:
             del sys.modules[name]
             raise
-    # Of a folder without __init__.py `__path__` has all that are called so.
+    # If there is no __init__.py, `__path__` has all folders of this name.
     places = [os.path.realpath(place) for place in getattr(found, "__path__", ())]
     if places != [os.path.realpath(os.path.join(_HOME, name))]:
         other = getattr(found, "__file__", None) or next(iter(places), "an unknown place")
@@ -39,5 +39,7 @@ claim("actors")
 
 
 class OwnPackages:
-    """Base of Ray's actors. Ray pickles these by value, and bases first: so a worker imports this module before any
-    other of ours, and has our `actors`."""
+    """Base class of Ray's actors, so that a worker imports this module, and with it our `actors`, before any other.
+
+    Ray pickles actors by value, base classes first.
+    """

@@ -57,7 +57,8 @@ class Settings(BaseModel):
 
 # Any: what the user gave.
 def check_plain(value: Any, key: tuple[str, ...] = ()) -> None:
-    """RayflError for a value that no setting takes: a whole number beyond 64 bits, a null character, deep nesting.
+    """Raise RayflError for a value that no setting takes: a whole number beyond 64 bits, a null character, deep
+    nesting.
 
     Python can hold them; numpy, torch and files cannot.
     """
@@ -114,7 +115,7 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Ma
 
 # Any: a type, and what the user gave for it.
 def _inside(annotation: Any, value: Any) -> RayflError | None:
-    """The mistake in a table, judged by the kind of table whose keys are most alike; None if no kind is."""
+    """The mistake in a table, according to the kind of table that has the most similar keys; None if none has any."""
     kinds = [
         kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, Settings)
     ]

@@ -110,7 +110,7 @@ class Classification(Task):
     """Softmax classification by a network: cross-entropy loss, accuracy. The module is a skeleton without storage.
 
     Parameters with `requires_grad=False` and buffers are constants: `init` leaves them out of the tree and keeps them
-    here, and they pickle with the task. RayflError if no parameter is left.
+    here, and they pickle with the task. Raise RayflError if no parameter is left.
 
     `input_shape`, the shape of one example, lets it count its operations. The network gets images laid out in
     `memory_format`. With the `precision` bf16 its products and convolutions run under autocast, forward and backward;
@@ -178,7 +178,7 @@ class Classification(Task):
                 owner._parameters[name] = None
 
     def _checked(self, outputs: Tensor) -> Tensor:
-        """The outputs. RayflError if the forward pass changed a buffer: that of one client would reach others."""
+        """The outputs. Raise RayflError if the forward pass changed a buffer: that of one client would reach others."""
         for owner, name, key in self.buffer_slots:
             if owner._buffers[name] is not self.buffers[key] or self.buffers[key]._version:
                 raise RayflError(
@@ -288,7 +288,8 @@ def named_weights(module: nn.Module) -> Tree:
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
-    """ValueError for models with BatchNorm: its running statistics are no parameters, so they are not averaged."""
+    """Raise RayflError for models with BatchNorm: its running statistics are no parameters, so they are not
+    averaged."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             kind = type(layer).__name__

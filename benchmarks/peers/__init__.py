@@ -1,6 +1,6 @@
 """The work of the benchmark `rounds` in other programs: a bare PyTorch loop, Flower, pfl-research, BlazeFL.
 
-Each module is a program of its own, run by any Python that has the package it needs. None of them imports anything of
-rayfl's but the others in this folder: that Python need not have it, and a bare loop shall not have its settings. All of
-them train two clients at a time, with one thread each.
+Each module is a program, which any Python runs that has the package it needs. The modules import each other but nothing
+else of rayfl: the Python need not have rayfl, and a bare loop must not have rayfl's settings. All programs train two
+clients at a time, with one thread each.
 """

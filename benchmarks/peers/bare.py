@@ -1,7 +1,7 @@
 """A bare PyTorch loop: no simulator, parameters in place, one or several processes over shared memory.
 
-`python -m benchmarks.peers.bare WORK PROCESSES MEMORY_FORMAT`: one process has two threads, several have one each. It
-is what a researcher would write; its allocator and its arithmetic are those of its environment.
+`python -m benchmarks.peers.bare WORK PROCESSES MEMORY_FORMAT`: one process has two threads, several have one each. A
+researcher would write such a loop. Environment variables decide its allocator and arithmetic.
 """
 
 import socket
@@ -17,7 +17,7 @@ from benchmarks.peers.work import WORKERS, Tally, Work, size, train
 
 
 def laid_out(images: Tensor, memory_format: str) -> Tensor:
-    """[samples, channels, height, width] in a memory format, whose strides are spelled out also for one channel."""
+    """Images [samples, channels, height, width] in a memory format; also one channel gets the format's strides."""
     if memory_format == "contiguous":
         return images
     samples, channels, height, width = images.shape
@@ -34,9 +34,9 @@ class Bare:
         self.parameters = list(self.net.parameters())
 
     def share(self, round: int, model: list[Tensor], total: list[Tensor]) -> list[int]:
-        """This process's share of a round: writes its weighted sum of models into `total`.
+        """Do this process's share of a round, and write its weighted sum of models into `total`.
 
-        Returns the number of its clients, their samples, the samples of their local work, and its steps.
+        Return the numbers of its clients, of their samples, of the samples of their local work, and of its steps.
         """
         for each in total:
             each.zero_()
@@ -56,7 +56,7 @@ class Bare:
 
 
 def run(bare: Bare, model: list[Tensor], totals: list[list[Tensor]]) -> None:
-    """One process: all rounds. Rank 0 averages, keeps the times and reports."""
+    """Play all rounds in one process. Rank 0 averages, measures the times and reports."""
     tally = Tally(bare.work)
     for round in range(bare.work.plan.rounds):
         begun = time.perf_counter()

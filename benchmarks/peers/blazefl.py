@@ -1,6 +1,6 @@
 """BlazeFL with its own FedAvg in threads, the mode that it recommends: `python -m benchmarks.peers.blazefl WORK`."""
 
-# Only who wants to measure it has the package.
+# Only environments that measure this simulator have its package.
 # pyright: reportMissingImports=false
 
 import sys
@@ -20,7 +20,7 @@ PACKAGE = "blazefl"
 
 
 class Loader:
-    """The batches of a client's local work, and how often each was asked for."""
+    """The batches of a client's local work; notes the size of each batch that was asked for in `seen`."""
 
     def __init__(self, work: Work, client: int, seen: list[int]) -> None:
         self.work, self.client, self.seen, self.dataset = work, client, seen, work.rows(client)
@@ -28,13 +28,13 @@ class Loader:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         inputs, labels = self.work.tensors
         for rows in self.work.batches(self.client):
-            # Threads share the list, and appending to it is one step of Python's.
+            # Threads share the list; appending to a list is atomic in Python.
             self.seen.append(len(rows))
             yield inputs[rows], labels[rows]
 
 
 class Clients:
-    """BlazeFL's dataset: a loader a client."""
+    """BlazeFL's dataset: one loader per client."""
 
     def __init__(self, work: Work) -> None:
         self.work, self.seen = work, list[int]()
@@ -46,7 +46,7 @@ class Clients:
 
 
 class Selector:
-    """BlazeFL's selector of models, which knows one."""
+    """BlazeFL's selector of models, with one model."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -61,7 +61,7 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     work = Work.read(Path(folder))
     plan, clients, tally = work.plan, Clients(work), Tally(work)
-    # Any: what BlazeFL calls by protocols, some of which ask for more than it uses.
+    # Any: objects for BlazeFL's protocols, some of which require more than it uses.
     shared: dict[str, Any] = {
         "model_selector": Selector(work),
         "model_name": plan.name,
@@ -72,7 +72,7 @@ def main(folder: str) -> None:
         "seed": 0,
     }
     server = FedAvgBaseServerHandler(**shared, global_round=plan.rounds, sample_ratio=plan.per_round / work.num_clients)
-    # The loader has all epochs, and the steps of workloads that have no epochs.
+    # The loader has the batches of all epochs or steps.
     trainer = FedAvgThreadPoolClientTrainer(**shared, epochs=1, lr=plan.lr, num_parallels=WORKERS)
     for _ in range(plan.rounds):
         begun = time.perf_counter()

@@ -1,6 +1,6 @@
 """Flower's simulation on its Ray backend, two clients at a time: `python -m benchmarks.peers.flower WORK`."""
 
-# Only who wants to measure it has the package.
+# Only environments that measure this simulator have its package.
 # pyright: reportMissingImports=false
 
 import os
@@ -24,13 +24,13 @@ from benchmarks.peers.work import WORKERS, Tally, Work, size, train
 
 PACKAGE = "flwr"
 FOLDER = "RAYFL_BENCH_WORK"
-"""The variable that tells Ray's processes where the work lies."""
+"""The variable with the folder of the work, for Ray's processes."""
 client = ClientApp()
 
 
 @cache
 def loaded() -> tuple[Work, nn.Sequential]:
-    """The work and a network, once a process."""
+    """The work and a network, loaded once per process."""
     torch.set_num_threads(1)
     work = Work.read(Path(os.environ[FOLDER]))
     return work, work.network()
@@ -38,7 +38,7 @@ def loaded() -> tuple[Work, nn.Sequential]:
 
 @client.train()
 def local_work(message: Message, context: Context) -> Message:
-    """What Flower calls a client's training."""
+    """A client's training, which Flower calls."""
     work, network = loaded()
     number = int(context.node_config["partition-id"])
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -54,7 +54,7 @@ def local_work(message: Message, context: Context) -> Message:
 
 
 class Counting(FedAvg):
-    """Flower's FedAvg, which counts what came back, and how long it took."""
+    """Flower's FedAvg, which tells `tally` the replies and the time of each round."""
 
     def __init__(self, tally: Tally, **settings: Any) -> None:
         super().__init__(**settings)
@@ -108,7 +108,7 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    # Of the module by its name, and not of this program: Ray sends what a program itself defines anew with every call.
+    # Import the module by its name: Ray would send functions of `__main__` again with every call.
     from benchmarks.peers.flower import main as by_name
 
     by_name(sys.argv[1])

@@ -1,10 +1,11 @@
 """pfl-research, as its guide on fast distributed simulations says.
 
-`python -m benchmarks.peers.pfl_research WORK`: two processes of one thread each, which reduce their sums with
-torch.distributed; `… WORK DEVICE`: one process, with all samples on the device. Users are weighted by their samples.
+`python -m benchmarks.peers.pfl_research WORK` runs two processes of one thread each, which reduce their sums with
+torch.distributed. With a second argument DEVICE it runs one process with all samples on the device. Users are weighted
+by their samples.
 """
 
-# Only who wants to measure it has the package.
+# Only environments that measure this simulator have its package.
 # pyright: reportMissingImports=false
 
 import os
@@ -26,7 +27,7 @@ PACKAGE = "pfl"
 
 
 class Network(nn.Module):
-    """The network with the two functions that pfl asks a model for; counts what it trains on."""
+    """The network with the two functions that pfl requires of a model; counts the examples and steps of training."""
 
     def __init__(self, network: nn.Sequential) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class Network(nn.Module):
 
     # Any: pfl's metrics.
     def metrics(self, inputs: Tensor, labels: Tensor, eval: bool = True) -> dict[str, Any]:
-        """What pfl measures in the rounds with an evaluation: the first alone, which is not counted."""
+        """The loss, which pfl measures in rounds with an evaluation: only the first one, which does not count."""
         from pfl.metrics import Weighted
 
         with torch.no_grad():
@@ -66,7 +67,7 @@ def process(folder: str, device: str = "cpu", rank: int = 0, ports: str = "") ->
 
 
 def play(work: Work, network: Network, tally: Tally, device: str, is_alone: bool) -> None:
-    """Play all rounds with pfl's FedAvg, and tell `tally` of each."""
+    """Play all rounds with pfl's FedAvg, and add each to `tally`."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams
@@ -109,7 +110,7 @@ def play(work: Work, network: Network, tally: Tally, device: str, is_alone: bool
 
 # Any: a callback of pfl, which is imported late.
 def counter(network: Network, tally: Tally, trained: list[int], is_alone: bool) -> Any:
-    """A callback that tells `tally` of each round: its seconds, and the sums of all processes."""
+    """A callback that adds each round to `tally`: its seconds, and the sums over all processes."""
     from pfl.callback.base import TrainingProcessCallback
     from pfl.metrics import Metrics
 
@@ -136,7 +137,7 @@ def counter(network: Network, tally: Tally, trained: list[int], is_alone: bool) 
 
 
 def main(folder: str) -> None:
-    """Run the workload in two processes. They are programs: pfl does not know those that multiprocessing starts."""
+    """Run the workload in two programs, because pfl does not support processes that multiprocessing starts."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(WORKERS)]
     ports = ",".join(str(each.getsockname()[1]) for each in sockets)
     for each in sockets:

@@ -1,7 +1,7 @@
-"""A workload as files, which programs without rayfl can read; and the proof that they did all of it and no more.
+"""A workload as files that programs without rayfl can read, and a check that a program did exactly this work.
 
-WORK is a folder: `work.json` with the fields of `Work` that are plain values, and arrays beside it. All programs map
-the same arrays into memory, so that none has a copy of the data of its own.
+WORK is a folder: `work.json` with the fields of `Plan`, and arrays beside it. All programs map the same arrays into
+memory, so none has its own copy of the data.
 """
 
 import json
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 WORKERS = 2
-"""Clients that train at a time, with one thread each."""
+"""The number of clients that train at a time, with one thread each."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done: FedAvg with plain SGD.
+    """The work to do: FedAvg with plain SGD.
 
-    `channels`: of two 5x5 convolutions with max pooling, none for a network of linear layers alone. `epochs` or `steps`
-    of local work on each of `per_round` clients; the first `warmup` of the `rounds` are not counted.
+    `channels`: those of 5x5 convolutions with max pooling; () for a network of linear layers. Each of `per_round`
+    clients trains for `epochs` or `steps`. The first `warmup` of the `rounds` are not measured.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Work:
 
     @classmethod
     def read(cls, folder: Path) -> "Work":
-        """What `write` has written; pages of the arrays are shared by all who read them."""
+        """Read what `write` wrote; all processes share the pages of the arrays."""
         # Any: what JSON holds.
         table: dict[str, Any] = json.loads((folder / "work.json").read_text(encoding="utf-8"))
         plan = Plan(**{**table, "channels": tuple(table["channels"]), "hidden": tuple(table["hidden"])})
@@ -75,7 +75,7 @@ class Work:
 
     @property
     def num_clients(self) -> int:
-        """Clients that are registered."""
+        """The number of registered clients."""
         return len(self.offsets) - 1
 
     @cached_property
@@ -100,7 +100,7 @@ class Work:
         return self.plan.steps or (self.plan.epochs or 1) * -(-size // self.plan.batch_size)
 
     def examples(self, client: int) -> int:
-        """The samples that a client's local work sees, those of each epoch counted anew."""
+        """The number of samples in a client's local work; every epoch counts."""
         size = int(self.offsets[client + 1] - self.offsets[client])
         if self.plan.steps:
             whole, rest = divmod(self.plan.steps, -(-size // self.plan.batch_size))
@@ -123,7 +123,7 @@ class Work:
 
 @dataclass
 class Tally:
-    """What a program really did, round by round: seconds, clients, and the samples and steps of their local work."""
+    """The work that a program did in each round: seconds, clients, and the samples and steps of their local work."""
 
     work: Work
     seconds: list[float] = field(default_factory=list)
@@ -139,9 +139,9 @@ class Tally:
         self.steps.append(steps)
 
     def report(self, version: str, num_parameters: int, peak_bytes: int | None = None) -> None:
-        """Print the counted rounds' seconds and the program's version as JSON. SystemExit where its work was other.
+        """Print the measured rounds' seconds and the program's version as JSON.
 
-        `peak_bytes`: what it reserved on a GPU.
+        `peak_bytes`: the memory that it reserved on a GPU. Raise SystemExit if the program did other work.
         """
         if wrong := self.differences(num_parameters):
             sys.exit(f"not the work of {self.work.plan.name}: {', '.join(wrong)}")
@@ -152,7 +152,7 @@ class Tally:
         print(json.dumps(found), flush=True)
 
     def differences(self, num_parameters: int) -> list[str]:
-        """Where the work was not the plan's, in words. Clients may be drawn by other means where all are alike."""
+        """How the work differs from the plan, in words. A program may draw other clients if all clients are alike."""
         plan, rounds = self.work.plan, self.work.selected.tolist()
         expected: Mapping[str, Sequence[int]] = {
             "clients": [plan.per_round] * plan.rounds,
@@ -180,7 +180,7 @@ def size(network: nn.Module) -> int:
 
 
 def train(network: nn.Module, work: Work, steps: Sequence[Tensor]) -> None:
-    """Local work as a researcher writes it: SGD on the rows of each step."""
+    """Train as a researcher would write it: SGD on the rows of each step."""
     inputs, labels = work.tensors
     optimizer = torch.optim.SGD(network.parameters(), lr=work.plan.lr)
     for rows in steps:

@@ -1,6 +1,6 @@
-"""What mkdocs calls as it builds the site (mkdocs.yml): the pages that are made, of which git has no copies.
+"""The hooks that mkdocs calls when it builds the site (mkdocs.yml): they make the pages that are not in git.
 
-Where a page says `<!-- reference: compressors -->` the section of that name takes its place; every method gets a page;
+A mark such as `<!-- reference: compressors -->` is replaced by the section of that name; every method gets a page;
 k8s/README.md and CHANGELOG.md become pages.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {"k8s/README.md": "kubernetes.md", "CHANGELOG.md": "changelog.md"}
-"""Files outside of docs/ that are pages of the site; a link to one as GitHub needs it leads to its page."""
+"""Files outside docs/ that are pages of the site. Links to them, written as GitHub needs them, lead to these pages."""
 MARK = re.compile(r"<!-- reference: ([a-z-]+) -->")
 
 
@@ -34,7 +34,7 @@ def on_config(config: "MkDocsConfig") -> None:
 
 
 def on_files(files: "Files", config: "MkDocsConfig") -> None:
-    """Add the pages that no file of docs/ has."""
+    """Add the pages that are not files of docs/."""
     from mkdocs.structure.files import File
 
     for name, method in named(Method).items():
@@ -44,9 +44,9 @@ def on_files(files: "Files", config: "MkDocsConfig") -> None:
 
 
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
-    """Put the generated sections in their places, and lead links out of docs/ to the pages of those files."""
+    """Insert the generated sections, and point links to files outside docs/ to their pages."""
     if page.parent is None:
-        # Of a tab that is one page a list of its pages says nothing.
+        # A tab with one page needs no list of pages.
         page.meta["hide"] = ["navigation"]
     up = "../" * page.file.src_uri.count("/")
     for path, name in OUTSIDE.items():
@@ -55,7 +55,7 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
 
 
 def outside_page(path: str) -> str:
-    """A file outside of docs/ as a page, on which links to other files of the repository are their paths."""
+    """A file outside docs/ as a page; links to other files of the repository become the paths of these files."""
     folder = Path(path).parent
 
     def named_file(link: re.Match[str]) -> str:
@@ -67,7 +67,7 @@ def outside_page(path: str) -> str:
 
 
 def with_sections(markdown: str) -> str:
-    """The same page with the generated sections in the places of their marks."""
+    """The page with the generated sections in place of their marks."""
     return MARK.sub(lambda mark: SECTIONS[mark[1]](), markdown)
 
 

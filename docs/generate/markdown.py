@@ -8,7 +8,7 @@ from jobs.catalogue import setting_rows
 
 
 def as_markdown(text: str) -> str:
-    """A docstring as Markdown: letters as they are, `- ` lists, and lines indented by four as they stand."""
+    """A docstring as Markdown: plain text, `- ` lists, and lines indented by four spaces unchanged."""
     lines: list[str] = []
     for line in text.splitlines():
         verbatim, item, follows = line.startswith("    "), line.startswith("- "), line.startswith("  ")
@@ -26,7 +26,7 @@ def as_markdown(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """A line in which Markdown and HTML change nothing but `code`."""
+    """A line with Markdown and HTML escaped, except `code`."""
     parts = re.split(r"(`[^`]*`)", text.strip())
     return "".join(
         part if number % 2 else re.sub(r"([\\*_{}\[\]#])", r"\\\1", part.replace("&", "&amp;").replace("<", "&lt;"))
@@ -41,13 +41,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code; an empty one as nothing."""
+    """Text as code; "" stays ""."""
     return f"`{text}`" if text else ""
 
 
 # Any: a class of a kind, or of settings.
 def settings_table(found: Any) -> str:
-    """The settings that a class takes, "" where it takes none."""
+    """A table of the settings of a class; "" if it has none."""
     rows = [
         [code(name), code(default), escaped(allowed), escaped(description)]
         for name, default, allowed, description in setting_rows(found)

@@ -1,4 +1,4 @@
-"""What a method sends, weighed: one small run of it, in which every message of one client is watched."""
+"""Measures the messages of a method: plays one small run and records every message of one client."""
 
 import re
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ MEASURED: Mapping[str, Any] = {
     "clients": {"count": 4},
     "model": {"name": "mlp", "hidden": [10]},
 }
-"""The experiment in which every method's messages are weighed."""
+"""The experiment that measures every method's messages."""
 
 prepare_process()
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A message of a method: its name, the direction, its bytes, and the rounds in which it was seen."""
+    """A message of a method: its name, direction, sizes in bytes, and the rounds in which it was sent."""
 
     name: str
     direction: str
@@ -40,7 +40,7 @@ class Sent:
 
 @cache
 def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
-    """What one client of a method sends and receives in a small run, and the names of the metrics recorded."""
+    """The messages that one client sends and receives in a small run, and the names of the recorded metrics."""
     kind = named(Method)[name]
     graph = {"topology": "ring"} if issubclass(kind, PeerHalf) or kind.uses_graph else {}
     setup, log = watched(prepare(Experiment(**MEASURED, **graph, method=name)))
@@ -65,15 +65,15 @@ def _num_parameters() -> int:
 
 
 def sent_section(name: str) -> str:
-    """What crosses the wire, weighed."""
+    """The section about the messages and their sizes."""
     sent, _ = measured(name)
     size = _num_parameters()
     intro = (
-        "Weighed as this page was built, at the defaults: the real buffers of one of four clients in "
+        "Measured when this page was built, with default settings: the real buffers of one of four clients in "
         f"{MEASURED['rounds']} rounds, with a model of {size} parameters, {4 * size:,} bytes as fp32."
     )
     if not sent:
-        return f"{intro} Nothing crossed the wire.\n"
+        return f"{intro} It sent and received nothing.\n"
     rows = []
     for one in sent:
         low, high = min(one.num_bytes), max(one.num_bytes)

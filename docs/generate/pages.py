@@ -1,7 +1,7 @@
 """The sections and pages of the reference, by name.
 
-All of it comes from docstrings, from the settings' own descriptions, from the commands of jobs/cli.py, and of what a
-method sends from messages.py.
+They are made from docstrings, from the descriptions of settings, from the commands of jobs/cli.py, and from the
+messages that messages.py measures.
 """
 
 import inspect
@@ -62,17 +62,17 @@ def _chosen_by(kind: Any) -> str:
 
 
 def where(method: type[Method]) -> str:
-    """Where messages meet."""
+    """Where messages meet: "peers" or "server"."""
     return "peers" if issubclass(method, PeerHalf) else "server"
 
 
 def facts(method: type[Method]) -> list[str]:
-    """What else an experiment must know of a method, in sentences."""
+    """Sentences on a method that an experiment's author must know."""
     found = [f"Messages meet at the {where(method)}." if where(method) == "server" else "Peers exchange; no server."]
     if method.personalized:
         found.append("Every client ends with a model of its own.")
     if method.own_compression:
-        found.append("It fixes what it sends: `[uplink]` and `[downlink]` may not be set.")
+        found.append("It compresses in its own way: `[uplink]` and `[downlink]` may not be set.")
     if method.uses_graph or issubclass(method, PeerHalf):
         found.append("It takes a graph, the [`[topology]`](../topologies.md) table.")
     if method.splits:
@@ -113,7 +113,7 @@ def elastic_section() -> str:
 
 # Any: a kind.
 def kind_section(kind: Any) -> str:
-    """All of a kind, each with its settings and an example."""
+    """All classes of a kind, each with its settings and an example."""
     chosen_by = _chosen_by(kind)
     parts = []
     for name, found in named(kind).items():
@@ -124,7 +124,7 @@ def kind_section(kind: Any) -> str:
 
 # Any: a kind.
 def kind_table(kind: Any) -> str:
-    """All of a kind in a table."""
+    """All classes of a kind in a table."""
     rows = [[f"[`{name}`](#{name})", escaped(what_it_is(found))] for name, found in named(kind).items()]
     return table([kind.label, "what it is"], rows)
 
@@ -203,7 +203,7 @@ def commands_section() -> str:
 
 
 def metrics_section() -> str:
-    """Every metric: its name, unit and meaning, and which methods record it, where that is not all of them."""
+    """Every metric: its name, unit and meaning, and the methods that record it if they are few."""
     recorded: dict[str, list[str]] = {}
     for method in named(Method):
         for name in measured(method)[1]:
@@ -215,7 +215,7 @@ def metrics_section() -> str:
         title, unit, meaning = wording.metric(name)
         unit = unit.replace("%", "share of 1")
         rows.append([code(name), unit, escaped(f"{title}: {meaning}" if title != name else ""), few])
-    return table(["metric", "unit", "what it is", "recorded by, where by few"], rows)
+    return table(["metric", "unit", "what it is", "recorded by, if by few"], rows)
 
 
 def columns_section() -> str:

@@ -1,4 +1,4 @@
-"""Data of one's own: a source says its options and loads arrays. Each sample may name the client that owns it."""
+"""Your own data: a source declares its options and loads arrays. Each sample may name the client that owns it."""
 
 import numpy as np
 from pydantic import Field
@@ -7,12 +7,12 @@ from rayfl.data.datasets import Dataset, Samples, Source
 
 
 class Rings(Source):
-    """Points in the plane on two noisy rings, which are the classes; every owner has a half of them of its own."""
+    """Points in the plane on two noisy rings, which are the classes; every owner has its own half of them."""
 
     num_owners: int = Field(default=10, ge=1, description="natural clients")
     per_owner: int = Field(default=60, ge=5, description="samples of each, a fifth of them for the test")
     noise: float = Field(default=0.1, ge=0, description="standard deviation of the radius")
-    seed: int = Field(default=0, ge=0, description="of the points, whatever the experiment's seed is")
+    seed: int = Field(default=0, ge=0, description="seed of the points; the experiment's seed does not change them")
 
     def load(self) -> Dataset:
         """Two rings of radius 1 and 2, inputs [n, 2]."""

@@ -2,8 +2,8 @@
 Optimization, NeurIPS 2020, equations (7) and (11), with local SGD and its momentum (their section 4).
 
 Clients that take more steps than others pull FedAvg's model towards themselves. FedNova averages normalised changes:
-x_i - x is -eta sum_k a_i,k g_i,k, where a_i,k is by how much the gradient of step k has moved the model after the last
-step, so that d_i = (x - x_i) / |a_i|_1 is eta times a weighted mean of gradients, whatever tau_i was. The server takes
+x_i - x is -eta sum_k a_i,k g_i,k, where eta a_i,k is the weight of step k's gradient in the model after the last step.
+So d_i = (x - x_i) / |a_i|_1 is eta times a weighted mean of gradients, for any number of steps tau_i. The server takes
 x <- x - tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1 (theirs, the step that FedAvg would have taken).
 """
 
@@ -30,7 +30,7 @@ from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 
 class FedNova(FedAvg):
-    """FedAvg's clients and model; the update is normalised by the steps of each client."""
+    """FedAvg in which each client divides its change by |a_i|_1, the norm of its step weights."""
 
     class Hyper(LocalTraining):
         """The settings of local training, whose optimizer must be sgd, with momentum or without."""

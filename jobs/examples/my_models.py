@@ -1,4 +1,4 @@
-"""A model of one's own: any torch module whose outputs are one number a class."""
+"""Your own model: any torch module that returns one number per class."""
 
 from torch import Tensor, nn
 

@@ -21,7 +21,7 @@ from rayfl.settings import Settings, shown
 
 
 class Kind:
-    """A class that an experiment chooses by `name`. label: the user's word for one; package: the place of ours."""
+    """A class that an experiment chooses by `name`. label: the user's word for it; package: where built-in ones are."""
 
     name: ClassVar[str]
     label: ClassVar[str]
@@ -29,7 +29,7 @@ class Kind:
 
     @classmethod
     def adopts(cls, found: object) -> bool:
-        """Whether an object of this kind can be made of `found`, which is no subclass of it, such as a torch module."""
+        """Whether an object of this kind can be made from `found`, such as a torch module, which is no subclass."""
         return False
 
 
@@ -39,18 +39,18 @@ class Choice(Settings, Kind):
     # Any: options get their types from the class that takes them.
     @classmethod
     def from_options(cls, found: Any, options: Mapping[str, Any]) -> Any:
-        """The object that `found` (a class of this kind, or an object that it `adopts`) makes with options."""
+        """The object that `found` (a class of this kind, or an object that the kind `adopts`) makes with options."""
         return found(**options)
 
     def to_table(self) -> dict[str, Any]:
-        """The table from which `make` makes it again."""
+        """The table from which `make` makes this object again."""
         return {"name": reference(type(self)), **self.model_dump()}
 
 
 # Any: `cache` forgets the type of the kind.
 @cache
 def named(kind: Any) -> Any:
-    """Every class of `kind` with a `name` in the package of the kind, by that name, when it was first asked for."""
+    """All classes of `kind` in the package of the kind, by their attribute `name`."""
     room = importlib.import_module(kind.package)
     found = {}
     for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
@@ -69,19 +69,20 @@ def installed(kind: type[Kind]) -> dict[str, Any]:
         try:
             found[name] = plugins.load_installed(name)
         except RayflError as error:
-            getLogger("rayfl").warning(f"the plugin {name!r} is left out: {error}")
+            getLogger("rayfl").warning(f"the plugin {name!r} cannot be used: {error}")
     return {name: one for name, one in found.items() if _is(kind, one)}
 
 
 # Any: a class of `kind`, or what it adopts.
 def known(kind: type[Kind]) -> dict[str, Any]:
-    """Everything of a kind that has a plain name: ours, and the plugins of installed packages."""
+    """All choices of a kind that have a plain name: built-in ones, and plugins of installed packages."""
     return {**named(_widest(kind)), **installed(_widest(kind))}
 
 
 # Any: a name from a file, or a class or a function from Python; found is a class of `kind`, or what it adopts.
 def find(kind: type[Kind], given: Any) -> Any:
-    """The class that a name of an experiment, or an object from Python, stands for. RayflError if there is none."""
+    """The class that a name of an experiment, or an object from Python, stands for. Raise RayflError if there is
+    none."""
     ours = named(_widest(kind))
     if callable(given):
         return _checked(kind, given)
@@ -115,7 +116,7 @@ def _is(kind: type[Kind], found: object) -> bool:
 
 # Any: see `find`.
 def _checked(kind: type[Kind], found: Any) -> Any:
-    """`found`, with a name of its own if it is a class from elsewhere. RayflError if it is not of this kind."""
+    """`found`, with a name of its own if it is a class from elsewhere. Raise RayflError if it is not of this kind."""
     widest = _widest(kind)
     word = getattr(found, "__qualname__", shown(found))
     if not _is(widest, found):
@@ -139,7 +140,7 @@ def _checked(kind: type[Kind], found: Any) -> Any:
 
 
 def _what(found: object) -> str:
-    """The user's word for it."""
+    """What `found` is, in the user's words."""
     if not isinstance(found, type):
         return "a function" if inspect.isfunction(found) else f"a value of type {type(found).__name__}"
     labels = [one.label for one in found.__mro__ if issubclass(one, Kind) and "label" in vars(one)]
@@ -171,7 +172,7 @@ def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
 def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
     """The object that a name, a table or a class describes; an instance is returned unchanged.
 
-    RayflError if it is not of `kind`, which may be narrower than its package (a quantizer among the compressors).
+    Raise RayflError if it is not of `kind`, which may be narrower than its package (a quantizer among the compressors).
     """
     widest = _widest(kind)
     if isinstance(given, widest):
@@ -185,7 +186,7 @@ def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
 
 # Any: what a TOML file holds, or a class or a function from Python.
 def as_table(given: Any, field: str | None) -> dict[str, Any]:
-    """A table, where a bare name, class or function is short for one with nothing but a name."""
+    """The table that is given; a bare name, class or function becomes a table with only a name."""
     if isinstance(given, str) or callable(given):
         return {"name": given}
     if not isinstance(given, Mapping):
@@ -195,7 +196,7 @@ def as_table(given: Any, field: str | None) -> dict[str, Any]:
 
 
 def from_table(kind: type[Choice]) -> BeforeValidator:
-    """For the annotation of a field of type `kind`: it takes a name, a table with a name, a class or an instance."""
+    """A validator for fields of type `kind`, which take a name, a table with a name, a class or an instance."""
 
     # Any: see `resolve`.
     def made(given: Any, info: ValidationInfo) -> Any:
@@ -205,4 +206,4 @@ def from_table(kind: type[Choice]) -> BeforeValidator:
 
 
 TO_TABLE = PlainSerializer(lambda choice: choice.to_table())
-"""For the same annotation. By itself pydantic writes a field typed by a base class without its settings."""
+"""A serialiser for such fields. By itself, pydantic writes the fields of the base class only."""

@@ -1,12 +1,12 @@
-"""Code from outside the package, by its name in an experiment file.
+"""Loads code from outside the package by the name that an experiment file gives.
 
 - `my_methods.py:FedNova`: a class in a file.
 - `my_package.methods:FedNova`: a class in a module that Python can import.
 - `fednova`: an entry point `fednova = "my_package.methods:FedNova"` of an installed package, in the group
   `rayfl.plugins`.
 
-A file is run once a process, as a module whose name carries a digest of its content, so that a copy of it is the same
-module. Other processes never read it: its source travels before all that is made of its classes (`loaded_files`).
+A file runs once per process, as a module whose name has a digest of the content, so a copy of the file is the same
+module. Other processes never read the file: they get its source before any object of its classes (`loaded_files`).
 """
 
 import difflib
@@ -32,19 +32,19 @@ _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
 _PREFIX = "rayfl_plugin_"
 MEMORY = "in memory: "
-"""The beginning of the name of an object that only this process can make."""
+"""The beginning of the name of an object that cannot be imported."""
 
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A plugin file: its path and its source when it was read. Unpickling it runs it, once a process."""
+    """A plugin file: its path and its source when it was read. Unpickling it runs the file, once per process."""
 
     path: str
     source: str
 
     @property
     def module(self) -> str:
-        """The name of the module that it makes."""
+        """The name of the module that the file becomes."""
         return f"{_PREFIX}{digest(self.source.encode())}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ _files: dict[str, PluginFile] = {}
 
 
 def _arrived(path: str, source: str) -> PluginFile:
-    """The file from another process, which runs here now."""
+    """Run a file that another process sent."""
     _run(file := PluginFile(path, source))
     return file
 
@@ -78,13 +78,13 @@ def file_of(name: object) -> tuple[str, str] | None:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name itself has the place of its class."""
+    """Whether a name contains the place of its class."""
     return name.startswith(MEMORY) or bool(_FILE.fullmatch(name) or _MODULE.fullmatch(name))
 
 
 # Any: whatever the name leads to.
 def load(name: str) -> Any:
-    """The object that `file.py:Class` or `package.module:Class` names. RayflError if there is none."""
+    """The object that `file.py:Class` or `package.module:Class` names. Raise RayflError if there is none."""
     if name.startswith(MEMORY):
         raise RayflError(
             f"{name.removeprefix(MEMORY)} was given from Python and cannot be imported, so only the process that was "
@@ -116,7 +116,7 @@ def _read(path: Path) -> PluginFile:
 def _run(file: PluginFile) -> ModuleType:
     """The module of a plugin file, which runs the first time. RayflError, with the line, if it fails."""
     if file.module in _files:
-        # The last place where it was found: where it was before there may be another file by now.
+        # Keep the newest path: there may be another file at the old one by now.
         _files[file.module] = file
         return sys.modules[file.module]
     try:
@@ -124,11 +124,11 @@ def _run(file: PluginFile) -> ModuleType:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise RayflError(
-            f"{file.path}{f':{line}' if line else ''} is no Python: {getattr(error, 'msg', error)}; correct it"
+            f"{file.path}{f':{line}' if line else ''} is not valid Python: {getattr(error, 'msg', error)}; correct it"
         ) from None
     module = ModuleType(file.module)
     module.__file__ = file.path
-    # Where the file is not there, tracebacks show its lines all the same.
+    # So that tracebacks show its lines even if this machine lacks the file.
     linecache.cache[file.path] = (len(file.source), None, file.source.splitlines(keepends=True), file.path)
     sys.modules[file.module] = module
     try:
@@ -164,7 +164,7 @@ def _imported(module: str, name: str) -> ModuleType:
             f"{name.partition(':')[2]}"
         ) from None
     except SyntaxError as error:
-        raise RayflError(f"{error.filename}:{error.lineno} is no Python: {error.msg}; correct it") from None
+        raise RayflError(f"{error.filename}:{error.lineno} is not valid Python: {error.msg}; correct it") from None
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 (a module may raise anything, SystemExit too)
@@ -205,7 +205,7 @@ def packages_of(name: str) -> str:
 
 # Any: whatever the entry point leads to.
 def load_installed(name: str) -> Any:
-    """The object of the entry point `name`. RayflError if two packages have one of that name."""
+    """The object of the entry point `name`. Raise RayflError if two packages have one of that name."""
     first, *others = ones = installed()[name]
     if others:
         values = " or ".join(repr(one.value) for one in ones)
@@ -245,7 +245,7 @@ def place_of(found: Any) -> str:
 
 
 def short(name: str) -> str:
-    """The name for legends and titles: of a name with a place only the class."""
+    """The name for legends and titles: only the class if the name contains a place."""
     return name.rpartition(":")[2].strip() if is_reference(name) else name
 
 

@@ -111,7 +111,7 @@ def encode_gamma(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
-    """The inverse: int64 numbers [n]. ValueError for numbers beyond 2^32, and where their digits are missing."""
+    """The inverse: int64 numbers [n]. Raise RayflError for numbers beyond 2^32, and where their digits are missing."""
     ends = np.flatnonzero(np.unpackbits(prefixes).view(np.bool_))
     num_digits = np.diff(ends, prepend=-1) - 1
     if ends.size and (num_digits.max() > MOST_DIGITS or num_digits.sum() > 8 * digits.size):

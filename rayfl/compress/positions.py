@@ -29,7 +29,7 @@ MAX_SIZE = 2**31
 def encode_positions(positions: np.ndarray, size: int) -> np.ndarray:
     """uint8 buffer of strictly increasing int64 `positions` [count] in [0, size), in the cheapest of the five codes.
 
-    RayflError for a size beyond 2^31.
+    Raise RayflError for a size beyond 2^31.
     """
     plain = _encode_plainly(positions, size)
     count = positions.size
@@ -79,7 +79,7 @@ def _gap_bytes(gaps: np.ndarray, escapes: np.ndarray | None) -> np.ndarray:
 
 
 def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
-    """The inverse: int64 positions [count], increasing. ValueError if `buffer` does not encode them."""
+    """The inverse: int64 positions [count], increasing. Raise ValueError if `buffer` does not encode them."""
     if count == 0:
         return np.empty(0, np.int64)
     if count == size:

@@ -66,7 +66,8 @@ class Selection:
     draw: Draw | None = None
 
     def values(self, flats: Tree) -> Tree:
-        """The kept entries [count] of each flat tensor, times its scale. RayflError where that is beyond float32."""
+        """The kept entries [count] of each flat tensor, times its scale. Raise RayflError where that is beyond
+        float32."""
         kept = {name: torch.from_numpy(flat.numpy()[self.positions[name]]) for name, flat in flats.items()}
         return {name: scaled(name, tensor, self.scales.get(name, 1.0)) for name, tensor in kept.items()}
 

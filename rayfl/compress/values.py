@@ -55,7 +55,7 @@ def is_on_device(tensor: Tensor) -> bool:
 def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
     """The buffer of finite float32 entries, rounded to nearest even (bf16 as uint16 bits).
 
-    fp32 does not copy a tensor in main memory. RayflError if a number is too large for `dtype`.
+    fp32 does not copy a tensor in main memory. Raise RayflError if a number is too large for `dtype`.
     """
     if dtype == "fp32":
         buffer = flat.cpu().numpy()
@@ -71,7 +71,7 @@ def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
 
 
 def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
-    """float32 [numel]: factor * flat, rounded once. RayflError if a product is beyond float32."""
+    """float32 [numel]: factor * flat, rounded once. Raise RayflError if a product is beyond float32."""
     if factor == 1:
         return flat
     product = flat.double().mul_(factor).float()

@@ -140,7 +140,7 @@ class ClientData:
         return int(self.partition.split(split).sizes.max())
 
     def all(self, split: str) -> Batch:
-        """The whole split in one batch, in order and without augmentation. RayflError if it is empty."""
+        """The whole split in one batch, in order and without augmentation. Raise RayflError if it is empty."""
         samples = self.store.split(split)
         inputs, labels = samples.take(samples.order(self._held(split)))
         return Batch(self.store.normalise(inputs), labels)
@@ -158,7 +158,7 @@ class ClientData:
     ) -> Order:
         """The batches of `schedule`, or of its first `num_steps` steps; only the train split is cropped and flipped.
 
-        RayflError if the client has no sample in `split`.
+        Raise RayflError if the client has no sample in `split`.
         """
         indices = self._held(split)
         positions = schedule(

@@ -31,7 +31,7 @@ def checked_dataset(dataset: Dataset) -> Dataset:
 
 
 def check_lengths(place: str, split: str, samples: Samples) -> None:
-    """RayflError unless there are nonempty inputs, each with a label and, if owners are given, an owner."""
+    """Raise RayflError unless there are nonempty inputs, each with a label and, if owners are given, an owner."""
     shape = samples.inputs.shape
     if len(shape) < 2 or 0 in shape:
         raise RayflError(
@@ -56,7 +56,7 @@ def _looks_one_hot(labels: np.ndarray) -> bool:
 
 
 def check_shapes(place: str, train: np.ndarray, test: np.ndarray) -> None:
-    """RayflError unless the inputs of both splits have one shape."""
+    """Raise RayflError unless the inputs of both splits have one shape."""
     if train.shape[1:] != test.shape[1:]:
         raise RayflError(
             f"{place} has train inputs of shape {list(train.shape[1:])} and test inputs of shape "
@@ -65,17 +65,17 @@ def check_shapes(place: str, train: np.ndarray, test: np.ndarray) -> None:
 
 
 def check_finite(place: str, split: str, inputs: np.ndarray) -> None:
-    """RayflError for an input that is NaN or infinite."""
+    """Raise RayflError for an input that is NaN or infinite."""
     if inputs.dtype.kind != "f":
         return
     row = first_row(inputs, lambda part: ~np.isfinite(part))
     if row is not None:
-        raise RayflError(f"{place} has a {split} input that is NaN or infinite ({_counted(row)}); mend it")
+        raise RayflError(f"{place} has a {split} input that is NaN or infinite ({_counted(row)}); correct it")
 
 
 def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = MOST_CLASSES) -> np.ndarray:
-    """Labels of any numeric type as int64. RayflError if one is not a whole number in [0, num_classes); nothing is
-    rounded."""
+    """Labels of any numeric type as int64. Raise RayflError if one is not a whole number in [0, num_classes); nothing
+    is rounded."""
     if labels.dtype.kind not in "biuf":
         _refuse(place, split, 0, labels, num_classes)
 

@@ -78,7 +78,7 @@ class Dataset:
 
     @property
     def num_tokens(self) -> int:
-        """Number of different tokens: the source's, or the largest token + 1. RayflError if any is negative."""
+        """Number of different tokens: the source's, or the largest token + 1. Raise RayflError if any is negative."""
         if self.vocabulary is not None:
             return self.vocabulary
         occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]
@@ -99,7 +99,7 @@ class Dataset:
         return self.normalise(torch.tensor(inputs))
 
     def normalise(self, inputs: Tensor, constants: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only typed for others.
+        """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only cast for others.
 
         constants: `channel_constants` of the inputs' device; without them they are copied to the device in each call.
         """
@@ -148,7 +148,7 @@ class Source(Choice, ABC):
 
     @abstractmethod
     def load(self) -> Dataset:
-        """Load the dataset. RayflError if its files are missing or cannot be fetched."""
+        """Load the dataset. Raise RayflError if its files are missing or cannot be fetched."""
 
 
 def draw_crops(batch: int, generator: np.random.Generator) -> np.ndarray:

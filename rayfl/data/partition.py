@@ -64,7 +64,7 @@ class Shards:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The samples on which each client trains, validates, measures and is tested.
+    """The samples of each client in the four splits.
 
     train, validation and heldout index `dataset.train` and are disjoint; test indexes `dataset.test`.
     """
@@ -84,8 +84,8 @@ class Partition:
     def hold_out(self, validation_ratio: float, heldout_ratio: float, generator: np.random.Generator) -> "Partition":
         """A partition whose validation and heldout splits are cut at random from each client's train samples.
 
-        A ratio in (0, 1) takes the nearest whole number of samples, and at least one; 0 takes none. RayflError if a
-        client would keep no train sample.
+        A ratio in (0, 1) takes the nearest whole number of samples, and at least one; 0 takes none. Raise RayflError if
+        a client would keep no train sample.
         """
         sizes, owners = self.train.sizes, self.train.owners
         num_validation, num_heldout = _cut(sizes, validation_ratio), _cut(sizes, heldout_ratio)
@@ -122,11 +122,11 @@ class PartitionScheme(Choice, ABC):
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign train and test samples to clients; validation and heldout are empty (`Partition.hold_out` cuts them).
 
-        RayflError if the numbers make the scheme impossible or leave a client without train data.
+        Raise RayflError if the numbers make the scheme impossible or leave a client without train data.
         """
 
     def finish(self, train: Shards, test: Shards, advice: str) -> Partition:
-        """The partition. RayflError, which ends with `advice`, if a client has no train data."""
+        """The partition. Raise RayflError, which ends with `advice`, if a client has no train data."""
         without = np.flatnonzero(train.sizes == 0)
         if len(without):
             raise RayflError(
@@ -137,7 +137,7 @@ class PartitionScheme(Choice, ABC):
         return Partition(train=train, validation=empty, heldout=empty, test=test)
 
     def check_num_clients(self, num_clients: int, dataset: Dataset) -> None:
-        """RayflError if there are more clients than train samples."""
+        """Raise RayflError if there are more clients than train samples."""
         if num_clients > len(dataset.train):
             raise RayflError(
                 f"clients.count={num_clients} is more than the {len(dataset.train)} train samples of dataset "

@@ -21,7 +21,7 @@ OPERATORS = ("nms", "qnms")
 
 @functools.cache
 def torchvision() -> ModuleType:
-    """The torchvision package, ready for use. RayflError if it is not installed."""
+    """The torchvision package, ready for use. Raise RayflError if it is not installed."""
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:
         raise RayflError("torchvision is not installed: run `pip install torchvision`")

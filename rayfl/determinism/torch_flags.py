@@ -14,7 +14,7 @@ _chosen: list[InstructionSet] = []
 
 
 def choose(instruction_set: InstructionSet) -> None:
-    """Let this process compute with these instructions. ValueError where torch computes with others already."""
+    """Let this process compute with these instructions. Raise RayflError where torch computes with others already."""
     began_with = _chosen[0] if _chosen else None
     prepare_process(began_with or instruction_set)
     if began_with is None and instruction_set == "avx2" and "AVX512" in torch.backends.cpu.get_cpu_capability():

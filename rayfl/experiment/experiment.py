@@ -60,7 +60,7 @@ class MethodChoice:
         return {**self.kind.splits, **({} if self.elastic is None else Elastic.splits)}
 
     def to_table(self) -> dict[str, Any]:
-        """The table that makes it again."""
+        """The table that makes this choice again."""
         elastic = {} if self.elastic is None else {"elastic": self.elastic.model_dump()}
         return {"name": self.name, **self.hyper.model_dump(), **elastic}
 
@@ -99,15 +99,19 @@ class Splits(Settings):
     None: the method's default, which is 0 for most.
     """
 
-    validation_ratio: float | None = Field(default=None, ge=0, lt=1, description="for methods that choose by it")
-    heldout_ratio: float | None = Field(default=None, ge=0, lt=1, description="unlabelled, for Elastic's sensitivity")
+    validation_ratio: float | None = Field(
+        default=None, ge=0, lt=1, description="share for methods that choose by validation data"
+    )
+    heldout_ratio: float | None = Field(
+        default=None, ge=0, lt=1, description="share of unlabelled samples, for Elastic"
+    )
 
 
 LEAST_SHARE = 0.0001
 """The smallest share of a resource that Ray can count."""
 
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-"""A value of a node's label, or its key less a prefix, as Kubernetes writes them."""
+"""A value of a node's label, or its key without the prefix, as Kubernetes allows them."""
 LABEL_KEY = rf"({LABEL}/)?{LABEL}"
 LABEL_SELECTOR = rf"!?({LABEL}|in\({LABEL}(, ?{LABEL})*\))"
 ACCELERATOR_KEY, NODE_KEY = "ray.io/accelerator-type", "ray.io/node-id"
@@ -116,32 +120,36 @@ ACCELERATOR_KEY, NODE_KEY = "ray.io/accelerator-type", "ray.io/node-id"
 
 class Runtime(Settings):
     """The `[runtime]` table: where and how a run executes. threads, instruction_set, engine, stack_width,
-    precision and device decide its bits."""
+    precision and device change the bits of its results."""
 
     executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
     actors: Annotated[int, Field(ge=1)] | Literal["all"] | None = Field(
         default=None,
-        description="client actors; all: as many as have room; default: those, but no more than a round can use",
+        description="number of client actors; all: as many as fit; default: as many as fit and a round can use",
     )
     num_cpus: float | None = Field(
-        default=None, gt=0, description="cores an actor asks Ray for; default: its threads, or an even share of all"
+        default=None, gt=0, description="cores per actor; default: its threads, or an equal share if these do not fit"
     )
-    num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU an actor asks Ray for, e.g. 0.25")
+    num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU per actor, e.g. 0.25")
     strategy: Literal["spread", "pack"] = Field(
         default="spread", description="spread: actors on as many nodes as there are; pack: on as few as have room"
     )
     labels: Mapping[str, str] | None = Field(
-        default=None, description="labels of the nodes that actors may run on, as Ray's label selectors have them"
+        default=None, description="labels of the nodes that actors may run on, in the form of Ray's label selectors"
     )
     accelerator_type: str | None = Field(
         default=None, description="accelerator of the nodes that actors may run on, e.g. A100"
     )
-    threads: int = Field(default=1, ge=1, le=1024, description="torch threads an actor")
+    threads: int = Field(default=1, ge=1, le=1024, description="torch threads per actor")
     instruction_set: InstructionSet = Field(
-        default="native", description="native: what the processor has; avx2: slower, the same whatever it has"
+        default="native", description="native: what the processor has; avx2: slower, the same on all that have AVX2"
     )
-    mixed: bool = Field(default=False, description="let unlike machines work together: bits depend on who does what")
-    engine: Literal["auto", "loop", "vmap"] = Field(default="auto", description="loop: one by one; vmap: stacked")
+    mixed: bool = Field(
+        default=False, description="let unlike machines work together; bits then depend on which machine does what"
+    )
+    engine: Literal["auto", "loop", "vmap"] = Field(
+        default="auto", description="loop: clients one by one; vmap: several at once"
+    )
     stack_width: int | None = Field(
         default=None, ge=1, description="clients that the engine vmap trains at once; default: by the model's size"
     )
@@ -189,12 +197,12 @@ class Runtime(Settings):
             (
                 NODE_KEY in labels,
                 "labels",
-                f" has {NODE_KEY}, which every start of a node makes anew; choose by another label",
+                f" has {NODE_KEY}, which changes whenever a node starts; use another label",
             ),
             (
                 kind is not None and not re.fullmatch(LABEL, kind),
                 "accelerator_type",
-                f"={shown(kind)} is no name that Ray has for one",
+                f"={shown(kind)} is no name of an accelerator; give one as Ray writes it, e.g. 'A100'",
             ),
             (
                 kind is not None and ACCELERATOR_KEY in labels,
@@ -206,7 +214,7 @@ class Runtime(Settings):
             (
                 not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value),
                 "labels",
-                f" has {shown(key)} = {shown(value)}, which selects no nodes; give a label's key, and its value as "
+                f" has {shown(key)} = {shown(value)}, which is no label selector; give a label's key, and its value as "
                 "'spot', '!spot', 'in(a, b)' or '!in(a, b)'",
             )
             for key, value in labels.items()
@@ -250,7 +258,7 @@ class Output(Settings):
 
     directory: str = Field(
         default="runs",
-        description="folder in which run directories are made; a URL, as s3://bucket/folder: in runs, and copied there",
+        description="folder for run directories; if a URL, such as s3://bucket/folder: runs/, and copied to the URL",
     )
     report: bool = Field(default=True, description="write report.html at the end")
     save_models: bool = Field(default=True, description="save the final models")
@@ -329,10 +337,13 @@ class Experiment(Settings):
         if self.method.kind.own_compression:
             for name in ("uplink", "downlink"):
                 if getattr(self, name) != Dense():
-                    raise RayflError(f"{self.method.name} fixes what it sends; remove the [{name}] table")
+                    raise RayflError(
+                        f"method {self.method.name!r} compresses in its own way; remove the [{name}] table"
+                    )
         if self.downlink.name == "feedback":
             raise RayflError(
-                " 'feedback' has no memory to feed back; give its inner compressor by itself", key=("downlink",)
+                " 'feedback' is not allowed, because a downlink keeps no memory; give its inner compressor alone",
+                key=("downlink",),
             )
         self.method.hyper.for_num_rounds(self.rounds)
         return self
@@ -344,13 +355,13 @@ class Experiment(Settings):
         return [name.removeprefix(plugins.MEMORY) for name in names if name is not None and plugins.is_in_memory(name)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them; `Experiment(**as_dict())` is the same experiment."""
+        """The experiment as plain JSON values; `Experiment(**as_dict())` is the same experiment."""
         return self.model_dump(mode="json")
 
 
 # Any: settings of any type.
 def make_experiment(table: Mapping[str, Any]) -> Experiment:
-    """The experiment that a table describes. Raise RayflError if the table describes none."""
+    """The experiment that a table describes. Raise RayflError if the table is not a valid experiment."""
     return Experiment(**table)
 
 

@@ -42,7 +42,7 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
 
 
 def experiment_files(experiment: "Experiment") -> KeptFiles:
-    """Read the files that an experiment names, and digest those of its samples; RayflError as of both."""
+    """Read the files that an experiment names, and digest those of its samples. Raise RayflError as of both."""
     table = experiment.as_dict()
     if digests := source_digests(experiment.data):
         table["data"]["digest"] = digests
@@ -52,8 +52,8 @@ def experiment_files(experiment: "Experiment") -> KeptFiles:
 def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
     """SHA-256 of everything that decides the numbers of a run's rounds, its seed included.
 
-    `table`: the experiment's settings, in which files are called as their copies are. The number of rounds counts only
-    if it changes rounds already played.
+    `table`: the experiment's settings, with the paths of the copies in place of those of its files. The number of
+    rounds counts only if it changes rounds already played.
     """
     method, rounds = experiment.method, experiment.rounds
     settings = {key: value for key, value in determining_settings(table).items() if key != "rounds"}
@@ -63,11 +63,11 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
 
 
 def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:
-    """RayflError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
+    """Raise RayflError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
     known = {setting for one in experiments for setting in determining_settings(one)}
     for name in tuned:
         if not any(lies_in(setting, name) for setting in known):
-            raise RayflError(f"the best over {name!r} is asked for, which no run sets: {did_you_mean(name, known)}")
+            raise RayflError(f"best_over={name!r} is not allowed: no run has that setting; {did_you_mean(name, known)}")
 
 
 def lies_in(setting: str, name: str) -> bool:

@@ -37,7 +37,8 @@ def names_file(key: str, value: object) -> bool:
 class KeptFiles:
     """An experiment as its run directory describes it.
 
-    `table`: its settings, in which files are called as their copies are; `contents`: the content of each copy by name.
+    `table`: its settings, with the paths of the copies in place of those of its files; `contents`: the content of each
+    copy by its path.
     """
 
     # Any: settings of any type.
@@ -45,7 +46,7 @@ class KeptFiles:
     contents: Mapping[str, bytes]
 
     def write_into(self, directory: Path, platform: Mapping[str, object] | None) -> None:
-        """Write the experiment into a run directory, with the machines that compute; errors as `describe_run`."""
+        """Write the experiment into a run directory, with the machines that compute. Errors: see `describe_run`."""
         text = toml.dumps(self.table)
         describe_run(directory, self.table, platform, text, self.contents)
 
@@ -65,8 +66,8 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
                 f"{path} cannot be read ({reason(error)}); give {'.'.join(key)}=FILE with the file of the experiment"
             ) from None
         if key not in KINDS and not plugins.is_loaded(content):
-            raise RayflError(f"{path} has changed since the experiment was read; begin again")
-        # The ending says in which format a graph is.
+            raise RayflError(f"{path} has changed since the experiment was read; start again")
+        # The copy keeps the ending, which tells the format of a graph.
         name = input_name(KINDS.get(key, "plugin"), plugins.digest(content), Path(path).suffix)
         contents[name] = content
         return name
@@ -76,7 +77,7 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
 
 # Any: a table of a TOML file, with a [sweep] or without.
 def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The table of a TOML file in `folder`, whose relative paths start there."""
+    """The table of a TOML file in `folder`, with its relative paths resolved from there."""
     return mapped(table, lambda key, path: str(folder / expanded(path)))
 
 

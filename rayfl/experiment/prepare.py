@@ -1,4 +1,4 @@
-"""From an experiment to its setup: load the data, deal it out, build the model and the method, check that they fit."""
+"""Make the setup of an experiment: load and partition the data, build model and method, check that they fit."""
 
 import math
 import traceback
@@ -52,7 +52,7 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         params = task.keep_constants(weights)
         initial = checked_hook(method.init_params)(params, seeding.FirstDraws(seed, seeding.NOBODY))
     if model.start is not None and any(initial[name] is not params[name] for name in params):
-        raise RayflError(f"method {experiment.method.name!r} draws weights of its own here; remove model.start")
+        raise RayflError(f"method {experiment.method.name!r} starts from weights of its own; remove model.start")
     runtime = experiment.runtime
     setup = Setup(
         seed=seed,
@@ -123,11 +123,13 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
         # Whole numbers in somebody's file are taken for tokens.
         cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
         raise RayflError(
-            f"model {model!r} takes numbers, and dataset {dataset.name!r} is tokens; choose a text model, for example "
+            f"model {model!r} takes numbers, and dataset {dataset.name!r} has tokens; choose a text model, for example "
             f"char-lstm or mean-embedding{cure}"
         )
     if dataset.kind != "text" and embedded:
-        raise RayflError(f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose another")
+        raise RayflError(
+            f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose a model for numbers"
+        )
     if embedded and min(embedded) < dataset.num_tokens:
         raise RayflError(
             f"model {model!r} embeds {min(embedded)} tokens, and dataset {dataset.name!r} has {dataset.num_tokens}; "
@@ -136,7 +138,7 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
 
 
 def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tree) -> None:
-    """RayflError unless the model returns logits [2, num_classes] for two train samples, as the loss needs them.
+    """Raise RayflError unless the model returns logits [2, num_classes] for two train samples, as the loss needs them.
 
     It runs in evaluation mode (first in training mode, if there are buffers that it could change) and restores torch's
     generator, so that no bit of a run depends on it.
@@ -167,7 +169,7 @@ def check(setup: Setup, experiment: Experiment, task: Classification) -> None:
     check_outputs(task, experiment.model.name, setup.dataset, setup.initial)
     if setup.topology is not None:
         peers = setup.num_clients
-        # Who receives from whom, and the weights.
+        # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
     check_setup(setup)
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)

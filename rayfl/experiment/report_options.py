@@ -14,12 +14,14 @@ class ReportOptions(Settings):
         default=None, gt=0, le=1, description="accuracy whose cost is compared; default: what half of the runs reach"
     )
     best_over: tuple[str, ...] = Field(
-        default=(), description="settings that were tuned, as method.lr: only the best of their values is shown"
+        default=(), description="tuned settings, such as method.lr: only the best of their values is shown"
     )
-    last: int = Field(default=3, ge=1, description="evaluations at the end whose mean is the smoothed final accuracy")
+    last: int = Field(
+        default=3, ge=1, description="number of last evaluations whose mean is the smoothed final accuracy"
+    )
     metric: str | None = Field(
         default=None,
-        description="the accuracy that decides; default: own/accuracy if a method is personal, else the commonest one",
+        description="the accuracy to compare by; default: own/accuracy if a method is personal, else the most frequent",
     )
 
 

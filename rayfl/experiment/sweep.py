@@ -63,7 +63,7 @@ def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] |
 
 # Any: tables of a file, or from Python.
 def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Sequence[str] = ()) -> list[Combination]:
-    """All combinations of swept lists by dotted key, validated; overrides inside what is swept are put in again.
+    """All combinations of swept lists by dotted key, validated. Overrides inside a swept table apply to each of them.
 
     Raise RayflError if there are too many combinations, or if one is not a valid experiment; the error names it.
     """
@@ -78,7 +78,7 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
     for names in ([one.title for one in found], [one.directory for one in found]):
         (name, times), *_ = Counter(names).most_common(1)
         if times > 1:
-            raise RayflError(f"two combinations of the sweep are called {name!r}; give their items a label each")
+            raise RayflError(f"two combinations of the sweep are called {name!r}; give each of their items a label")
     return found
 
 

@@ -51,16 +51,16 @@ def read_table(path: Path) -> dict[str, Any]:
 
 # Any: a TOML table.
 def _parsed(text: str, place: str) -> dict[str, Any]:
-    """The table of a TOML text. tomllib.TOMLDecodeError for wrong TOML, RayflError for TOML that Python cannot read."""
+    """The table of a TOML text. Raise TOMLDecodeError for wrong TOML, RayflError for TOML that Python cannot read."""
     # tomllib takes time that grows with the square of a key's length.
     if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines() if "=" in line):
-        raise RayflError(f"{place} has keys nested too deep; at most {MOST_NESTED} tables may be in each other")
+        raise RayflError(f"{place} has keys that are nested too deep; at most {MOST_NESTED} levels are allowed")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:
-        raise RayflError(f"{place} has tables or lists nested too deep; at most {MOST_NESTED} may be") from None
+        raise RayflError(f"{place} has tables or lists nested too deep; at most {MOST_NESTED} are allowed") from None
     except ValueError:
         # Python refuses to read a decimal number of more than 4300 digits.
         raise RayflError(f"{place} has a whole number of more than 64 bits; give a smaller one") from None
@@ -89,14 +89,14 @@ def with_overrides(
         put(table, key.split("."), copied(value), key)
     if "sweep" not in table and not of_sweep:
         return table, None
-    # A swept list that the call itself gives stays, whatever else the call says of the same setting.
+    # Lists in the call's own `sweep` stay, even if the call also sets a swept key.
     overridden = {".".join(split_override(one)[0]) for one in overrides}
     if "sweep" not in settings:
         overridden |= settings.keys()
     lists = _swept_lists(table.pop("sweep", {}))
     lists = {key: values for key, values in lists.items() if key not in overridden}
     for one in of_sweep:
-        # By themselves, since keys of the sweep may begin alike: method and method.lr.
+        # Each by itself, because one swept key may lie inside another: method and method.lr.
         alone: dict[str, Any] = {}
         override(alone, one)
         lists |= _swept_lists(alone["sweep"])
@@ -175,7 +175,7 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> No
         if isinstance(inner, str) or callable(inner):
             inner = table[part] = {"name": inner}
         if not isinstance(inner, dict):
-            raise RayflError(f"{said!r} is not an override: {part} is {shown(inner)}, which has no keys")
+            raise RayflError(f"{said!r} cannot be set: {part} is {shown(inner)}, which has no keys")
         table = inner
     table[path[-1]] = value
 

@@ -1,4 +1,4 @@
-"""Suggests a key for one that an experiment does not have: other tools' words, other tables, other methods."""
+"""Suggests a key for an unknown one: by the words of other tools, other tables, other methods."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -25,7 +25,7 @@ CHOSEN: Mapping[str, type[Kind]] = {
     "downlink": Compressor,
     "topology": Topology,
 }
-"""The tables that choose something by its name, and have its settings."""
+"""The tables that choose a method, a model, ... by its name, and have its settings."""
 OTHER_WORDS: Mapping[str, str] = {
     word: key
     for key, words in {
@@ -118,7 +118,7 @@ def _meant(error: UnknownKey, keys: list[str]) -> RayflError:
 
 # Any: the table or the object that chooses.
 def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> RayflError:
-    """The sentence about a setting of others of a kind, as it remains when only the name was replaced."""
+    """The error for a setting that only other methods (models, ...) have, left over if just the name was replaced."""
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     names = [repr(one) for one in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)

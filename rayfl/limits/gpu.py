@@ -13,9 +13,9 @@ A generous guess for an H100 or H200, to be replaced by a measured number.
 
 
 def tensor_fraction(share: float, total_bytes: int) -> float:
-    """The fraction of a GPU's `total_bytes` that the tensors of a process may take, which has a `share` of the GPU.
+    """The fraction of a GPU's `total_bytes` that the tensors of a process with a `share` of the GPU may take.
 
-    As many processes as have that share fit on a GPU together with their contexts. RayflError if the share leaves
+    As many processes as have that share fit on a GPU together with their contexts. Raise RayflError if the share leaves
     less for tensors than a context takes.
     """
     # A third of a GPU is written as 0.33, and three such actors share it.
@@ -23,7 +23,7 @@ def tensor_fraction(share: float, total_bytes: int) -> float:
     left = total_bytes / processes - CONTEXT_BYTES
     if left < CONTEXT_BYTES:
         raise RayflError(
-            f"runtime.num_gpus={share:g} an actor puts {processes} of them on a GPU of {in_words(total_bytes)}, where "
-            f"each takes {in_words(CONTEXT_BYTES)} beside its tensors; give every actor a larger share"
+            f"runtime.num_gpus={share:g} puts {processes} actors on a GPU of {in_words(total_bytes)}, and each needs "
+            f"{in_words(CONTEXT_BYTES)} besides its tensors; give every actor a larger share"
         )
     return left / total_bytes

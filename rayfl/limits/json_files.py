@@ -15,7 +15,7 @@ MOST_NESTED = 64
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """The table in a JSON file. If there is none, ValueError, whose text is the reason, or OSError."""
+    """The table in a JSON file. If there is none, raise RayflError, whose text is the reason, or OSError."""
     found = parse(read_bytes(path, MOST_BYTES))
     if not isinstance(found, Mapping):
         raise RayflError("it holds no table")
@@ -24,7 +24,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 # Any: JSON.
 def parse(text: bytes | str) -> Any:
-    """The value of a JSON text. ValueError, whose text is the reason, if it is invalid or nested too deep."""
+    """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid or nested too deep."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -41,7 +41,7 @@ def parse(text: bytes | str) -> Any:
 
 # Any: JSON or TOML.
 def require_shallow(value: Any, allowed: int = MOST_NESTED) -> None:
-    """RayflError if lists and tables are nested more than `allowed` deep."""
+    """Raise RayflError if lists and tables are nested more than `allowed` deep."""
     if isinstance(value, Mapping | list):
         if not allowed:
             raise RayflError("its tables are nested too deep")

@@ -1,4 +1,4 @@
-"""numpy's .npy and .npz files, whose sizes are compared with their headers before anything is unpacked.
+"""Reads numpy's .npy and .npz files, after comparing their headers with their sizes.
 
 The header of a file of a hundred bytes may announce terabytes, and a small archive may unpack to them.
 """
@@ -26,7 +26,7 @@ _DAMAGES = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, Run
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array in a .npy file. OSError if it cannot be opened, ValueError with the reason if it is not valid;
+    """The array in a .npy file. Raise OSError if it cannot be opened, ValueError with the reason if it is not valid;
     RayflError if it is larger than this machine's memory."""
     require_regular(path)
     with path.open("rb") as file:
@@ -62,7 +62,7 @@ def _array(file: IO[bytes], size: int, place: str) -> np.ndarray:
     """The array that begins where `file`, of `size` bytes, stands."""
     shape, dtype = _header(file)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, and nothing pickled is read")
+        raise ValueError("it holds Python objects, and rayfl reads nothing pickled")
     announced, present = dtype.itemsize * math.prod(shape), size - file.tell()
     if announced > present:
         raise ValueError(

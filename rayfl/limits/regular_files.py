@@ -25,15 +25,15 @@ class Unopened(OSError):
 
 
 def require_regular(path: Path, most: int | None = None) -> None:
-    """OSError, whose `settings.reason` is for a user, unless `path` is a regular file.
+    """Raise OSError, whose `errors.reason` is for a user, unless `path` is a regular file.
 
-    `most`: bytes that it may have, by default as many as this machine has memory.
+    `most`: the most bytes that it may have; by default this machine's memory.
     """
     try:
         status = path.stat()
     except FileNotFoundError:
         if path.is_symlink():
-            raise Unopened(f"it is a link to {os.readlink(path)}, which is not there") from None
+            raise Unopened(f"it is a link to {os.readlink(path)}, which does not exist") from None
         raise
     except ValueError:
         raise Unopened("its name holds a null character") from None
@@ -49,13 +49,13 @@ def require_regular(path: Path, most: int | None = None) -> None:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """The content of a regular file of at most `most` bytes. OSError for any other, see `require_regular`."""
+    """The content of a regular file of at most `most` bytes. Raise OSError for any other, see `require_regular`."""
     require_regular(path, most)
     return path.read_bytes()
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """The UTF-8 text of a regular file, without a byte-order mark. OSError, UnicodeDecodeError."""
+    """The UTF-8 text of a regular file, without a byte-order mark. Raise OSError or UnicodeDecodeError."""
     return read_bytes(path, most).decode("utf-8-sig")
 
 
@@ -63,16 +63,16 @@ def absent(path: Path, otherwise: str) -> str:
     """The sentence for a missing file: the folder that was searched, and the nearest name in it, or `otherwise`."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        return f"{path} is not there, nor is the folder {folder}; {otherwise}"
+        return f"{path} does not exist, nor does the folder {folder}; {otherwise}"
     alike = sorted(entry.name for entry in folder.iterdir() if entry.suffix == path.suffix)
     close = difflib.get_close_matches(path.name, alike, n=1, cutoff=0.5)
     looked = str(path) if path.is_absolute() else f"{path} (in {folder})"
-    return f"{looked} is not there; {f'did you mean {close[0]!r}?' if close else otherwise}"
+    return f"{looked} does not exist; {f'did you mean {close[0]!r}?' if close else otherwise}"
 
 
 def expanded(path: str | Path) -> Path:
-    """Replace ~ and ~user in the path. RayflError if the user's home is unknown."""
+    """Replace ~ and ~user in the path. Raise RayflError if the user's home is unknown."""
     found = Path(os.path.expanduser(path))
     if found.parts and found.parts[0].startswith("~"):
-        raise RayflError(f"{path}: nobody knows the home folder {found.parts[0]}; give a path without ~")
+        raise RayflError(f"{path}: the home folder {found.parts[0]} is unknown; give a path without ~")
     return found

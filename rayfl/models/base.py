@@ -35,7 +35,8 @@ class Architecture(Choice):
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """The network: inputs [batch, *input_shape], logits [batch, num_classes]; RayflError if they do not fit."""
+        """The network: inputs [batch, *input_shape] to logits [batch, num_classes]. Raise RayflError if they do not
+        fit."""
 
     def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
         """`build` with its arguments bound, which pickles."""
@@ -57,7 +58,7 @@ class Architecture(Choice):
         return FromFactory(factory=found, options=checked_options(found, others), **start)
 
     def need_images(self, input_shape: tuple[int, ...], least: int) -> None:
-        """RayflError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
+        """Raise RayflError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
         if len(input_shape) != 3 or min(input_shape[1:]) < least:
             raise RayflError(
                 f"{self.name} needs images [channels, height, width] of at least {least}x{least}, and the data's "
@@ -65,7 +66,7 @@ class Architecture(Choice):
             )
 
     def need_tokens(self, input_shape: tuple[int, ...]) -> None:
-        """RayflError unless inputs are sequences [length]."""
+        """Raise RayflError unless inputs are sequences [length]."""
         if len(input_shape) != 1:
             raise RayflError(
                 f"{self.name} needs tokens [length], and the data's inputs are {list(input_shape)}; "
@@ -100,7 +101,7 @@ class FromFactory(Architecture):
 
     @property
     def memory_format(self) -> MemoryFormat:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The factory's attribute of this name; contiguous if it has none. RayflError for an unknown value."""
+        """The factory's attribute of this name; contiguous if it has none. Raise RayflError for an unknown value."""
         found = getattr(self.factory, "memory_format", "contiguous")
         if found not in get_args(MemoryFormat):
             words = " or ".join(get_args(MemoryFormat))
@@ -139,7 +140,7 @@ def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
 
 # Any: options as the user wrote them.
 def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a factory. RayflError for one that it does not take, and for one that it needs."""
+    """The options of a factory. Raise RayflError for one that it does not take, and for one that it needs."""
     parameters = inspect.signature(factory).parameters
     named = [name for name, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
     own = [name for name in named if name not in SHAPES]

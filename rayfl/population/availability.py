@@ -26,10 +26,10 @@ _EVER = 2**62
 class PerClient(Settings):
     """Each client can be reached in a round with its own probability."""
 
-    probability: Trait = Field(description="chance of each client to be there in a round")
+    probability: Trait = Field(description="chance of each client to be available in a round")
 
     def check(self, count: int) -> None:
-        """ValueError if it is no probability."""
+        """Raise RayflError if a value is no probability in (0, 1]."""
         check_trait("availability.probability", self.probability, share=True)
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
@@ -50,7 +50,7 @@ class Diurnal(Settings):
     spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons lie")
 
     def check(self, count: int) -> None:
-        """ValueError if nights are busier than days."""
+        """Raise RayflError if nights are busier than days."""
         if self.low > self.high:
             raise RayflError(f"={self.low} is above high={self.high}; swap them", key=("availability", "low"))
 
@@ -65,14 +65,14 @@ class Trace(Settings):
     """A CSV file with the header `client,first_round,last_round`: a client is available in the rounds of its lines.
 
     Both ends are included; a client without a line is never available. With `repeat` the trace begins again
-    after that number of rounds; without it nobody is there after the last line's end.
+    after that number of rounds; without it no client is available after the last line's end.
     """
 
     trace: str = Field(min_length=1, description="path of the file")
     repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
 
     def read(self, count: int) -> "TraceLines":
-        """The lines of the file for `count` clients. RayflError for a file that is no trace of them."""
+        """The lines of the file for `count` clients. Raise RayflError for a file that is no trace of them."""
         return TraceLines(read_trace(Path(self.trace), count), self.repeat)
 
 
@@ -104,7 +104,8 @@ def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: 
 
 
 def read_trace(path: Path, count: int) -> np.ndarray:
-    """A trace's lines as int64 [num_lines, 3]: client, first and last round. RayflError if the file is not a trace."""
+    """A trace's lines as int64 [num_lines, 3]: client, first and last round. Raise RayflError if the file is not a
+    trace."""
     try:
         rows = list(csv.reader(read_text(path).splitlines()))
     except (UnicodeDecodeError, csv.Error):
@@ -112,7 +113,7 @@ def read_trace(path: Path, count: int) -> np.ndarray:
     except OSError as error:
         raise RayflError(f"the trace {path} cannot be read ({reason(error)}); give the path of a CSV file") from None
     if not rows or tuple(cell.strip() for cell in rows[0]) != COLUMNS:
-        raise RayflError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; put it there")
+        raise RayflError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; add it")
     lines = [_line(path, number, row, count) for number, row in enumerate(rows[1:], start=2) if row]
     return np.array(lines, dtype=np.int64).reshape(-1, 3)
 
@@ -121,7 +122,9 @@ def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int
     try:
         client, first, last = (int(cell) for cell in row)
     except ValueError:
-        raise RayflError(f"line {number} of the trace {path} is not three whole numbers; write 4,0,9") from None
+        raise RayflError(
+            f"line {number} of the trace {path} is not three whole numbers, such as 4,0,9; correct it"
+        ) from None
     if not 0 <= client < count:
         raise RayflError(
             f"line {number} of the trace {path} names client {client}; clients are 0 to {count - 1} (clients.count)"

@@ -8,7 +8,7 @@ class Traits:
     """A client's fixed traits: size of its train split, share of the model it can keep, and its speeds.
 
     `work_share`: the share of a plan's training steps that it does.
-    `retention_given`: whether the experiment says that share, so that a method's own default may take its place if not.
+    `retention_given`: whether the experiment sets `retention_ratio`; if not, a method's own default applies.
     """
 
     id: int

@@ -34,7 +34,7 @@ class Uniform(Settings):
 
 
 class Groups(Settings):
-    """One value a group of clients: groups of every g-th client, or of neighbouring ids, as even as can be."""
+    """One value per group of clients. A group is every g-th client or neighbouring ids; sizes differ by at most 1."""
 
     groups: tuple[float, ...] = Field(min_length=1, description="one value a group")
     order: Literal["in-turn", "blocks"] = Field(
@@ -60,7 +60,7 @@ def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
 
 # Any: a trait's type is what this function looks at.
 def check_trait(name: str, trait: Any, share: bool = False) -> None:
-    """ValueError for a share that is not in (0, 1], or a speed that is not in SPEEDS."""
+    """Raise RayflError for a share that is not in (0, 1], or a speed that is not in SPEEDS."""
     key = tuple(name.split("."))
     allowed, (least, most) = (
         ("(0, 1]", (np.nextafter(0, 1), 1.0)) if share else ("[{:g}, {:g}]".format(*SPEEDS), SPEEDS)

@@ -19,7 +19,7 @@ class Fate(StrEnum):
     DROPPED_AFTER_TRAINING = "dropped_after_training"
     UPLOAD_LOST = "upload_lost"
     LATE = "late"
-    """It was not back by the deadline."""
+    """It had not finished by the deadline."""
     SURPLUS = "surplus"
     """It was not among the first to finish (`take_first`)."""
 

@@ -50,7 +50,7 @@ class Clients(Settings):
     )
     retention_ratio: Trait | None = Field(
         default=None,
-        description="share of the model that a client keeps or sends, r_i; default: what method or uplink say",
+        description="share of the model that a client keeps or sends, r_i; default: set by method or uplink",
     )
     examples_per_s: Trait = Field(
         default=1000.0, description="training speed: gradients of one example a second, through the whole model"
@@ -63,13 +63,14 @@ class Clients(Settings):
     downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
 
     deadline_s: float | None = Field(
-        default=None, gt=0, description="simulated seconds after which the server hangs up on those who are not back"
+        default=None, gt=0, description="simulated seconds after which the server stops waiting for clients"
     )
     take_first: int | None = Field(
-        default=None, ge=1, description="over-selection: only so many of the selected, the first to finish, are taken"
+        default=None, ge=1, description="over-selection: how many of the selected clients are used, the first to finish"
     )
     work: Literal["full", "capacity"] = Field(
-        default="full", description="capacity: clients slower than the median train as much less, at least one step"
+        default="full",
+        description="capacity: clients slower than the median do proportionally fewer training steps, at least one",
     )
 
     @model_validator(mode="after")
@@ -118,7 +119,7 @@ class Participation:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients of an experiment. The constructor reads the trace; RayflError if it cannot be read."""
+    """All clients of an experiment. The constructor reads the trace. Raise RayflError if it cannot be read."""
 
     settings: Clients
     seed: int

@@ -1,7 +1,7 @@
 """Ablations: the effect of switching a setting on, measured on pairs of runs that differ in nothing else.
 
-The runs of a pair have the same seed, so the same data and clients: the spread of their difference is smaller than that
-of the runs.
+The runs of a pair have the same seed, so the same data and clients. Their difference therefore varies less than the
+accuracies of the runs.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def _switched(without: dict[str, object], having: dict[str, object], tuned: Sequ
 
 
 def difference(pair: Pair, name: str, last: int) -> Difference:
-    """The means of the last evaluations of `name`, seed by seed."""
+    """Compare the means of the last `last` evaluations of `name`, seed by seed."""
     off, on = _by_seed(pair.off, name, last), _by_seed(pair.on, name, last)
     both = [seed for seed in off if seed in on]
     gains = [on[seed] - off[seed] for seed in both]
@@ -84,7 +84,7 @@ def _by_seed(group: Group, name: str, last: int) -> dict[object, float]:
 def ablations(
     found: Sequence[Group], names: Sequence[str], last: int, tuned: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """A table per switched setting; the first of `names` has all columns, the others have their difference."""
+    """A table per switched setting; the first of `names` has all columns, the others only a difference."""
     style = {id(group): number for number, group in enumerate(found)}
     titles = [wording.title(name) for name in names]
     head = ["Run", "Without", "With", "Difference", "Higher in", *(f"Difference: {title}" for title in titles[1:])]

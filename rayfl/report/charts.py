@@ -171,7 +171,7 @@ def _points(y: str, against: Sequence[str], percent: bool, few: bool) -> Spec:
 
 
 def _series(labels: Sequence[str], shown: Sequence[str], kinds: Sequence[object] = (), **legend: object) -> Spec:
-    """How a label looks: its colour, or its kind of dash or shape, which changes after as many labels as colours."""
+    """The colour of each label, or its dash or shape (`kinds`), which changes after every `NUM_COLORS` labels."""
     scale: Spec = {"domain": list(labels)}
     if kinds:
         scale["range"] = [kinds[place // NUM_COLORS % len(kinds)] for place in range(len(labels))]
@@ -265,7 +265,7 @@ def _axis(field: str, title: str, percent: bool = False, log: bool = False) -> S
 
 
 def data(rows: Sequence[Mapping[str, object]], num_marks: int) -> Spec:
-    """The data of a chart, and the renderer for as many marks."""
+    """The data of a chart, and the renderer for a chart with `num_marks` marks."""
     values = [{name: _json(value) for name, value in row.items()} for row in rows]
     renderer = "canvas" if num_marks > _MOST_SVG_MARKS else "svg"
     return {"data": {"values": values}, "usermeta": {"embedOptions": {"renderer": renderer}}}

@@ -51,7 +51,7 @@ class Key(NamedTuple):
 
 
 def key(label: str, style: int) -> Key:
-    """The label of a run whose place on the page is `style`."""
+    """The label, colour and border of the run with the number `style` on the page."""
     return Key(f"var(--c{style % NUM_COLORS})", _BORDERS[style // NUM_COLORS % len(_BORDERS)], label)
 
 

@@ -67,7 +67,7 @@ def _accuracy_of_one(group: Group, names: Sequence[str], note: str) -> list[Sect
 
 
 def _accuracies(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
-    """A chart per accuracy, after the first one's final value over the bytes that were sent."""
+    """A chart of the first accuracy's final value over the bytes sent up, then a chart per accuracy."""
     labels = [group.label for group in groups]
     found = [
         Section(

@@ -62,12 +62,12 @@ def _topology(run: Run) -> Topology:
 
 
 def _drawn(topology: Topology, num_peers: int, seed: int) -> Figure:
-    """Peers as dots, links as lines; of a graph that varies, that of round 0."""
+    """Peers as dots, links as lines; if the graph varies, the one of round 0."""
     graph = topology.receives(num_peers, seed, 0)
     links = np.argwhere(np.triu(graph | graph.T))
     caption = "Who exchanges with whom when everybody is present."
     caption += " Links go one way." * (not np.array_equal(graph, graph.T))
-    caption += " Every round has another graph; this is that of round 0." * topology.varying
+    caption += " Every round has another graph; this is the one of round 0." * topology.varying
     if len(links) > _MOST_LINKS:
         caption += f" Of its {len(links):,} links {_MOST_LINKS:,} are drawn."
     return Figure("Peers and links", caption, graph_chart(_places(topology, num_peers), links))

@@ -83,7 +83,7 @@ def _drawn(run: Run) -> list[Figure]:
                 if not all(mask.all() for mask in kept.values()):
                     return [_mask_figure(client, layer, mask) for client, mask in kept.items()]
     except (OSError, ValueError, IndexError, SafetensorError):
-        # A damaged file costs the page these figures and nothing else.
+        # If a file is damaged, the page only lacks these figures.
         pass
     return []
 

@@ -22,7 +22,7 @@ _DEPTH = 3
 @dataclass(frozen=True)
 class Overview:
     """A run in a line. `planned`: the rounds of the whole run; `accuracy`: the name and last value of the accuracy that
-    decides; `age_s`: seconds since the run last recorded anything, infinite if that is unknown."""
+    ranks runs; `age_s`: seconds since the run last recorded anything, infinite if that is unknown."""
 
     directory: Path
     state: State
@@ -63,7 +63,7 @@ def _last_change(directory: Path) -> float:
     """When the records or the description of a run last changed, in seconds since 1970; 0 if there are none."""
     changed = [0.0]
     for path in (directory / "experiment.json", *(directory / "records").glob("*")):
-        # The recorder of a run that goes on may just remove a file.
+        # A recorder may remove a file meanwhile.
         with suppress(OSError):
             changed.append(path.stat().st_mtime)
     return max(changed)

@@ -24,7 +24,7 @@
       actions: { export: true, source: false, compiled: false, editor: false },
       downloadFileName: `${document.title} ${place.parentElement.dataset.title}`.replace(/[^\w.-]+/g, "-").slice(0, 90),
       tooltip: { theme: scheme },
-      // Errors alone: Vega warns of an axis without values, which a legend can cause.
+      // Errors only: Vega warns of an axis without values, which a legend can cause.
       logLevel: 1,
     };
     try {

@@ -1,7 +1,6 @@
-"""Run directories -> one self-contained HTML page: settings, results and costs.
+"""Write one self-contained HTML page about run directories: settings, results and costs.
 
-The page loads nothing: it carries its charts' numbers, its style and all of its JavaScript, and forbids the browser the
-network.
+The page contains its numbers, its style and all of its JavaScript, and does not let the browser load anything else.
 """
 
 import json

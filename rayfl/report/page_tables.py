@@ -26,10 +26,10 @@ _STATUSES = {
     "not_asked": "the server asked it for nothing",
     "dropped_before_download": "it vanished before anything was sent",
     "dropped_after_download": "it vanished with the model, before it had trained",
-    "dropped_after_training": "it vanished when it had trained",
+    "dropped_after_training": "it vanished after it had trained",
     "upload_lost": "its update was sent and never arrived",
-    "late": "it was not back by the deadline",
-    "surplus": "enough others were back before it",
+    "late": "it had not finished by the deadline",
+    "surplus": "enough other clients were faster",
 }
 """The meaning of each status of a client, in the order in which a page shows them."""
 

@@ -41,7 +41,7 @@ def _made() -> str:
     code = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     if done.returncode:
-        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise RayflError(
             f"the JavaScript of a page's charts cannot be made (vl_convert ended with code {done.returncode}: {why}): "
             "reinstall vl-convert-python, or leave the page out by output.report=false"

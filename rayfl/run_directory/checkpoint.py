@@ -56,7 +56,7 @@ def save(
     """Write a checkpoint of `run_state` into a run directory.
 
     `num_rows`: the rows that each table of the records has so far; `load` compares them. `identity`: that of the setup.
-    If the disk refuses, log why; the earlier checkpoints stay as they were, and the run goes on without this one.
+    If writing fails, log why; the earlier checkpoints stay as they were, and the run goes on without this one.
     """
     earlier = [found for found in checkpoints(directory) if found < run_state.round]
     try:
@@ -100,7 +100,7 @@ def load(
     identity: str | None = None,
     first: State | None = None,
 ) -> RunState | None:
-    """The newest whole checkpoint of a run whose rounds are on record; None if there is none.
+    """The newest undamaged checkpoint of a run whose rounds are on record; None if there is none.
 
     `rows` gives the rows that each table of the records has after a number of rounds; None: do not compare them.
     `identity`: that of the setup; None: take any. `first`: the server's state before round 0; a later state has tensors
@@ -112,20 +112,20 @@ def load(
             about = read_manifest(place)
             if identity is not None and about.identity != identity:
                 raise RayflError(
-                    f"checkpoint {place} is of a run with other settings, seed or files: put the one of this run back, "
-                    "or remove it to go on from the one before"
+                    f"checkpoint {place} is of a run with other settings, seed or files: restore this run's one, or "
+                    "remove it to go on from the checkpoint before it"
                 )
             found = None if rows is None else rows(about.round)
             if found is None or (found["rounds"] == about.round and found == dict(about.rows)):
                 return _read(place, about, executor, first)
-            log.warning("the records before checkpoint %s are not all there; the one before it is used", place.name)
+            log.warning("some records before checkpoint %s are missing; the checkpoint before it is used", place.name)
         except DamagedFile as error:
-            log.warning("checkpoint %s is damaged (%s); the one before it is used", place.name, error)
+            log.warning("checkpoint %s is damaged (%s); the checkpoint before it is used", place.name, error)
     return None
 
 
 def _read(place: Path, about: Manifest, executor: Executor, first: State | None) -> RunState:
-    """The run state in a checkpoint whose files are as they were written. Raise DamagedFile if they hold none."""
+    """The run state in a checkpoint whose files are as they were written. Raise DamagedFile if it holds none."""
 
     # Any: a state's leaf, and what stands for it.
     def with_handles(leaf: Any) -> Any:

@@ -1,7 +1,8 @@
 """The copy of a run in object storage: kept up to date while the run goes on, and fetched to resume, read or list it.
 
-Whenever the copying is cut, the copy is a run that can be resumed: a checkpoint comes after the records that it relies
-on, and its manifest after its other files. Only changed files travel. Only a run's own files are written or removed.
+If copying is interrupted, the copy is still a run that can be resumed: a checkpoint comes after the records that it
+relies on, and its manifest after its other files. Only changed files are copied. Only a run's own files are written or
+removed.
 """
 
 import atexit
@@ -59,7 +60,7 @@ class Copies:
     def update(self) -> None:
         """Copy what has changed, and remove from the copy what the directory no longer has.
 
-        StorageError or OSError if that fails; then the copy is still a run that can be resumed.
+        Raise StorageError or OSError if that fails; the copy is then still a run that can be resumed.
         """
         copied, self._copied = self._copied, None
         if copied is None:
@@ -85,7 +86,7 @@ class Copies:
         self._copied = copied
 
     def _found(self) -> dict[str, _Stamp | None]:
-        """The files in the copy. A checkpoint there that has the manifest of one here has the same files."""
+        """The files in the copy. A checkpoint whose manifest is the same there and here has the same files."""
         there = {name for name in self.storage.files() if is_own_file(name)}
         found: dict[str, _Stamp | None] = dict.fromkeys(there)
         for name in (one for one in there if round_of(one) is not None):
@@ -114,10 +115,10 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def _step(name: str, gone: bool) -> int:
-    """When a file is copied or, if it is `gone` here, removed.
+    """The place of a file in the order of copying or, if it is `gone` here, of removing.
 
     The experiment is copied after its own files, then records, checkpoints, and their manifests. Records are removed
-    before checkpoints are copied, because a finished table is read instead of a stream that has gone on. All other
+    before checkpoints are copied, because a finished table would be read instead of the newer stream. All other
     files are removed at the end, manifests first.
     """
     part = MANIFEST if round_of(name) is not None else name.partition("/")[0]
@@ -158,7 +159,7 @@ class Mirror:
             except OSError as error:
                 if not self._failing:
                     log.warning(
-                        "%s cannot be written to (%s): the run goes on in %s, and is copied there again at the next "
+                        "%s cannot be written to (%s): the run goes on in %s, and copying is tried again at the next "
                         "checkpoint",
                         self._url,
                         error,
@@ -167,7 +168,7 @@ class Mirror:
                 self._failing = True
             else:
                 if self._failing:
-                    log.warning("%s can be written to again, and has all of the run", self._url)
+                    log.warning("%s can be written to again, and has the whole run", self._url)
                 self._failing = False
 
     def __enter__(self) -> Callable[[], None]:
@@ -185,8 +186,8 @@ class Mirror:
             self._copies.update()
         except OSError as refusal:
             failure = DiskError(
-                f"{self._url} cannot be written to ({refusal}), so the newest results are in {self._directory} alone: "
-                f"once it can, copy them there with: rayfl resume {self._directory}"
+                f"{self._url} cannot be written to ({refusal}), so the newest results are only in {self._directory}: "
+                f"when it can be written to again, copy them with: rayfl resume {self._directory}"
             )
             if error is None:
                 raise failure from refusal
@@ -194,20 +195,20 @@ class Mirror:
 
 
 def fetch(storage: Storage, directory: Path, leave_out: tuple[str, ...] = ()) -> None:
-    """Fetch a run into an empty or missing directory, its experiment last.
+    """Download a run into an empty or missing directory, its experiment last.
 
-    `leave_out`: files whose paths begin so are not fetched. Raise RayflError if there is no run, StorageError if the
-    storage refuses, DiskError if the disk does.
+    `leave_out`: files whose paths begin with one of these are not fetched. Raise RayflError if there is no run,
+    StorageError if reading fails, DiskError if writing fails.
     """
     names = [name for name in storage.files() if is_own_file(name) and not name.startswith(leave_out)]
     if EXPERIMENT not in names:
-        raise RayflError(f"{storage.url} is no run (it has no {EXPERIMENT}): name the folder that a run made")
+        raise RayflError(f"{storage.url} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
     for name in sorted(names, key=lambda name: name == EXPERIMENT):
         _fetch_file(storage, name, directory)
 
 
 def _fetch_file(storage: Storage, name: str, directory: Path) -> None:
-    """Fetch one file to the same path in `directory`."""
+    """Download one file to the same path in `directory`."""
     path = directory / name
     with writing(directory, "try again"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +216,7 @@ def _fetch_file(storage: Storage, name: str, directory: Path) -> None:
 
 
 def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path, Path], object]) -> bool:
-    """Make `directory` the run in a storage if the run there has come further; returns whether it was fetched.
+    """Replace the run in `directory` by its copy in a storage if the copy is ahead; returns whether it was.
 
     `require_same(directory, fetched)` raises if another run lies in `directory`, which then stays as it is. Errors are
     those of `fetch`.
@@ -225,7 +226,7 @@ def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path,
         return False
     if here is None and (directory / "records").exists():
         raise RayflError(f"{directory} is a run that lost its {EXPERIMENT}: restore it, or move it away")
-    # Beside its place and as a whole: if this is cut, the next call fetches again.
+    # A folder beside it, renamed when it is complete: if this is interrupted, the next call starts again.
     partial = directory.with_name(f"{directory.name}.fetched")
     with writing(directory, "try again"):
         if partial.exists():
@@ -250,9 +251,9 @@ def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path,
 
 
 def copy_for_reading(url: str, leave_out: tuple[str, ...] = ("checkpoints/",)) -> Path:
-    """A copy of the run at a URL that lasts as long as this process.
+    """Download the run at a URL to a temporary directory, which is removed when this process ends.
 
-    Raise RayflError if it cannot be read, DiskError if the disk refuses.
+    Raise RayflError if it cannot be read, DiskError if writing fails.
     """
     directory = _temporary(url)
     with opened(url) as storage:
@@ -261,15 +262,16 @@ def copy_for_reading(url: str, leave_out: tuple[str, ...] = ("checkpoints/",)) -
 
 
 def copies_for_listing(url: str) -> Path:
-    """A folder with the descriptions and records of all runs below a URL, with the times that the files have there.
+    """Download the descriptions and records of all runs below a URL to a temporary folder, with the files' times.
 
-    It lasts as long as this process. Raise RayflError if the storage cannot be read, DiskError if the disk refuses.
+    The folder is removed when this process ends. Raise RayflError if the storage cannot be read, DiskError if writing
+    fails.
     """
     folder = _temporary(url)
     with opened(url) as storage:
         times = storage.files()
         runs = {name.removesuffix(EXPERIMENT) for name in times if f"/{name}".endswith(f"/{EXPERIMENT}")}
-        # The names in a storage are not those of a disk: such a name would lead out of the folder.
+        # Names in a storage may contain such parts, which would lead out of the folder.
         runs = {run for run in runs if not any(part in ("", "..") for part in run.split("/")[:-1])}
         for name, time in times.items():
             if any(name.startswith(run) and _is_listed(name.removeprefix(run)) for run in runs):
@@ -284,7 +286,7 @@ def _is_listed(name: str) -> bool:
 
 
 def _temporary(url: str) -> Path:
-    """A folder that is called like the last part of a URL, and removed when this process ends."""
+    """The path of a new folder that has the name of the URL's last part and is removed when this process ends."""
     home = Path(tempfile.mkdtemp(prefix="rayfl-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home / url.partition("?")[0].rstrip("/").rpartition("/")[2]

@@ -1,6 +1,6 @@
-"""What a run directory says about its run: the experiment, copies of its input files, machines, and its origin.
+"""The description in a run directory: the experiment, copies of its input files, the machines, and the origin.
 
-The bits of a run depend on these machines, so platform.json is written as they report themselves.
+The bits of a run depend on the machines, so platform.json has what the machines report about themselves.
 """
 
 import platform as system
@@ -18,7 +18,7 @@ from rayfl.run_directory.disk import locked, write_json, write_text, write_whole
 from rayfl.run_directory.part import Part
 
 EXPERIMENT = "experiment.json"
-"""A directory is a run's if it has this file."""
+"""A directory is a run directory if it has this file."""
 TOML = "experiment.toml"
 PLATFORM = "platform.json"
 PART = Part(
@@ -27,7 +27,7 @@ PART = Part(
         "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; a copy of the TOML file "
         "can be edited and run",
         "`platform.json`": "builds and hardware as the actors report them, on which "
-        "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: what other kinds of machine did",
+        "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: the other kinds that took part",
         "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "
         "nothing depends on it",
     },
@@ -45,8 +45,8 @@ INPUT_FILES = Part(
 
 
 def input_name(kind: str, digest: str, suffix: str) -> str:
-    """The path in a run directory of the copy of an input file. `kind`: one word of small letters; it says what the
-    file is; `digest`: 12 hexadecimal digits of its content; `suffix`: the ending of the original."""
+    """The path in a run directory of the copy of an input file. `kind`: what the file is, one lower-case
+    word; `digest`: 12 hexadecimal digits of its content; `suffix`: the ending of the original."""
     return f"files/{kind}-{digest}{suffix}"
 
 
@@ -58,11 +58,12 @@ def describe_run(
     toml: str,
     inputs: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write what a run directory says about its run.
+    """Write the description of a run into its directory.
 
-    Raise OSError if the disk refuses; RayflError if another process writes to the directory. table: the settings of the
-    experiment, in which files are called as their copies are; toml: the same as text; inputs: the content of every copy
-    by its path in the directory; platform: the machines that compute, or None on Ray before they are known.
+    table: the settings of the experiment, with the paths of the copies in place of those of its files; toml: the same
+    as text; inputs: the content of every copy by its path in the directory; platform: the machines that compute, or
+    None on Ray before they are known. Raise OSError if writing fails. Raise RayflError if another process writes to the
+    directory.
     """
     with locked(directory):
         # The TOML file comes last: an older one is never beside a newer experiment, and a folder in which there is only
@@ -80,7 +81,7 @@ def describe_run(
 
 
 def write_platform(directory: Path, platform: Mapping[str, object]) -> None:
-    """Write which machines compute a run. Raise OSError if the disk refuses."""
+    """Write which machines compute a run. Raise OSError if writing fails."""
     write_json(directory / PLATFORM, platform)
 
 
@@ -90,7 +91,7 @@ def is_left_over(name: str) -> bool:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is that of a run that was described."""
+    """Whether a directory is that of a run whose experiment was written."""
     return (directory / EXPERIMENT).is_file()
 
 
@@ -98,7 +99,7 @@ def read_experiment(directory: Path) -> Mapping[str, object]:
     """The settings of a run. Raise RayflError if the directory has none, or if they cannot be read."""
     if not is_run(directory):
         raise RayflError(
-            f"{directory} is no run directory (it has no {EXPERIMENT}): name the directory that a run made"
+            f"{directory} is no run directory ({EXPERIMENT} is missing there): name the directory of a run"
         )
     return _read(directory / EXPERIMENT)
 
@@ -118,12 +119,12 @@ def _read(path: Path) -> Mapping[str, object]:
 
 
 def write_origin(directory: Path) -> None:
-    """Write the origin of the run that this process begins in `directory`. Raise OSError if the disk refuses."""
+    """Write the origin of the run that this process begins in `directory`. Raise OSError if writing fails."""
     write_json(directory / "origin.json", origin(Path.cwd()))
 
 
 def read_origin(directory: Path) -> Mapping[str, str]:
-    """What `write_origin` wrote, by `ORIGIN`; what cannot be read is left out."""
+    """The entries that `write_origin` wrote, without those that cannot be read."""
     try:
         found = read_json(directory / "origin.json")
     except (OSError, ValueError):
@@ -148,7 +149,7 @@ def origin(folder: Path) -> dict[str, str]:
 
 def _commit(folder: Path) -> str | None:
     """The commit of git's HEAD, with "(changed)" if tracked files differ from it; None without a repository."""
-    # A repository may name a program as its monitor of files, which git would start.
+    # A repository may set a program that monitors its files, which git would start.
     command = ["git", "-C", str(folder), "--no-optional-locks", "-c", "core.fsmonitor=false", "describe"]
     command += ["--always", "--exclude=*", "--abbrev=12", "--dirty= (changed)"]
     try:

@@ -1,6 +1,6 @@
 """Writing to a run directory: under its lock, and each file whole, so a reader sees the old file or the new one.
 
-That holds even after a crash. If the disk refuses, a DiskError says how to go on.
+This holds even after a crash. If writing fails, a DiskError says how to go on.
 """
 
 import errno
@@ -51,7 +51,7 @@ def writing(directory: Path, then: str) -> Iterator[None]:
 
 @contextmanager
 def safetensors_errors() -> Iterator[None]:
-    """Turn a SafetensorError about an error of the system into an OSError."""
+    """Turn a SafetensorError that reports an error of the operating system into an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -64,7 +64,7 @@ def safetensors_errors() -> Iterator[None]:
 def write_whole(path: Path, write: Callable[[Path], object], partial: Path | None = None) -> None:
     """Let `write` fill the temporary file `partial`, sync it and rename it to `path`. `partial`: NAME.partial if None.
 
-    Raise OSError, which names `path`, if the disk refuses; then nothing has changed.
+    Raise OSError, which names `path`, if writing fails; then nothing has changed.
     """
     partial = partial or path.with_name(path.name + ".partial")
     # A killed process may have left one. A link there must not redirect the writing.
@@ -122,8 +122,8 @@ def portions(
 def locked(directory: Path) -> Iterator[None]:
     """Context manager: make a run directory if it is missing, and keep other processes from writing to it.
 
-    Raise RayflError if another process writes to it, and still does after `_RETRY_S`. Raise OSError if the disk
-    refuses, or if the lock is a link. A file system without locks locks nothing.
+    Raise RayflError if another process writes to it, and still does after `_RETRY_S`. Raise OSError if the lock cannot
+    be opened or is a link. A file system without locks locks nothing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -131,7 +131,7 @@ def locked(directory: Path) -> Iterator[None]:
     with os.fdopen(os.open(directory / LOCK, flags, 0o666), "ab") as file:
         while _is_taken(file, fcntl.LOCK_EX):
             if time.monotonic() > until:
-                raise RayflError(f"{directory} is being written by a run that goes on; wait for it or end it")
+                raise RayflError(f"another process is writing to {directory}; wait until it ends, or end it")
             time.sleep(0.05)
         yield
 
@@ -147,7 +147,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def _is_taken(file: IO[bytes], kind: int) -> bool:
-    """Try to lock a file; whether another process holds its lock."""
+    """Try to lock a file; return whether another process holds the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,7 @@
 """The folders of checkpoints, and their manifests: which files belong to a checkpoint, and what is in them.
 
-A checkpoint is written beside its place, synced, and renamed, so that it is there as a whole or not at all. The one
-before is kept, in case the newest gets damaged.
+A checkpoint is written under another name, synced, and renamed, so that it exists as a whole or not at all. The
+checkpoint before it is kept, in case the newest gets damaged.
 
 checkpoints/00000040/            before round 40, that is, after 40 rounds
     manifest.json                format, version, digest of the experiment, round, rows on record, numbers of
@@ -37,7 +37,7 @@ SERVER = "server.safetensors"
 _CHECKPOINT, _STATES = r"checkpoints/[0-9]{8,}(\.partial)?", r"(server|(states|memories)-[0-9]{4,})\.safetensors"
 PART = Part(
     (rf"{_CHECKPOINT}/manifest\.json", rf"{_CHECKPOINT}/{_STATES}"),
-    {"`checkpoints/`": "the states from which the run resumes, after the number of rounds that a folder is called by"},
+    {"`checkpoints/`": "the states from which the run resumes; the name of a folder is the number of rounds before it"},
 )
 FORMAT = 4
 _KEPT = 2
@@ -64,7 +64,7 @@ class Manifest(Settings):
     round: int = Field(ge=0)
     rows: Mapping[str, int]
     states: int = Field(ge=0, description="clients that have a state")
-    memories: int = Field(ge=0, description="clients of whom the server keeps something")
+    memories: int = Field(ge=0, description="clients for which the server has a memory")
     files: Mapping[Annotated[str, Field(pattern=rf"^{_STATES}$")], _File]
 
 
@@ -86,7 +86,7 @@ def checkpoints(directory: Path) -> dict[int, Path]:
 def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
     """Yield the folder for the files of the checkpoint before `round`; after the block the checkpoint is in its place.
 
-    If the block raises, or the disk refuses (OSError), the earlier checkpoints are as they were.
+    If the block raises, or writing fails (OSError), the earlier checkpoints are as they were.
     """
     home = directory / FOLDER
     home.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def write_manifest(
     states: int,
     memories: int,
 ) -> None:
-    """Sync the files of a checkpoint, then write its manifest. Raise OSError if the disk refuses."""
+    """Sync the files of a checkpoint, then write its manifest. Raise OSError if writing fails."""
     found = {}
     for path in files:
         with open(path, "rb") as file:
@@ -167,9 +167,9 @@ def read_manifest(place: Path) -> Manifest:
     try:
         manifest = Manifest(**about)
     except ValueError as error:
-        raise DamagedFile(f"its manifest is none: {error}") from None
+        raise DamagedFile(f"its manifest is not valid: {error}") from None
     if manifest.round != int(place.name):
-        raise DamagedFile(f"it is that of round {manifest.round}")
+        raise DamagedFile(f"its manifest is of round {manifest.round}")
     if SERVER not in manifest.files:
         raise DamagedFile(f"its manifest lacks {SERVER}")
     for name, file in manifest.files.items():

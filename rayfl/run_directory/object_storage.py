@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _BY_PYARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _WHOLE = ("s3", "gs", "gcs", "abfs", "abfss")
-"""In these a file appears when it is closed, and folders need not be made."""
+"""Schemes in which a file appears when it is closed, and folders need not be made."""
 _LOCAL = ("file", "local", "memory", "http", "https", "data")
 """Schemes that fsspec knows and that cannot keep a run."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/:]|data:[^/]*,")
@@ -35,18 +35,18 @@ _LONGEST = 200
 
 
 class StorageError(DiskError):
-    """A storage refused; the text says why, for the user."""
+    """A storage could not be read or written to; the message says why."""
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is a URL, even one that has lost a slash in a `Path`, and no path of this machine."""
+    """Whether a text is a URL rather than a path of this machine, even if a `Path` has removed one of its slashes."""
     return bool(_URL.match(text))
 
 
 def require_path(text: str) -> None:
-    """Raise RayflError for a URL; a path of this machine is meant."""
+    """Raise RayflError for a URL where only a path of this machine is allowed."""
     if is_url(text):
-        raise RayflError(f"{text} is a URL, and this takes a path on this machine")
+        raise RayflError(f"{text} is a URL; give a path on this machine")
 
 
 def require_url(url: str) -> None:
@@ -101,10 +101,10 @@ def parted(url: str) -> tuple[str, str]:
 
 
 class Storage:
-    """The folder at a URL. Every method raises StorageError if the storage refuses."""
+    """The folder at a URL. Every method raises StorageError if it fails."""
 
     def __init__(self, url: str) -> None:
-        """Open it; RayflError as `require_url`."""
+        """Open the folder. Raise RayflError as `require_url` does."""
         require_url(url)
         self.url = url
         self._scheme = urlsplit(url).scheme
@@ -113,9 +113,9 @@ class Storage:
         self._path = path.rstrip("/")
 
     def files(self) -> dict[str, float]:
-        """The time at which each file in the folder, at any depth, was written, by its path from the folder.
+        """When each file in the folder, at any depth, was written, by its path below the folder; {} without files.
 
-        In seconds since 1970; 0 if the storage does not say. {} if there is nothing.
+        In seconds since 1970; 0 if the storage does not say.
         """
         from pyarrow.fs import FileSelector, FileType
 
@@ -131,14 +131,14 @@ class Storage:
                 yield piece
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file of the storage to `path`. Raise OSError if the disk refuses."""
+        """Copy a file of the storage to `path`. Raise OSError if writing fails."""
         with open(path, "wb") as target:
             target.writelines(self.pieces(name))
 
     def put(self, name: str, path: Path) -> None:
         """Copy a file to the storage, where it appears whole or not at all.
 
-        Raise OSError if the disk refuses. A storage that shows a file while it is written gets it under another name
+        Raise OSError if writing fails. A storage that shows a file while it is written gets it under another name
         first.
         """
         place, is_whole = self._at(name), self._scheme in _WHOLE
@@ -187,12 +187,12 @@ class Storage:
 
 @contextmanager
 def opened(url: str) -> Iterator[Storage]:
-    """Yield the storage at a URL. If it refuses in the block, raise RayflError: the user can change the URL."""
+    """Yield the storage at a URL. Turn a StorageError in the block into RayflError: the user can change the URL."""
     try:
         yield Storage(url)
     except StorageError as error:
         raise RayflError(
-            f"{url} cannot be read ({error}): look at the address and the account, or name another place"
+            f"{url} cannot be read ({error}): check the address and the account, or name another place"
         ) from None
 
 
@@ -208,7 +208,7 @@ def _file_system(url: str, scheme: str) -> "tuple[FileSystem, str]":
             url = urlunsplit(parts._replace(query=query))
         try:
             return FileSystem.from_uri(url)
-        # This pyarrow was built without it.
+        # This pyarrow was built without this file system.
         except NotImplementedError:
             pass
     import fsspec.core

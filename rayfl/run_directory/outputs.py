@@ -1,6 +1,6 @@
-"""Files that a user names: a report, a picture. What rayfl did not write there is never replaced unasked.
+"""Files whose place the user names: a report, a picture. rayfl never replaces a file of others unasked.
 
-Each kind has a mark near its beginning, by which a file that rayfl wrote is known.
+rayfl recognises a file that it wrote by a mark near the beginning.
 """
 
 import os
@@ -85,8 +85,8 @@ def _is_of(path: Path, kind: OutputKind) -> bool:
 
 
 def write_output(path: Path, content: bytes, kind: OutputKind, overwrite: bool = False) -> None:
-    """Write a file whole. RayflError as `require_replaceable`, OSError if the disk refuses."""
+    """Write a file whole. Raise RayflError as `require_replaceable` does, OSError if writing fails."""
     require_replaceable(path, kind, overwrite)
-    # The folder is the user's, who may have a file with any other name there.
+    # A random name: a file of the user may have any other one.
     partial = path.with_name(f".rayfl-{token_hex(8)}.partial")
     write_whole(path, lambda partial: partial.write_bytes(content), partial)

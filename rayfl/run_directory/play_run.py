@@ -41,12 +41,12 @@ def play_run(
     stopping: Callable[[], bool] = lambda: False,
     on_checkpoint: Callable[[float], None] = lambda seconds: None,
 ) -> RunState:
-    """Run all rounds, record and track each, save checkpoints and the final models. Whenever this is cut, the records
+    """Run all rounds, record and track each, save checkpoints and the final models. If this is interrupted, the records
     can be read.
 
-    resumed: go on from the newest whole checkpoint, or from the start if there is none; the records of later rounds are
-    dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
-    on_checkpoint: called with the seconds that each checkpoint took, even one that the disk refused.
+    resumed: go on from the newest undamaged checkpoint, or from the start if there is none; the records of later rounds
+    are dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
+    on_checkpoint: called with the seconds that each checkpoint took, even if it could not be written.
 
     The log says from which checkpoint a resumed run goes on, which checkpoints are damaged or could not be written, and
     which trackers failed. Raise DiskError if the records or the models cannot be written.
@@ -84,7 +84,7 @@ def play_run(
 
 
 def recalled(setup: Setup, executor: Executor, directory: Path) -> tuple[RunState | None, Mapping[str, pa.Table]]:
-    """The run state of the newest whole checkpoint whose rounds are on record (None: start again), and the records."""
+    """The run state of the newest usable checkpoint whose rounds are on record (None: start again), and the records."""
     first, tables = first_run_state(setup).server, read_tables(directory)
 
     def rows(rounds: int) -> dict[str, int]:

@@ -85,13 +85,13 @@ class Recorder(AbstractContextManager["Recorder"]):
     """Writes the records of one run; the only writer of its directory's records.
 
     Leaving the `with` block finishes the run (Parquet); leaving it by an exception keeps the streams, to be resumed.
-    Every method raises DiskError if the disk refuses; then at most the last round is cut.
+    Every method raises DiskError if writing fails; then at most the last round is incomplete.
     """
 
     def __init__(self, directory: Path, earlier: Mapping[str, pa.Table] | None = None, rounds: int = 0) -> None:
         """Start new records, or go on after the first `rounds` of the tables `earlier`, which replace the records.
 
-        RayflError if new records would replace others.
+        Raise RayflError if new records would replace others.
         """
         self._directory, self._last, self._streams = directory, rounds - 1, dict[str, Stream]()
         records = directory / "records"

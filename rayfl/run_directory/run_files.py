@@ -25,7 +25,7 @@ PARTS = (
 )
 """The files of every part of a run, in the order of the documentation."""
 _OWN = [[re.compile(name) for name in pattern.split("/")] for part in PARTS for pattern in part.patterns]
-"""The names of every pattern's path."""
+"""Every pattern, as the expressions for the names in its path."""
 
 
 def _declared(names: Sequence[str]) -> list[list[re.Pattern[str]]]:
@@ -62,7 +62,7 @@ def own_files(directory: Path) -> Iterator[str]:
 
 
 def require_own_entries(directory: Path) -> None:
-    """Raise RayflError, which names it, for anything in `directory`, at any depth, that no run wrote."""
+    """Raise RayflError if `directory` holds, at any depth, something that no run wrote; the message names it."""
     foreign: list[Path] = []
     for path, status in _entries(directory):
         if stat.S_ISLNK(status.st_mode):
@@ -74,7 +74,7 @@ def require_own_entries(directory: Path) -> None:
             foreign.append(path)
     if foreign:
         first = next((path for path in foreign if not path.is_dir()), foreign[0])
-        raise RayflError(f"{first} was written by no run: move it away, or name another directory")
+        raise RayflError(f"{first} is not a file of a run: move it away, or name another directory")
 
 
 def require_no_links(directory: Path) -> None:

@@ -26,7 +26,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, place: Path | str, output: str) -> "RunFolder":
-        """The run at `place`, a directory, or the URL of a copy, which then decides `output`."""
+        """The folder of the run at `place`, a directory or the URL of a copy. A URL also gives `output`."""
         if isinstance(place, str):
             output, name = parted(place)
             place = LOCAL / name
@@ -34,7 +34,7 @@ class RunFolder:
 
     @classmethod
     def named(cls, name: str, output: str) -> "RunFolder":
-        """The run of this name in an `output.directory`."""
+        """The folder of the run of this name in an `output.directory`."""
         return cls.at((LOCAL if is_url(output) else Path(output)) / name, output)
 
     @property
@@ -43,7 +43,7 @@ class RunFolder:
         return below(self.output, self.directory.name) if is_url(self.output) else None
 
     def next_free(self) -> "RunFolder":
-        """This folder, or NAME-2, NAME-3, ... if there is something already, here or in the storage."""
+        """This folder if nothing is there, here or in the storage; else the first free one of NAME-2, NAME-3, ..."""
         number, folder = 1, self
         while folder.directory.exists() or (folder.url is not None and _has_files(folder.url)):
             number += 1
@@ -65,9 +65,9 @@ class RunFolder:
     def made(self, overwrite: bool = False, numbered: bool = False) -> Iterator["RunFolder"]:
         """Make the directory of a new run; yields the folder.
 
-        If the block raises RayflError or OSError, nothing is left of the run unless it has recorded a round.
-        `overwrite`: an earlier run is removed, here and in the storage. `numbered`: if another run has taken the name
-        meanwhile, take the next free one. Errors are those of `create_run_directory`.
+        If the block raises RayflError before a round is recorded, or OSError before the experiment is written, the
+        directory is removed. `overwrite`: an earlier run is removed, here and in the storage. `numbered`: if another
+        run has taken the name meanwhile, take the next free one. Errors are those of `create_run_directory`.
         """
         folder = self
         while True:
@@ -105,11 +105,11 @@ class RunFolder:
             return Mirror(self.directory, Storage(self.url))
         except StorageError as error:
             raise DiskError(
-                f"{self.url} cannot be reached ({error}): look at the address and the account, then try again"
+                f"{self.url} cannot be reached ({error}): check the address and the account, then try again"
             ) from error
 
     def fetch_newer(self, require_same: Callable[[Path, Path], object]) -> bool:
-        """Fetch the run from its storage if it has come further there; returns whether. See copies.fetch_newer."""
+        """Download the run from its storage if the copy is ahead; returns whether it was. See copies.fetch_newer."""
         if self.url is None:
             return False
         with opened(self.url) as storage:
@@ -131,9 +131,9 @@ def _has_files(url: str) -> bool:
 def create_run_directory(path: Path, overwrite: bool = False) -> Path:
     """Make an empty directory for a run; returns it.
 
-    What a run left there that was killed before its experiment was written is removed, and an earlier run that is over
-    if `overwrite` is given; the lock stays. Raise RayflError if `path` holds anything else, at any depth; OSError if
-    the disk refuses.
+    Files of a run that was killed before its experiment was written are removed. With `overwrite`, so is an earlier
+    run to which no process writes. The lock stays. Raise RayflError if `path` holds anything else, at any depth;
+    OSError if writing fails.
     """
     try:
         path.mkdir(parents=True)
@@ -156,7 +156,7 @@ def require_free(path: Path, overwrite: bool = False) -> bool:
     found = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
     if EXPERIMENT in found:
         if not overwrite:
-            raise RayflError(f"{path} is not empty: name another directory, or give --overwrite")
+            raise RayflError(f"{path} holds a run: name another directory, or give --overwrite")
     elif "records" in found:
         raise RayflError(f"{path} is a run that lost its {EXPERIMENT}: restore it, or name another directory")
     elif foreign := [name for name in found if not is_left_over(name)]:

@@ -34,7 +34,7 @@ MODEL_BYTES = 128 << 20
 def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
     """Write a tree of tensors under `name`; returns the paths of its files.
 
-    Raise OSError if the disk refuses. The tree comes in parts that have different keys. If it is larger than
+    Raise OSError if writing fails. The tree comes in parts that have different keys. If it is larger than
     `MODEL_BYTES` it goes to several files of whole parts, so that no more than one file's content is in memory.
     """
     import torch
@@ -74,7 +74,7 @@ def model_keys(directory: Path, name: str) -> list[str]:
 
 
 def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
-    """The tree that `save_model` wrote under `name`, or of it the keys that begin with `prefix`.
+    """The tree that `save_model` wrote under `name`, or the part of it whose keys begin with `prefix`.
 
     Raise RayflError if there is none.
     """

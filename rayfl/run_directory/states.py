@@ -1,4 +1,4 @@
-"""States as safetensors files, and back. To open one runs no code, so a stranger's run directory is safe to open.
+"""Write states to safetensors files and read them. Reading runs no code, so a stranger's run directory is safe.
 
 A file holds several states by name. Its tensors are the arrays of all of them; its metadata says in JSON how they are
 nested: {"array": key}, {"bits": key, "shape": [...]}, {"packet": codec, "parts": {name: key}} or
@@ -55,7 +55,7 @@ def _add(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
 
 
 def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
-    """Write states by name, with the packets behind their handles. Raise OSError if the disk refuses."""
+    """Write states by name, with the packets behind their handles. Raise OSError if writing fails."""
     arrays: dict[str, np.ndarray] = {}
     layout = {name: _describe(state, name, arrays) for name, state in states.items()}
     with safetensors_errors():
@@ -107,7 +107,7 @@ def _array(file: Any, key: Any) -> np.ndarray:
 
 # Any: JSON.
 def _packed(bits: np.ndarray, shape: Any) -> PackedBits:
-    """A boolean tensor. RayflError unless there are as many bits as its shape has entries."""
+    """A boolean tensor. Raise RayflError unless there are as many bits as its shape has entries."""
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not whole or bits.dtype != np.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
         raise RayflError(f"{bits.dtype} {list(bits.shape)} holds no booleans of shape {shape}")

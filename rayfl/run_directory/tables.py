@@ -55,8 +55,9 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 PART = Part(
     (rf"records/({'|'.join(SCHEMAS)})\.(arrows|parquet)",),
     {
-        "`records/rounds.parquet`": "a row a round: who was selected, bits up and down, simulated and real seconds",
-        "`records/clients.parquet`": "a row a client and round: status, bits, samples, steps",
+        "`records/rounds.parquet`": "a row per round: numbers of clients selected and delivered, bits up and down, "
+        "simulated and real seconds",
+        "`records/clients.parquet`": "a row per client and round: status, bits, samples, steps, simulated seconds",
         "`records/metrics.parquet`": "every metric, of the round or of one client",
     },
 )
@@ -66,7 +67,7 @@ class Stream:
     """An Arrow IPC stream to append to."""
 
     def __init__(self, path: Path, before: pa.Table) -> None:
-        """Write a stream with the rows of `before` in place of the file `path`. Raise OSError if the disk refuses."""
+        """Write a stream with the rows of `before` in place of the file `path`. Raise OSError if writing fails."""
         self._schema, self.num_rows = before.schema, len(before)
         write_whole(path, lambda partial: self._begin(partial, before))
 
@@ -95,7 +96,7 @@ class Stream:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """End the stream, once. Its file is closed even if the disk refuses the rest."""
+        """End the stream, once. Its file is closed even if writing the rest fails."""
         if not self._file.closed:
             with self._file:
                 self._writer.close()
@@ -158,7 +159,7 @@ def first_rounds(tables: Mapping[str, pa.Table], rounds: int) -> dict[str, pa.Ta
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file with checksums, so that a reader notices damage. OSError if the disk refuses."""
+    """Write a Parquet file with checksums, so that a reader notices damage. Raise OSError if writing fails."""
     pq.write_table(table, path, write_page_checksum=True)
 
 

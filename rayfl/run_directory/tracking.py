@@ -1,4 +1,4 @@
-"""Tracking: the rounds of a run go to the trackers that it asks for. An error of a tracker never ends the run.
+"""Send the rounds of a run to the trackers that its experiment names. An error of a tracker never ends the run.
 
     trackers.json        for each tracker whose run must be found again: where it lies, its name, the next round to send
 
@@ -103,7 +103,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         # Trackers raise errors of many libraries, and none of them is worth a run.
         except Exception as error:  # noqa: BLE001
             log.warning(
-                "tracker %s has failed and is left aside (%s); the run goes on, its records have everything, and "
+                "tracker %s has failed and is not used any more (%s); the run goes on, its records are complete, and "
                 "rayfl resume sends what the tracker lacks",
                 name,
                 " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON],
@@ -145,7 +145,7 @@ def _communication(row: RoundRow, total_bits: int) -> dict[str, float]:
 
 
 def _read_marks(path: Path) -> dict[str, Mark]:
-    """What earlier processes noted; where it cannot be read, trackers begin anew and get all rounds."""
+    """What earlier processes noted; {} if it cannot be read, and trackers then begin new runs with all rounds."""
     if not path.exists():
         return {}
     try:

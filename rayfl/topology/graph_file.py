@@ -20,7 +20,7 @@ from rayfl.limits.regular_files import read_text
 
 
 def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
-    """Boolean [num_peers, num_peers], diagonal False. RayflError if the file has no such graph."""
+    """Boolean [num_peers, num_peers], diagonal False. Raise RayflError if the file has no such graph."""
     try:
         values = read_npy(path) if path.suffix == ".npy" else _read_text(path)
     except OSError as error:

@@ -33,7 +33,7 @@ class Topology(Choice):
         """Boolean adjacency [num_peers, num_peers] of the round."""
 
     def read(self, num_peers: int) -> "Topology":
-        """The same topology with its file read, if it has one. RayflError if the file cannot be read."""
+        """The same topology with its file read, if it has one. Raise RayflError if the file cannot be read."""
         return self
 
 
@@ -71,7 +71,7 @@ class Grid(Topology):
         return graph
 
     def num_rows(self, num_peers: int) -> int:
-        """Rows of a grid of `num_peers`. RayflError if they do not fill a grid."""
+        """Rows of a grid of `num_peers`. Raise RayflError if they do not fill a grid."""
         if self.rows is not None:
             if num_peers % self.rows:
                 raise RayflError(f"rows={self.rows} does not divide {num_peers} peers; choose a divisor of {num_peers}")
@@ -171,7 +171,7 @@ class RandomRegular(Topology):
         _check_degree(self.degree, num_peers)
         if self.degree * num_peers % 2:
             raise RayflError(
-                f"degree={self.degree} cannot be that of all {num_peers} peers, as links have two ends; "
+                f"degree={self.degree} is impossible for all {num_peers} peers, because each link has two ends; "
                 "make one of the two numbers even"
             )
         generator = seeding.generator(seed, round, purpose="random regular")
@@ -238,10 +238,12 @@ def mixing_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
 
 
 def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
-    """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. RayflError if the graph is directed."""
+    """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. Raise RayflError if the graph is
+    directed."""
     if not np.array_equal(graph, graph.T):
         raise RayflError(
-            "a pair of clients has one weight, and this topology is directed; use a symmetric one, as ring is"
+            "this method needs one weight per pair of clients, and the topology is directed; use a symmetric one, such "
+            "as ring"
         )
     weights = graph.astype(np.float64) if rule == "uniform" else mixing_weights(graph, rule)
     np.fill_diagonal(weights, 0.0)
@@ -251,7 +253,7 @@ def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
 def largest_laplacian_eigenvalue(topology: "Topology", num_peers: int, seed: int) -> float:
     """The largest eigenvalue of D - A of a topology's `link_weights`, with D the sums of the rows of A.
 
-    Of graphs that vary the bound 2 max_k sum_l a_kl, as that of one round says nothing about the next.
+    For graphs that vary, the bound 2 max_k sum_l a_kl: the eigenvalue of one round says nothing about the next.
     """
     weights = link_weights(topology.receives(num_peers, seed, 0), topology.weights)
     degrees = weights.sum(axis=1)

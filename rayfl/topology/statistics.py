@@ -22,7 +22,7 @@ MOST_PEERS = 1000
 
 @dataclass(frozen=True)
 class Facts:
-    """A topology in numbers, over `num_rounds` graphs: 1 of a fixed one, the first ones of one that varies.
+    """Statistics of a topology over `num_rounds` graphs: one if it is fixed, the first ones if it varies.
 
     `degrees`: smallest, mean and largest number of peers that a peer receives from in a round; `most_listeners`: the
     largest number that receive from one; `connected`: of the union of the graphs; `every_round`: of each of them;
@@ -39,12 +39,12 @@ class Facts:
 
     @property
     def sentence(self) -> str:
-        """All of it in words."""
+        """The statistics in words."""
         low, mean, high = self.degrees
         others = "other" if high == 1 else "others"
         heard = f"{low} {others}" if low == high else f"{low} to {high} {others} (mean {mean:.3g})"
         start = f"Each of the {self.num_peers} peers receives from {heard} and sends to at most {self.most_listeners}"
-        joined = "connected" if self.connected else "not connected: some never hear of others"
+        joined = "connected" if self.connected else "not connected: some peers never receive anything from others"
         if self.num_rounds == 1:
             return f"{start}. The graph is {joined}; the spectral gap of its mixing matrix is {self.spectral_gap:.4g}."
         single = "each of them is" if self.every_round else "not each of them is"
@@ -56,7 +56,7 @@ class Facts:
 
 
 def facts(topology: Topology, num_peers: int, seed: int, rounds: int) -> Facts:
-    """A topology in numbers, with all peers present. RayflError if the graph is impossible."""
+    """The statistics of a topology with all peers present. Raise RayflError if the graph is impossible."""
     looked_at = min(rounds, MOST_ROUNDS) if topology.varying else 1
     graphs = [topology.receives(num_peers, seed, round) for round in range(looked_at)]
     degrees = np.stack([graph.sum(axis=1) for graph in graphs])

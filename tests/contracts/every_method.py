@@ -43,6 +43,9 @@ HYPER: Mapping[str, Options] = {
     # Gates that open within three rounds.
     "subfedavg": {"lr": 0.1, "epochs": 2, "min_accuracy": 0.05, "prune_ratio": 0.3},
     "lotteryfl": {"lr": 0.1, "epochs": 2, "min_accuracy": 0.05},
+    # Few steps of those that take two gradients a step, or many steps by default.
+    **{name: {"steps": 3, "inner_steps": 2} for name in ("pfedme", "pfedmac")},
+    "perfedavg": {"steps": 3},
     # Both chance and affinity choose.
     "fedfomo": {"num_candidates": 3, "epsilon": 0.6},
 }
@@ -122,7 +125,7 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
     "fedsgd of minibatches": ("fedsgd", {"batch_size": 2, "weighting": "uniform"}),
     "fedscr cut both ways": ("fedscr", {"keep_ratio": 0.4, "downlink": "structured"}),
     "fedpse whose absent fall behind": ("fedpse", {"absent": "nothing", "keep_ratio": 0.5}),
-    "mixture_admm in closed form": ("mixture_admm", {"x_step": "closed_form", "damping": 0.2, "cg_iterations": 12}),
+    "mixture_admm in closed form": ("mixture_admm", {"x_step": "closed_form", "damping": 0.2, "cg_iterations": 4}),
     "dpsgd masked": ("dpsgd", {"density": 0.5, "momentum": 0.5}),
     "ind_weipru soft": ("ind_weipru", {"lr": 0.1, "hard": False}),
     "par_weipru soft": ("par_weipru", {"lr": 0.1, "hard": False}),

@@ -121,14 +121,14 @@ def test_it_converges_linearly_where_dcgd_stalls():
     assert np.square(convex.gradients(minimiser)).sum(axis=(1, 2)).mean() > 1
     lr = 1 / (convex.smoothness() * (1 + 6 * omega / n))
     found = {
-        name: distances(softmax_setup({"name": name, "l2": l2, "lr": lr}, 300, RandK(ratio=0.5)), minimiser)
+        name: distances(softmax_setup({"name": name, "l2": l2, "lr": lr}, 160, RandK(ratio=0.5)), minimiser)
         for name in ("dcgd", "diana")
     }
-    # DCGD makes no progress any more, 1e6 times farther from x* (measured: 2e8 times).
-    floor = float(np.mean(found["dcgd"][-100:]))
-    assert 0.3 < floor / np.mean(found["dcgd"][-200:-100]) < 3
-    assert found["diana"][-1] < floor / 1e6
+    # DCGD makes no progress any more, 300 times farther from x* (measured after 150 rounds: 560 times).
+    floor = float(np.mean(found["dcgd"][-60:]))
+    assert 0.3 < floor / np.mean(found["dcgd"][-120:-60]) < 3
+    assert found["diana"][-1] < floor / 300
     # In theory the squared distance falls by max(1 - gamma mu, 1 - alpha / 2) a round.
     rate = max(1 - lr * l2, 1 - 0.5 / 2)
-    for round in range(40, 240, 40):
+    for round in range(40, 160, 40):
         assert found["diana"][round] < found["diana"][0] * rate**round

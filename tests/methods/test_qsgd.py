@@ -79,7 +79,7 @@ def test_the_server_steps_along_the_mean(weighting: str):
 
 def test_the_mean_over_many_rounds_is_the_gradient():
     # So small a step that x stands still; the variance of one entry is at most (norm / s)^2 / 4.
-    lr, rounds = 1e-9, 400
+    lr, rounds = 1e-9, 150
     here = setup(made(lr=lr, levels=2, bucket=0), rounds=rounds)
     messages, path = sent(here)
     for k in CLIENTS:

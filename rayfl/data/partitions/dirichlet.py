@@ -29,7 +29,7 @@ class DirichletClient(PartitionScheme):
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if there are more clients than train samples."""
+        """Assign the samples. Raise RayflError if there are more clients than train samples."""
         self.check_num_clients(num_clients, dataset)
         priors = self._priors(num_clients, dataset.num_classes, generator)
         labels = dataset.train.labels
@@ -45,7 +45,7 @@ class DirichletClient(PartitionScheme):
 class SharedGroups(DirichletClient):
     """As dirichlet-client, but the clients of a group share one prior (`my_part` in the code of Dis-PFL).
 
-    The groups are consecutive runs of clients of the same size up to one: with 20 clients and 4 groups, clients 0 to 4
+    Groups are consecutive clients, and their sizes differ by at most one: with 20 clients and 4 groups, clients 0 to 4
     share a prior.
     """
 
@@ -66,7 +66,7 @@ class DirichletSizes(PartitionScheme):
     """Label priors from Dirichlet(alpha) and log-normal sizes (Chen et al., Elastic Aggregation, CVPR 2023).
 
     Client i wants n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in all; sigma=0 is balanced, 0.3
-    what Elastic calls unbalanced. The test samples are assigned likewise, with the same priors and proportions, so
+    is what Elastic calls unbalanced. The test samples are assigned likewise, with the same priors and proportions, so
     the clients' test splits are disjoint and use every test sample.
     """
 
@@ -75,7 +75,7 @@ class DirichletSizes(PartitionScheme):
     sigma: float = Field(default=0.0, ge=0.0, le=10.0, description="spread of the sizes, log-normal; 0: all equal")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if a client is so small that it gets nothing."""
+        """Assign the samples. Raise RayflError if a client is so small that it gets nothing."""
         self.check_num_clients(num_clients, dataset)
         priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
         # The location log(n / num_clients) cancels in the scaling.
@@ -99,7 +99,7 @@ class DirichletClass(PartitionScheme):
     min_samples: int = Field(default=10, ge=1, description="least train samples of a client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if no draw gives every client enough samples."""
+        """Assign the samples. Raise RayflError if no draw gives every client enough samples."""
         self.check_num_clients(num_clients, dataset)
         labels, test_labels = dataset.train.labels, dataset.test.labels
         per_class = np.bincount(labels, minlength=dataset.num_classes)
@@ -134,7 +134,7 @@ class DirichletClass(PartitionScheme):
 
 
 def _priors(alpha: float, rows: int, num_classes: int, generator: np.random.Generator) -> np.ndarray:
-    """Label priors [rows, num_classes], none of them quite zero."""
+    """Label priors [rows, num_classes], all above zero."""
     return np.maximum(generator.dirichlet(np.full(num_classes, alpha), rows), LEAST_SHARE)
 
 

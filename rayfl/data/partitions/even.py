@@ -15,7 +15,7 @@ class Iid(PartitionScheme):
     name: ClassVar[str] = "iid"
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if there are more clients than train samples."""
+        """Assign the samples. Raise RayflError if there are more clients than train samples."""
         self.check_num_clients(num_clients, dataset)
         train = Shards.of(np.array_split(generator.permutation(len(dataset.train)), num_clients))
         test = Shards.of(np.array_split(generator.permutation(len(dataset.test)), num_clients))
@@ -31,11 +31,14 @@ class LambdaRatio(PartitionScheme):
 
     name: ClassVar[str] = "lambda-ratio"
     ratio: float = Field(
-        ge=0.0, le=1.0, examples=[0.5], description="share that is dealt out by label, FedPSE's lambda; 0 is iid"
+        ge=0.0,
+        le=1.0,
+        examples=[0.5],
+        description="share of the samples that is split by label, FedPSE's lambda; 0 is iid",
     )
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if there are too few train samples for the clients."""
+        """Assign the samples. Raise RayflError if there are too few train samples for the clients."""
         self.check_num_clients(num_clients, dataset)
         train = self._blocks(dataset.train.labels, num_clients, generator)
         test = self._blocks(dataset.test.labels, num_clients, generator)

@@ -26,7 +26,7 @@ class Pathological(PartitionScheme):
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if a client gets no samples or there are too few classes."""
+        """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
         self.check_num_clients(num_clients, dataset)
         held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
         labels = dataset.train.labels
@@ -48,7 +48,7 @@ class LabelsPerClient(PartitionScheme):
     used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's samples that it uses")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if a client gets no samples or there are too few classes."""
+        """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
         self.check_num_clients(num_clients, dataset)
         held = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
         labels, test_labels = dataset.train.labels, dataset.test.labels

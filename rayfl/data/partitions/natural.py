@@ -21,14 +21,14 @@ class Natural(PartitionScheme):
     min_samples: int = Field(default=2, ge=1, description="samples below which a group is left out")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples; RayflError if the dataset has no groups, or fewer than `num_clients`."""
+        """Assign the samples. Raise RayflError if the dataset has no groups, or fewer than `num_clients`."""
         self.check_num_clients(num_clients, dataset)
         train_groups, test_groups = dataset.train.groups, dataset.test.groups
         if train_groups is None or test_groups is None:
             raise RayflError(
-                f"partition {self.name!r} needs samples that know their client, and those of dataset "
-                f"{dataset.name!r} do not: say who owns each (an array owners in the file, data.owners of a table, of "
-                "Hugging Face data or of image folders), or use 'iid' or 'dirichlet-client'"
+                f"partition {self.name!r} needs an owner of each sample, and dataset {dataset.name!r} has none: give "
+                "owners (an array owners in the file, data.owners of a table, of Hugging Face data or of image folders), "
+                "or use 'iid' or 'dirichlet-client'"
             )
         groups, num_train = np.unique(train_groups, return_counts=True)
         num_test = np.searchsorted(sorted_test := np.sort(test_groups), groups, side="right")

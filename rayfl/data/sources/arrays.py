@@ -30,9 +30,7 @@ class ArrayFiles(Source):
     name: ClassVar[str] = "arrays"
     path: str = Field(min_length=1, examples=["my_data.npz"], description="an .npz file, or a folder of .npy files")
     kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
-    test_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share that is held out where there is no test split"
-    )
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test split")
 
     def files(self) -> list[Path]:
         """The archive, or the arrays that count in the folder."""
@@ -40,7 +38,7 @@ class ArrayFiles(Source):
         return [found for name in NAMES if (found := path / f"{name}.npy").exists()] if path.is_dir() else [path]
 
     def load(self) -> Dataset:
-        """Load the dataset. RayflError if arrays are missing or have wrong values."""
+        """Load the dataset. Raise RayflError if arrays are missing or have wrong values."""
         path = expanded(self.path)
         arrays = _read(path)
         found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
@@ -83,13 +81,13 @@ class Arrays(Source):
         return {"name": name, "digest": digest.hexdigest()[:12], "kind": self.kind, "test_share": self.test_share}
 
     def load(self) -> Dataset:
-        """Make the dataset. RayflError if the arrays have wrong values."""
+        """Make the dataset. Raise RayflError if the arrays have wrong values."""
         arrays = self._arrays()
         return _dataset("arrays", "the array data", arrays, self.test_share, self.kind, list(arrays))
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of `NAMES` that an .npz file or a folder has. RayflError if it cannot be read."""
+    """The arrays of `NAMES` that an .npz file or a folder has. Raise RayflError if it cannot be read."""
     found, file = {}, path
     try:
         if path.is_dir():

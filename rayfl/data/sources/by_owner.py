@@ -39,7 +39,7 @@ Read = Callable[[Path], Iterable[OwnerSamples]]
 def read_splits(source: Fetched, stem: str, read_tff: Read, read_leaf: Read | None = None) -> tuple[Samples, Samples]:
     """Both splits from the files of LEAF (train/*.json, test/*.json), or else from STEM_train.h5 and STEM_test.h5.
 
-    RayflError if neither are in the source's folder.
+    Raise RayflError if neither are in the source's folder.
     """
     folder = source.folder
     files = split_files(source, stem, read_leaf is not None)
@@ -61,7 +61,7 @@ def split_files(source: Fetched, stem: str, leaf: bool) -> list[list[Path]]:
 def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> tuple[Samples, Samples]:
     """Both splits; the group of a sample is its owner's place among the sorted names of all owners of either split.
 
-    RayflError if a split has no samples.
+    Raise RayflError if a split has no samples.
     """
     splits = {"train": list(train), "test": list(test)}
     for split, parts in splits.items():
@@ -85,7 +85,7 @@ def _samples(parts: list[OwnerSamples], numbers: dict[str, int]) -> Samples:
 def read_leaf(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Each user's name, x and y, lists of the same length, in a JSON file of LEAF.
 
-    RayflError if the file is not LEAF's or lacks samples that it announces.
+    Raise RayflError if the file is not LEAF's or lacks samples that it announces.
     """
     try:
         content = json.loads(read_bytes(path))
@@ -102,15 +102,16 @@ def read_leaf(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     except OSError as error:
         raise RayflError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise RayflError(
-            f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({error}): fetch or make it again"
+            f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({why}): fetch or make it again"
         ) from None
 
 
 def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:
     """Each client's name and its arrays of the given features, in the order of the names.
 
-    RayflError if h5py is not installed or the file is not one of TensorFlow Federated.
+    Raise RayflError if h5py is not installed or the file is not one of TensorFlow Federated.
     """
     h5py = import_optional("h5py", "tff", str(path))
     try:

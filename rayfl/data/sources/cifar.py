@@ -50,7 +50,7 @@ class _CIFAR(Downloaded):
             train, test = (_samples(kind(folder, train=train), folder) for train in (True, False))
         except (OSError, RuntimeError, pickle.UnpicklingError, KeyError, ValueError) as error:
             raise RayflError(
-                f"{self.name}: the folder {folder / kind.base_folder} is not there, or its files are not the published "
+                f"{self.name}: the folder {folder / kind.base_folder} is missing, or its files are not the published "
                 f"ones ({error}): {advice}"
             ) from None
         return Dataset(self.name, train, test, self.num_classes, "image", self.mean, self.std, self.augment)
@@ -115,7 +115,7 @@ class FedCIFAR100(Fetched):
 
 
 def _owners(path: Path) -> Iterator[OwnerSamples]:
-    """Each client's images as uint8 [n, 3, 32, 32] and fine labels. RayflError if types or shapes are wrong."""
+    """Each client's images as uint8 [n, 3, 32, 32] and fine labels. Raise RayflError if types or shapes are wrong."""
     for name, (images, labels) in read_tff(path, "image", "label"):
         whole = whole_labels(f"{path}: client {name!r}", "", labels, CIFAR100.num_classes)
         if images.dtype != np.uint8 or images.shape != (len(whole), 32, 32, 3):

@@ -21,7 +21,7 @@ def dataset(
     """The dataset of a user's samples, whose labels and groups may be numbers or names.
 
     Without `test` a share of the samples, drawn with a fixed seed, is held out. `place`: the file's name in error
-    messages. RayflError for unequal lengths, NaN, and wrong labels.
+    messages. Raise RayflError for unequal lengths, NaN, and wrong labels.
     """
     for rows, split in ((train, "train"), (test, "test")):
         if rows is not None:
@@ -92,8 +92,8 @@ def _are_names(labels: np.ndarray) -> bool:
 def _notice(place: str, least: int, num_classes: int) -> None:
     """Warn once per file, since every run of a sweep reads it."""
     _LOG.warning(
-        "%s has no sample of class 0, and labels count from 0: its least is %d, and models get %d outputs; subtract "
-        "the least where that is not meant",
+        "%s has no sample of class 0: its smallest label is %d, and models get %d outputs; if that is not intended, "
+        "subtract the smallest label from all",
         place,
         least,
         num_classes,

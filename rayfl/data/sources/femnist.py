@@ -60,7 +60,7 @@ def _tff(path: Path) -> Iterator[OwnerSamples]:
 
 
 def _written(place: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> OwnerSamples:
-    """pixels: [n, 28, 28] or [n, 784] from 0 to 1; labels: [n] from 0 to 61. RayflError if they are not."""
+    """pixels: [n, 28, 28] or [n, 784] from 0 to 1; labels: [n] from 0 to 61. Raise RayflError if they are not."""
     num_images = len(labels)
     whole = whole_labels(f"{place}: writer {writer!r}", "", labels, NUM_CLASSES)
     if pixels.size != num_images * SIDE * SIDE:

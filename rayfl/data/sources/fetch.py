@@ -43,7 +43,7 @@ class Downloaded(Source):
             reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
             if "corrupted" in str(error):
                 # torchvision's word for a file whose checksum is not the published one.
-                reason = "what came is not the published file: its checksum is another"
+                reason = "the download is not the published file: its checksum differs"
             raise RayflError(
                 f"{self.name} is not on this machine and cannot be downloaded ({reason}): {advice}"
             ) from None
@@ -71,7 +71,7 @@ class Fetched(Source):
     def missing(self, reason: str) -> RayflError:
         """The error for files that are missing or damaged; `reason` says which."""
         what = "is incomplete or damaged" if self.folder.is_dir() else "is not on this machine"
-        place = f"its files belong into {self.folder} or where data.root says"
+        place = f"put its files into {self.folder}, or set data.root to their folder"
         return RayflError(f"{self.name} {what} ({reason}): {self.advice}; {place}")
 
 

@@ -22,16 +22,14 @@ class HuggingFace(Source):
     path: str = Field(min_length=1, examples=["my_dataset"], description="the folder that save_to_disk wrote")
     inputs: str = Field(default="image", description="the column of inputs")
     labels: str = Field(default="label", description="the column of labels")
-    owners: str | None = Field(default=None, description="the column that says whose a sample is")
+    owners: str | None = Field(default=None, description="the column with the owner of each sample")
     train: str = Field(default="train", description="the split to train on")
-    test: str = Field(default="test", description="the split to test on; where it is missing, a share is held out")
+    test: str = Field(default="test", description="the split to test on; if it is missing, a share is held out")
     kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
-    test_share: float = Field(
-        default=0.2, gt=0, lt=1, description="share that is held out where there is no test split"
-    )
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test split")
 
     def load(self) -> Dataset:
-        """Load the dataset. RayflError if the folder, a split or a column is missing."""
+        """Load the dataset. Raise RayflError if the folder, a split or a column is missing."""
         datasets = import_optional("datasets", "huggingface", "data 'huggingface'")
         folder = expanded(self.path)
         try:

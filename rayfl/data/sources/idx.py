@@ -21,7 +21,7 @@ _OF_BYTES = b"\0\0\x08"
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array in `path`, read-only; a name that ends in .gz is unpacked. RayflError if there is none.
+    """The uint8 array in `path`, read-only; a name that ends in .gz is unpacked. Raise RayflError if there is none.
 
     At most as many bytes are unpacked as the header announces.
     """

@@ -46,7 +46,7 @@ class OwnImageFolder(Source):
     )
     side: int | None = Field(default=None, ge=1, description="pixels to which every side is scaled; default: as it is")
     channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
-    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test")
 
     owners: str | None = Field(
         default=None,
@@ -67,7 +67,7 @@ class OwnImageFolder(Source):
         return self
 
     def load(self) -> Dataset:
-        """Load the dataset. RayflError if there are no images, images of several sizes, or images without owners."""
+        """Load the dataset. Raise RayflError without images, for images of several sizes, or without an owner."""
         folder = expanded(self.path)
         if not folder.is_dir():
             raise RayflError(f"there is no folder {self.path}; give data.path a folder of class folders")
@@ -109,7 +109,7 @@ class OwnImageFolder(Source):
         return found[1]
 
     def _pixels(self, path: Path) -> np.ndarray:
-        image = read_image(path, "mend or remove it")
+        image = read_image(path, "repair or remove it")
         if self.side is not None:
             image = image.resize((self.side, self.side))
         return np.asarray(image if self.channels == 3 else image.convert("L"))
@@ -126,14 +126,14 @@ class _ImageFolders(Fetched):
     std: ClassVar[tuple[float, float, float]]
 
     def _classes(self) -> list[str]:
-        """The names of the train split's classes. RayflError if there are none, or too many."""
+        """The names of the train split's classes. Raise RayflError if there are none, or too many."""
         classes = class_names(self.folder / "train")
         if not 1 <= len(classes) <= self.num_classes:
             raise self.missing(f"{self.folder / 'train'} has {len(classes)} class folders of {self.num_classes}")
         return classes
 
     def _files(self, split: str, classes: Sequence[str]) -> Files:
-        """The images of a split. RayflError unless it has images of just the given classes."""
+        """The images of a split. Raise RayflError unless it has images of just the given classes."""
         folder = self.folder / split
         found = class_names(folder)
         files = labelled_files(folder, classes) if found == [*classes] else []
@@ -215,7 +215,7 @@ class TinyImageNet(_ImageFolders):
         return self._dataset(self._files("train", classes), self._annotated(classes))
 
     def _annotated(self, classes: Sequence[str]) -> Files:
-        """The validation images in the order of the annotations: file, class and a box a line, between tabs."""
+        """The validation images in the order of the annotations: a line has file, class and box, between tabs."""
         path = self.folder / "val" / "val_annotations.txt"
         if not path.is_file():
             raise self.missing(f"there is no {path}")
@@ -242,8 +242,8 @@ def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
 
 
 def decoded(files: Files, pixels: Callable[[Path], np.ndarray], side: int | None, advice: str) -> Samples:
-    """The images, uint8 [n, channels, height, width]. RayflError, which ends with `advice`, if they are too large for
-    the memory or of several sizes.
+    """The images, uint8 [n, channels, height, width]. Raise RayflError, which ends with `advice`, if they are too large
+    for the memory or of several sizes.
 
     pixels: reads an image as uint8 [height, width, channels]; side: pixels of each side, by default those of the first
     image.

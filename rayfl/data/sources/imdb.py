@@ -108,7 +108,7 @@ def _numbered(reviews: Sequence[Sequence[str]], vocabulary: int) -> dict[str, in
 
 
 def _encoded(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length: int) -> np.ndarray:
-    """int64 [num_reviews, length]."""
+    """The tokens of the reviews, int64 [num_reviews, length]."""
     tokens = np.full((len(reviews), length), PAD, np.int64)
     for row, review in enumerate(reviews):
         kept = [numbers.get(word, UNKNOWN) for word in review[:length]]

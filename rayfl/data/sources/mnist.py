@@ -107,7 +107,7 @@ class EMNIST(Downloaded):
 
 
 def _files(folder: Path, stems: Iterable[str], advice: str) -> list[Path]:
-    """The files of images and labels. RayflError if one is missing."""
+    """The files of images and labels. Raise RayflError if one is missing."""
     names = (f"{stem}{part}" for stem in stems for part in ("images-idx3-ubyte", "labels-idx1-ubyte"))
     return [find_idx(folder, name, advice) for name in names]
 
@@ -115,7 +115,7 @@ def _files(folder: Path, stems: Iterable[str], advice: str) -> list[Path]:
 def read_samples(folder: Path, stem: str, advice: str) -> Samples:
     """Images uint8 [n, 1, height, width] and their labels from STEMimages-idx3-ubyte and STEMlabels-idx1-ubyte.
 
-    RayflError if one of the files is missing or wrong.
+    Raise RayflError if one of the files is missing or wrong.
     """
     images_path = find_idx(folder, f"{stem}images-idx3-ubyte", advice)
     labels_path = find_idx(folder, f"{stem}labels-idx1-ubyte", advice)

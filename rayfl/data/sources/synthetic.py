@@ -27,7 +27,7 @@ class Synthetic(Source):
 
     Group k labels x by argmax(W_k x + b_k) with W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha); its features are
     x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1), B_k ~ N(0, beta). alpha and beta are variances. u_k is one number, as
-    in the paper, and moves all logits of a sample alike: the labels depend on beta, and on alpha not at all.
+    in the paper, and moves all logits of a sample alike, so the labels depend on beta but not on alpha.
 
     samples_per_group: None is the paper's 50 + LogNormal(4, 2), which is very uneven.
     shape: [channels, height, width] for uint8 images instead of float32 vectors of length `dim`.
@@ -48,7 +48,7 @@ class Synthetic(Source):
         default=None, description="channels, height, width, for images in place of vectors"
     )
     augment: bool = Field(default=False, description="crop and flip batches of images at random")
-    seed: int = Field(default=0, ge=0, description="of the data alone; the experiment's decides the rest")
+    seed: int = Field(default=0, ge=0, description="seed of the data; the experiment's seed decides the rest")
 
     def load(self) -> Dataset:
         """Draw the dataset from `seed`; its groups are 0 to num_groups - 1."""
@@ -76,7 +76,8 @@ class Synthetic(Source):
         return self.dim if self.shape is None else math.prod(self.shape)
 
     def _require_memory(self) -> None:
-        """RayflError if memory cannot hold the samples of all groups, at least 50 each, or the model of one group."""
+        """Raise RayflError if memory cannot hold the samples of all groups, at least 50 each, or the model of one
+        group."""
         samples = self.num_groups * (50 if self.samples_per_group is None else self.samples_per_group)
         sizes = f"num_groups={self.num_groups}, samples_per_group={self.samples_per_group or 'drawn'}"
         sample = f"dim={self.dim}" if self.shape is None else f"shape={list(self.shape)}"

@@ -38,14 +38,14 @@ class Table(Source):
         default=(), description="columns of inputs; default: all others of numbers but pandas' index"
     )
     categories: tuple[str, ...] = Field(default=(), description="columns that become an input per value, 0 or 1")
-    owners: str | None = Field(default=None, description="the column that says whose a sample is")
+    owners: str | None = Field(default=None, description="the column with the owner of each sample")
     standardise: bool = Field(
         default=True, description="shift and scale inputs to mean 0 and deviation 1 of train; categories stay 0 and 1"
     )
-    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out where there is no test_path")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test_path")
 
     def load(self) -> Dataset:
-        """Load the dataset. RayflError if a file or a column is missing, or if an input is not a number."""
+        """Load the dataset. Raise RayflError if a file or a column is missing, or if an input is not a number."""
         file = _File(self.path, "data.path")
         columns = self._columns(file)
         values = {name: np.unique(file.column(name)) for name in self.categories}
@@ -108,7 +108,7 @@ class _File:
     """A table and the places of its columns, since pyarrow looks a name up among all names."""
 
     def __init__(self, path: str, key: str) -> None:
-        """Read it. RayflError if it cannot be read, or if two columns have one name."""
+        """Read it. Raise RayflError if it cannot be read, or if two columns have one name."""
         self.path, self.table = path, read(path, key)
         names = self.table.column_names
         self.places = {name: place for place, name in enumerate(names)}
@@ -117,7 +117,7 @@ class _File:
             raise RayflError(f"{path} has two columns called {twice!r}; rename one")
 
     def column(self, name: str) -> np.ndarray:
-        """The numbers or texts of a column. RayflError if the column is missing or lacks values."""
+        """The numbers or texts of a column. Raise RayflError if the column is missing or lacks values."""
         if name not in self.places:
             raise RayflError(f"{self.path} has no column {name!r}: {did_you_mean(name, list(self.places))}")
         # Any: what a dictionary or a text column holds.
@@ -176,7 +176,7 @@ def _pandas_index(schema: pa.Schema) -> set[str]:
 
 
 def read(path: str, key: str) -> pa.Table:
-    """Read a CSV or Parquet file. RayflError if it cannot be read."""
+    """Read a CSV or Parquet file. Raise RayflError if it cannot be read."""
     file = expanded(path)
     if file.suffix not in (".csv", ".parquet"):
         raise RayflError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")

@@ -21,7 +21,7 @@ class LaplacianHyper(LocalWork):
 
 
 def check_lap_step(lap_step: float, topology: Topology | None, num_clients: int, seed: int) -> None:
-    """Raise ValueError if the step is not stable: from lambda_max * step = 2 on some disagreement never shrinks."""
+    """Raise RayflError if the step is not stable: from lambda_max * step = 2 on some disagreement never shrinks."""
     assert topology is not None
     largest = largest_laplacian_eigenvalue(topology, num_clients, seed)
     # Eigenvalues come with rounding errors.

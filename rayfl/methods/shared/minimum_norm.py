@@ -31,7 +31,7 @@ def gram(vectors: Sequence[Tree]) -> np.ndarray:
 def minimum_norm_weights(gram: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
     """The minimiser, float64 [m], by the primal active-set method from lambda = 1/m; exact but for rounding.
 
-    `gram` may be singular (vectors that repeat, or more of them than dimensions). ValueError unless
+    `gram` may be singular (vectors that repeat, or more of them than dimensions). Raise RayflError unless
     low <= 1/m <= high.
     """
     count = len(gram)

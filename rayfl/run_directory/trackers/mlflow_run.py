@@ -27,7 +27,7 @@ class MlflowRun:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._local = None if uri else run.directory / FOLDER
         if uri:
-            # By default MLflow tries for ten minutes, in which the run would stand still.
+            # By default MLflow tries for ten minutes, and the run would wait.
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         else:
@@ -47,7 +47,7 @@ class MlflowRun:
             (self._artifacts / "experiment.toml").write_text(run.text, encoding="utf-8")
 
     def _reopened(self, name: str) -> bool:
-        """Whether the run is there, and goes on."""
+        """Set an earlier run to RUNNING; return False if it does not exist any more."""
         try:
             if self._client.get_run(name).info.lifecycle_stage != "active":
                 return False
@@ -59,7 +59,7 @@ class MlflowRun:
         return True
 
     def _begun(self, run: TrackedRun) -> str:
-        """A new run with its tags and hyper-parameters."""
+        """Create a run with its tags and hyper-parameters; returns its id."""
         tags = {**dict.fromkeys(run.tags, "true"), **run.chosen("method", "data", "model", "uplink")}
         tags |= {"group": run.group} if run.group else {}
         name = self._client.create_run(
@@ -69,7 +69,7 @@ class MlflowRun:
         return name
 
     def _experiment(self, project: str) -> str:
-        """The number of the experiment of this name, which another run may make at the same moment."""
+        """The id of the experiment of this name, which is created if needed. Another run may create it meanwhile."""
         project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or project
         try:
             return self._client.create_experiment(project)
@@ -79,13 +79,13 @@ class MlflowRun:
             return found.experiment_id
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
-        """One call with all values of the round."""
+        """Send all values of the round in one call."""
         now = int(time.time() * 1000)
         metrics = [Metric(_plain(name), float(value), now, round) for name, value in values.items()]
         self._client.log_batch(self._run.run_id, metrics=metrics)
 
     def model(self, path: Path) -> None:
-        """An artifact below models/; in the run directory a link, so that the bytes are there once."""
+        """Log a model as an artifact below models/. In the file store it is a hard link, which takes no space."""
         if self._local is None:
             self._client.log_artifact(self._run.run_id, str(path), "models")
             return
@@ -110,5 +110,5 @@ class MlflowRun:
 
 
 def _plain(name: str) -> str:
-    """A name of which MLflow has nothing to say."""
+    """The name with _ in place of characters that MLflow does not allow."""
     return re.sub(r"[^A-Za-z0-9_./: -]", "_", name)

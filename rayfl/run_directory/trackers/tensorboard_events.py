@@ -17,13 +17,13 @@ class TensorBoard:
     """Writes the experiment as text, its settings as hyper-parameters and the rounds' values as scalars.
 
     A process that resumes a run writes a file of its own, and TensorBoard then forgets the earlier values of the rounds
-    that are played again. TensorBoard has no models. Raise OSError if the disk refuses.
+    that are played again. TensorBoard has no models. Raise OSError if writing fails.
     """
 
     mark: Mark | None = None
 
     def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
-        """Begin a new file; without an earlier one all rounds are sent."""
+        """Begin a new file; if there is no earlier one, all rounds are sent."""
         directory = run.directory / FOLDER
         resumed = directory.is_dir() and any(directory.iterdir())
         self.next_round = num_recorded if resumed else 0
@@ -31,7 +31,7 @@ class TensorBoard:
         threading.excepthook = self._show
         self._writer = SummaryWriter(str(directory), purge_step=self.next_round if resumed else None)
         self._writer.add_text("experiment", run.markdown)
-        # In this file: TensorBoard reads a file no further once there is a newer one, as add_hparams would write.
+        # In this file: add_hparams would write a newer one, and TensorBoard then stops reading this one.
         begin, start, self._end = hparams(run.settings, {})
         assert self._writer.file_writer is not None
         self._file = self._writer.file_writer
@@ -39,7 +39,7 @@ class TensorBoard:
             self._file.add_summary(summary)
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
-        """Write one value a name at this step."""
+        """Write the values, with the round as the step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
         self._writer.flush()

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run, and how it is found by its name."""
+"""What trackers get to know about a run, and how a tracker is found by its name."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ _ADAPTERS: Mapping[str, tuple[str, str]] = {
 _EXTRAS = ("mlflow", "wandb")
 """Trackers that are packages of their own, each an extra of that name."""
 _QUIET = {"mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"), "wandb": ("WANDB_ERROR_REPORTING", "false")}
-"""What keeps a package from telling its makers of its use, unless the user has set it: offline is offline."""
+"""Environment variables that turn off a package's reports to its makers, unless the user has set them."""
 
 _MLFLOW, _WANDB = "mlflow/[0-9]+/[0-9a-f]{32}", "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
 PART = Part(
@@ -89,7 +89,7 @@ class TrackedRun:
 
     @property
     def settings(self) -> dict[str, bool | int | float | str]:
-        """The settings by dotted keys, lists as JSON; those that are left out are not there."""
+        """The settings by dotted keys, lists as JSON, without those that are None."""
         plain = (bool, int, float, str)
         found = dotted(self.experiment)
         return {
@@ -118,29 +118,30 @@ class Mark(Settings):
 
 
 class Tracker(Protocol):
-    """One run in a tracker. Made with the run, the mark of an earlier process if there is one, and the number of
-    rounds on record. Any method may raise anything."""
+    """One run in a tracker. Any method may raise any error.
+
+    Arguments: the run, the mark of an earlier process if there is one, and the number of rounds on record.
+    """
 
     mark: Mark | None
-    """By which a resumed run goes on; None: the tracker finds out by itself."""
+    """How a resumed run is found and goes on; None: the tracker needs no mark."""
     next_round: int
-    """The first round that it does not have."""
+    """The first round that the tracker does not have."""
 
-    # Any: `run` is a TrackedRun.
     def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None: ...
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
-        """Take in a round's values, with the round as the step."""
+        """Log the values of a round, with the round as the step."""
 
     def model(self, path: Path) -> None:
-        """Take in a final model, as an artifact if the tracker has artifacts."""
+        """Log a final model, as an artifact if the tracker has artifacts."""
 
     def close(self, status: Status) -> None:
         """End the run, or this process's part of it."""
 
 
 def adapter(name: str) -> type[Tracker]:
-    """The tracker of a name. ImportError where its package is not installed."""
+    """The class of the tracker of this name. Raise ImportError if its package is not installed."""
     if name in _QUIET:
         os.environ.setdefault(*_QUIET[name])
     module, kind = _ADAPTERS[name]
@@ -148,7 +149,7 @@ def adapter(name: str) -> type[Tracker]:
 
 
 def require_installed(names: Collection[str]) -> None:
-    """RayflError, which names the extra to install, for a tracker whose package is not here."""
+    """Raise RayflError, which names the extra to install, for a tracker whose package is not installed."""
     for name in _EXTRAS:
         if name in names and importlib.util.find_spec(name) is None:
             raise RayflError(
@@ -158,8 +159,7 @@ def require_installed(names: Collection[str]) -> None:
 
 
 def environment(names: Collection[str]) -> dict[str, str]:
-    """The variables of this process that these trackers read, for the process that writes; a path of MLflow's is made
-    absolute."""
+    """The environment variables of this process that these trackers read. A path of MLflow's is made absolute."""
     beginnings = tuple(f"{name.upper()}_" for name in names if name in _EXTRAS)
     found = {key: value for key, value in os.environ.items() if key.startswith(beginnings)}
     place = found.get("MLFLOW_TRACKING_URI", "")

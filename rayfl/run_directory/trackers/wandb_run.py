@@ -50,7 +50,7 @@ class WandbRun:
                 symlink=False,
                 disable_git=True,
                 save_code=False,
-                # Of the coordinator, which computes nothing.
+                # They would be about the coordinator, which computes nothing.
                 x_disable_stats=True,
             ),
         )
@@ -60,11 +60,11 @@ class WandbRun:
         self.mark: Mark | None = earlier
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
-        """One step with all values of the round."""
+        """Log all values of the round as one step."""
         self._run.log({name: float(value) for name, value in values.items()}, step=round, commit=True)
 
     def model(self, path: Path) -> None:
-        """An artifact of the type model, whose bytes stay where they are until they are uploaded."""
+        """Log a model as an artifact. The file is read when it is uploaded, and is not copied before."""
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{self._run.id}-{path.stem}")
         artifact = wandb.Artifact(name, type="model")
         artifact.add_file(str(path), skip_cache=True, policy="immutable")
@@ -76,7 +76,7 @@ class WandbRun:
         self._remove_links()
 
     def _remove_links(self) -> None:
-        """wandb links its service's log; a run directory has no links, through which a run would write elsewhere."""
+        """Remove wandb's links to the log of its service: a run with links in its directory cannot be resumed."""
         for path in self._folder.glob("*/logs/*"):
             if path.is_symlink():
                 path.unlink()
