@@ -89,7 +89,7 @@ def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision
 
 
 def read_model_inputs(directory: Path) -> ModelInputs | None:
-    """Read what `write_model_inputs` wrote; None if an older rayfl saved the models. Raise RayflError if it is damaged."""
+    """What `write_model_inputs` wrote; None if an older rayfl wrote the models. Raise RayflError if it is damaged."""
     path = directory / "models" / "inputs.json"
     if not path.exists():
         return None
