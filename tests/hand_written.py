@@ -34,6 +34,11 @@ def run_of(
     return read_run(directory)
 
 
+def heading(html: str, section: str) -> str:
+    """The heading of a page's section, by the section's id; "" if the page lacks that section."""
+    return html.partition(f'<h2 id="{section}">')[2].partition("</h2>")[0]
+
+
 def group_of(*runs: Run) -> Group:
     """The one group that the runs make."""
     (found,) = groups(runs)

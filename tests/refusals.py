@@ -1,7 +1,7 @@
 """One way to test a message to the user: by the facts in it, so that its words can be improved."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, overload
 
@@ -88,6 +88,16 @@ def check_sentence(text: str, names: Sequence[object]) -> None:
         rest = rest.replace(name, "")
     assert len(rest) <= MOST_CHARACTERS, f"{len(rest)} characters are too long for one sentence: {text}"
     assert " object at 0x" not in text, f"it shows an object's address: {text}"
+
+
+def line_with(lines: str | Iterable[str], names: Sequence[object]) -> str:
+    """Return the one line of a command's output, or of a log, that mentions all `names`; it must be a good sentence."""
+    __tracebackhide__ = True
+    lines = lines.splitlines() if isinstance(lines, str) else list(lines)
+    found = [line for line in lines if all(mentions(line, str(name)) for name in names)]
+    assert len(found) == 1, f"{len(found)} lines instead of one mention {list(map(str, names))}: {lines}"
+    check_sentence(found[0], names)
+    return found[0]
 
 
 def mentions(text: str, name: str) -> bool:

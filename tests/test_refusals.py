@@ -5,7 +5,7 @@ from click.testing import Result
 
 from rayfl.errors import RayflError
 from tests.jobs.commands import rayfl
-from tests.refusals import check_sentence, mentions, refused
+from tests.refusals import check_sentence, line_with, mentions, refused
 
 SENTENCE = "method.lr=-1.0 is not positive; give 0.1, which most experiments use"
 
@@ -54,6 +54,17 @@ def test_what_is_no_good_sentence_is_found(text: str, names: list[str], why: str
         check_sentence(text, names)
     with pytest.raises(AssertionError, match=why), refused(names=names):
         raise RayflError(text)
+
+
+def test_a_line_is_found_by_its_facts() -> None:
+    lines = ["round 1 of 3", SENTENCE, "round 2 of 3"]
+    for given in (lines, "\n".join(lines)):
+        assert line_with(given, ["method.lr", -1.0]) == SENTENCE
+        for names in (["method.momentum"], ["of 3"]):
+            with pytest.raises(AssertionError, match="lines instead of one"):
+                line_with(given, names)
+    with pytest.raises(AssertionError, match="no sentence"):
+        line_with(["lr=1"], ["lr"])
 
 
 def test_a_block_and_a_call_are_checked_alike() -> None:

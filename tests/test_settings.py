@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rayfl.errors import RayflError, UnknownName, did_you_mean
 from rayfl.settings import Settings, describe, shown
-from tests.refusals import refused
+from tests.refusals import mentions, refused
 
 
 class Range(Settings):
@@ -92,10 +92,8 @@ def test_one_sentence(given: dict[str, Any], names: list[str]):
     ("value", "text"), [("x", "'x'"), (["y"], "['y']"), ({"other": 1}, "{'other': 1}"), ({}, "{}")]
 )
 def test_a_union_is_one_sentence(value: Any, text: str):
-    with pytest.raises(RayflError) as error:
+    with refused(names=[f"weights={text}", "a number", "a list of numbers", "a table", "low", "high"]):
         Inner(weights=value)
-    allowed = "a number, a list of numbers or a table with low and high"
-    assert str(error.value) == f"weights={text} is not allowed; it must be {allowed}"
 
 
 @pytest.mark.parametrize(
@@ -124,8 +122,9 @@ def test_what_is_right_passes():
 
 
 def test_settings_are_frozen():
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ValidationError) as raised:
         Range(high=1.0).high = 2.0  # type: ignore[misc]
+    assert [one["type"] for one in raised.value.errors()] == ["frozen_instance"]
 
 
 def test_an_error_survives_pickling():
@@ -142,24 +141,26 @@ def test_a_sentence_without_a_key_gets_the_table_before_it():
 
 
 @pytest.mark.parametrize(
-    ("annotation", "bounds", "words"),
+    ("annotation", "bounds", "facts"),
     [
-        (int, [Field(ge=1)], "a whole number of at least 1"),
-        (float, [Field(gt=0, lt=1)], "a number in (0, 1)"),
-        (float, [Field(ge=0, le=1e6)], "a number in [0, 1e+06]"),
-        (float, [Field(lt=3)], "a number less than 3"),
-        (float, [Field(le=3)], "a number of at most 3"),
-        (float | None, [Field(gt=0)], "a number greater than 0, or be left out"),
-        (tuple[Annotated[int, Field(ge=1)], ...], [], "a list of whole numbers of at least 1"),
-        (tuple[str, ...], [], "a list of texts"),
-        (Literal["a", "b", "c"], [], "'a', 'b' or 'c'"),
-        (Path | None, [], "a path, or be left out"),
-        (Outer, [], "a table"),
-        (dict, [], "a value of type dict"),
+        (int, [Field(ge=1)], ["whole number", "at least 1"]),
+        (float, [Field(gt=0, lt=1)], ["number", "(0, 1)"]),
+        (float, [Field(ge=0, le=1e6)], ["number", "[0, 1e+06]"]),
+        (float, [Field(lt=3)], ["number", "less than 3"]),
+        (float, [Field(le=3)], ["number", "at most 3"]),
+        (float | None, [Field(gt=0)], ["number", "greater than 0", "left out"]),
+        (tuple[Annotated[int, Field(ge=1)], ...], [], ["list", "whole numbers", "at least 1"]),
+        (tuple[str, ...], [], ["list", "texts"]),
+        (Literal["a", "b", "c"], [], ["'a'", "'b'", "'c'"]),
+        (Path | None, [], ["path", "left out"]),
+        (Outer, [], ["table"]),
+        (dict, [], ["dict"]),
     ],
 )
-def test_describe(annotation: Any, bounds: list[Any], words: str):
-    assert describe(annotation, bounds) == words
+def test_describe(annotation: Any, bounds: list[Any], facts: list[str]):
+    found = describe(annotation, bounds)
+    assert [fact for fact in facts if not mentions(found, fact)] == [], found
+    assert mentions(found, "left out") == ("left out" in facts) and mentions(found, "list") == ("list" in facts)
 
 
 def test_long_values_are_cut():
@@ -168,12 +169,13 @@ def test_long_values_are_cut():
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "words"),
+    ("name", "known", "told", "hidden"),
     [
-        ("keep_rato", ["keep_ratio", "lr"], "did you mean 'keep_ratio'?"),
-        ("xyz", ["b", "a"], "known are: a, b"),
-        ("xyz", [], "known are: none"),
+        ("keep_rato", ["keep_ratio", "lr"], "'keep_ratio'", "lr"),
+        ("xyz", ["b", "a"], "a, b", "none"),
+        ("xyz", [], "none", "xyz"),
     ],
 )
-def test_nearest(name: str, known: list[str], words: str):
-    assert did_you_mean(name, known) == words
+def test_nearest(name: str, known: list[str], told: str, hidden: str):
+    found = did_you_mean(name, known)
+    assert mentions(found, told) and not mentions(found, hidden)

@@ -31,7 +31,7 @@ from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob, RoundInputs, TrainJob
 from rayfl.tree import State
 from tests.actors.toys import Failing, Fatal, assert_same_bits, experiment, logged, played, with_method
-from tests.refusals import check_sentence, refused
+from tests.refusals import check_sentence, mentions, refused
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -215,9 +215,10 @@ def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(m
     with (
         session.executor(setup, Runtime(actors=1)) as executor,
         # Ray's own reason makes the sentence long.
-        pytest.raises(ClientError, match=r"^round 1, train, clients .* 2 tries"),
+        pytest.raises(ClientError) as raised,
     ):
         played(setup, executor)
+    assert all(mentions(str(raised.value), fact) for fact in ("round 1", "train", "clients", "2 tries"))
 
 
 def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> None:

@@ -15,7 +15,7 @@ from rayfl.experiment.experiment import Runtime
 from rayfl.rounds.executor import Job, JobResult, Wave
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob
-from tests.refusals import refused
+from tests.refusals import check_sentence, mentions, refused
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_a_second_failure_is_one_sentence_that_says_how_to_go_on(tries: list[str
 
 
 def test_what_is_opened_first_is_said(tries: list[str], monkeypatch: pytest.MonkeyPatch):
-    assert session.opening(Runtime()) == "starting Ray"
-    assert session.opening(Runtime(address="head:6379")) == "joining the Ray cluster at head:6379"
+    assert mentions(session.opening(Runtime()), "Ray")
+    check_sentence(session.opening(Runtime(address="head:6379")), ["Ray", "head:6379"])
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    assert session.opening(Runtime()) == "starting client actors"
+    assert mentions(session.opening(Runtime()), "actors")
 
 
 def test_the_clients_of_the_calls_that_have_come_back_are_done():

@@ -11,7 +11,6 @@ from benchmarks import rounds
 from benchmarks.__main__ import main
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.rounds import Measured
-from rayfl.errors import RayflError
 from tests.benchmarks.commands import benchmark
 from tests.refusals import refused
 
@@ -51,10 +50,10 @@ def test_a_file_of_another_bench_is_kept(here: Path):
     path = Path("found.json")
     Results("scale", path).write(some())
     Results("scale", path).require()
-    with pytest.raises(RayflError, match="is not a file of `python -m benchmarks start` that rayfl wrote"):
+    with refused(names=["found.json", "`python -m benchmarks start`", "--overwrite"]):
         Results("start", path).require()
     Results("start", path, overwrite=True).require()
-    with pytest.raises(RayflError, match="there is no directory nowhere"):
+    with refused(names=["--json nowhere/found.json", "directory nowhere"]):
         Results("start", Path("nowhere/found.json")).require()
 
 
@@ -67,8 +66,8 @@ def test_every_bench_refuses_a_file_that_is_not_its_own(name: str, here: Path):
 
 def test_the_bench_knows_its_workloads_and_replaces_only_its_plot(tmp_path):
     refused(benchmark("rounds", "W9"), names=["W9"])
-    refused(benchmark("exchange", "--peers", 10**9), names=["--peers 1000000000 --entries 11000000 takes 88.0 PB"])
-    refused(benchmark("compressors", "--entries", 10**15), names=["--entries 1000000000000000 takes 12.0 PB of memory"])
+    refused(benchmark("exchange", "--peers", 10**9), names=["--peers 1000000000", "--entries 11000000", "88.0 PB"])
+    refused(benchmark("compressors", "--entries", 10**15), names=["--entries 1000000000000000", "12.0 PB"])
     (tmp_path / "mine.svg").write_text("mine")
     result = benchmark("compressors", "--entries", 100, "--plot", tmp_path / "mine.svg")
     refused(result, names=["mine.svg"])

@@ -17,6 +17,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.mask import mask_packet
 from rayfl.compress.sparse import TopK, top_k_support
 from tests.benchmarks.commands import benchmark
+from tests.refusals import line_with
 
 ENTRIES = 3000
 
@@ -75,7 +76,8 @@ def test_the_relative_error_is_squared_and_over_all_tensors():
 
 def test_the_plot_is_an_svg_with_a_dot_and_a_label_for_each_lossy_row(printed):
     rows, output, plot = printed
-    assert f"plot: {plot}" in output and "for want of error or bits: fp32" in output
+    assert f"plot: {plot}" in output
+    line_with(output, ["bits", "fp32"])
     svg = ElementTree.parse(plot).getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg" and "viewBox" in svg.attrib
     texts = {"".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text")}

@@ -13,7 +13,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.run_directory.record import read_run
 from tests.benchmarks.commands import benchmark
-from tests.refusals import refused
+from tests.refusals import line_with, refused
 
 
 def test_bytes_are_those_of_the_arrays_and_what_is_around_them():
@@ -58,11 +58,11 @@ def test_the_table_and_the_file_say_what_a_call_costs(
     monkeypatch.setattr(nodes, "run_watched", played)
     file = tmp_path / "nodes.json"
     nodes.bench_nodes(4, (8, 16), 100, Results("scale", file))
-    assert "2.00 ms of CPU and 3.0 kB a call," in capsys.readouterr().out
+    line_with(capsys.readouterr().out, ["2.00 ms of CPU", "3.0 kB"])
     found = json.loads(file.read_text())
     assert found["call_cpu_s"] == pytest.approx(0.002) and found["rest_bytes"] == pytest.approx(1e5)
     nodes.bench_nodes(4, (8,), 100, Results("scale", file))
-    assert "a call," not in capsys.readouterr().out and "call_cpu_s" not in json.loads(file.read_text())
+    assert " ms of CPU" not in capsys.readouterr().out and "call_cpu_s" not in json.loads(file.read_text())
 
 
 @pytest.mark.ray
@@ -81,9 +81,9 @@ def test_actors_on_simulated_nodes_play_the_rounds():
         (["--nodes", 2, "--actors", 8, "--actors", 0], "--actors 0"),
         (["--nodes", 2, "--participants", 0], "--participants 0"),
         (["--nodes", 2, "--participants", 10**6], "clients"),
-        (["--nodes", 2, "--actors", 10**9], "--actors 1000000000 takes 200.0 PB of memory"),
-        (["--actors", 8], "add --nodes"),
-        (["--participants", 8], "add --nodes"),
+        (["--nodes", 2, "--actors", 10**9], "200.0 PB"),
+        (["--actors", 8], "--nodes"),
+        (["--participants", 8], "--nodes"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -52,7 +52,7 @@ def test_stages_begin_when_the_terminal_shows_them():
 
 @pytest.mark.usefixtures("program")
 def test_a_run_that_shows_no_stages_is_not_measured(tmp_path: Path):
-    with pytest.raises(start.ClusterError, match=r"did not show all of its stages: round 1/3  accuracy 0\.5"):
+    with refused(names=["round 1/3  accuracy 0.5"], error=start.ClusterError):
         start.run_demo(str(tmp_path))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rayfl.determinism import seeding
+from tests.refusals import refused
 
 KEYS = [
     (0, -1, -1, ""),
@@ -67,5 +68,5 @@ def test_a_coin_is_fair_and_the_same_for_everyone():
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(ValueError, match="non-negative"):
+    with refused(names=["non-negative"], error=ValueError):
         seeding.generator(-1)

@@ -66,10 +66,10 @@ def test_what_an_override_may_not_be(file: Path, override: str, names: list[str]
 
 def test_only_regular_files_are_opened(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.toml")
-    with refused(names=["pipe.toml", "cannot be read", "pipe", "TOML"]):
+    with refused(names=["pipe.toml", "pipe", "TOML"]):
         read(tmp_path / "pipe.toml")
     (tmp_path / "link.toml").symlink_to("gone.toml")
-    with refused(names=["link.toml", "cannot be read", "link to gone.toml"]):
+    with refused(names=["link.toml", "link", "gone.toml"]):
         read(tmp_path / "link.toml")
     (tmp_path / "big.toml").write_bytes(b"#" * 1_000_001)
     with refused(names=["big.toml", "1.0 MB"]):

@@ -9,10 +9,7 @@ from tests.refusals import refused
 
 FEDAVG = {"method": "fedavg"}
 INNER = {"name": "topk", "keep_ratio": 2.0}
-UNION = (
-    "a number, a list of numbers, a table with median and sigma, a table with low and high or a table with groups and "
-    "order"
-)
+UNION = ("number", "list", "median", "sigma", "low", "high", "groups", "order")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ UNION = (
         ({"clients": {"count": 20, "fraction": 1.5}},
          ["clients.fraction=1.5", "(0, 1]"]),
         ({"clients": {"count": 20, "retention_ratio": "x"}},
-         ["clients.retention_ratio='x'", UNION]),
+         ["clients.retention_ratio='x'", *UNION]),
         ({"clients": {"count": 20, "retention_ratio": {"groups": [0.5, 1.5]}}},
          ["clients.retention_ratio=1.5", "(0, 1]"]),
         ({"clients": {"count": 20, "retention_ratio": {"groups": []}}},

@@ -1,7 +1,5 @@
 """What decides on a page: the `[report]` table, the options of `rayfl report` and `rayfl sweep`, and their mistakes."""
 
-import re
-
 import pytest
 from click.testing import CliRunner
 
@@ -10,8 +8,9 @@ from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.report_options import ReportOptions, agreed_options
-from tests.hand_written import run_of
-from tests.refusals import refused
+from rayfl.report import wording
+from tests.hand_written import heading, run_of
+from tests.refusals import mentions, refused
 
 SWEEP = """
 rounds = 1
@@ -66,16 +65,16 @@ def test_a_sweep_shows_the_best_and_its_report_can_be_read_otherwise(tmp_path):
     result = rayfl("sweep", file, "--dir", page.parent, "--best-over", "method.lr")
     assert result.exit_code == 0, result.output
     html = page.read_text(encoding="utf-8")
-    assert "What it took to reach 5 %" in html and "Best over method.lr" in html
+    assert mentions(heading(html, "target"), "5 %") and mentions(heading(html, "tuning"), "method.lr")
     # What the finished runs wrote down does not bind the sweep's next page.
     assert rayfl("sweep", file, "--dir", page.parent, "--target", "0.06").exit_code == 0
     html = page.read_text(encoding="utf-8")
-    assert "What it took to reach 6 %" in html and "Best over" not in html
+    assert mentions(heading(html, "target"), "6 %") and heading(html, "tuning") == ""
     assert rayfl("report", page.parent, "--target", "0.07", "--last", "2", "--metric", "own/accuracy").exit_code == 0
     html = page.read_text(encoding="utf-8")
-    assert "What it took to reach 7 %" in html and "Best over method.lr" in html
-    assert "the mean of the last 2 evaluations" in html
-    assert re.search(r"In the order of smoothed final accuracy \(Own test data, after the exchange\)", html)
+    assert mentions(heading(html, "target"), "7 %") and mentions(heading(html, "tuning"), "method.lr")
+    order = html.partition('<h2 id="runs">')[2].partition("</p>")[0]
+    assert mentions(order, "last 2 evaluations") and mentions(order, wording.title("own/accuracy"))
 
 
 @pytest.mark.parametrize(
@@ -98,5 +97,6 @@ def test_a_sweep_refuses_what_cannot_be_tuned_before_it_runs(tmp_path):
     file = tmp_path / "small.toml"
     file.write_text(SWEEP)
     result = rayfl("sweep", file, "--dir", tmp_path / "all", "--best-over", "lr")
-    assert result.exit_code == 2 and "'lr'" in result.stderr
+    # The sentence lists all settings, so it is long.
+    assert result.exit_code == 2 and mentions(result.stderr, "'lr'") and mentions(result.stderr, "method.lr")
     assert not (tmp_path / "all").exists()

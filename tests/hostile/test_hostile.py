@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from jobs import failures
 from rayfl.run_directory.record import read_run
 from tests.hostile import child, world
 from tests.hostile.case import Case
@@ -25,7 +26,7 @@ NOT_OURS = (
     "Error(",
     "Exception",
     "Ray would have been started",
-    "did not expect",
+    failures.sentence_and_code(RuntimeError())[0].partition(":")[0],
     "embedded null",
     "Exceeds the limit",
     "Overflow when",

@@ -22,7 +22,7 @@ from rayfl.run_directory.record import read_run
 from rayfl.run_directory.saved_models import load_model
 from tests.contracts.seams.quadratic import Quadratic
 from tests.jobs.commands import rayfl
-from tests.refusals import refused
+from tests.refusals import line_with, refused
 
 EXPERIMENTS = sorted((Path(__file__).resolve().parents[2] / "jobs" / "experiments").glob("*.toml"))
 SMALL = """
@@ -127,7 +127,7 @@ def test_report_compares_runs_and_prints_numbers(file):
     compared = rayfl("report", "seed1", "seed2", "--output", "both.html")
     assert compared.exit_code == 0
     # Both have the same accuracy, so that none is the best.
-    assert "2 runs by pooled/accuracy" in [line.strip() for line in compared.output.splitlines()]
+    assert "best" not in line_with(compared.output, ["2 runs", "pooled/accuracy"])
     assert f"report: {file.parent}/both.html\n" in compared.output
     assert Path("both.html").stat().st_size > 10_000
     numbers = json.loads(rayfl("report", "seed1", "seed2", "--json").stdout)
@@ -202,7 +202,7 @@ def test_an_interrupted_run_ends_after_its_round_and_keeps_its_records(file):
     assert process.returncode == 130
     found = read_run(Path("run"))
     assert not found.finished and 3 <= len(found.rounds) < 100_000
-    assert f"stopped after {len(found.rounds)} of 100000 rounds" in rest
+    line_with(rest, [f"{len(found.rounds)} of 100000", f"rayfl resume {Path('run').absolute()}"])
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,8 @@ def test_a_setting_given_as_an_option_is_shown_as_a_setting(file, option, settin
 def test_an_option_that_is_no_setting_either_is_refused(file):
     result = rayfl("run", file, "--inlin")
     assert result.exit_code == 2 and "--inline" in result.stderr
-    assert "No such option" in rayfl("run", file, "--zzz").stderr
+    result = rayfl("run", file, "--zzz")
+    assert result.exit_code == 2 and "--zzz" in result.stderr
 
 
 def without_reader() -> TextIO:

@@ -19,6 +19,7 @@ from rayfl.rounds.executor import InlineExecutor, Wave
 from rayfl.rounds.ledger import RoundRow
 from tests.actors.toys import experiment, played
 from tests.jobs.commands import rayfl
+from tests.refusals import line_with, refused
 
 
 @pytest.fixture(autouse=True)
@@ -72,21 +73,21 @@ def test_a_terminal_that_cannot_change_what_it_has_shown_gets_lines(
     area = Display(console=Console(force_terminal=True))
     with console.following(2, "a run", Audience(display=area)) as show:
         show(row(0), {"own/accuracy": 0.5})
-    assert capsys.readouterr().out.startswith("1/2 rounds  own/accuracy 0.5000")
+    line_with(capsys.readouterr().out, ["1/2", "own/accuracy 0.5000"])
 
 
 def test_a_bar_shows_the_clients_of_the_round_under_way(display: Display):
     with console.following(40, "a run", Audience(display=display)) as show:
         show.wave(Wave("train", 120, 500))
-        assert "round 1/40, client 120 of 500" in shown(display)
+        line_with(shown(display), ["1/40", "client 120 of 500"])
         show(row(0), {"own/accuracy": 0.5, "train/loss": 2.0})
-        assert "round 1/40 own/accuracy 0.5000 1.000 MB" in shown(display)
+        line_with(shown(display), ["1/40", "own/accuracy 0.5000", "1.000 MB"])
         show.wave(Wave("evaluate", 3, 500))
-        assert "round 2/40, evaluating client 3 of 500 own/accuracy 0.5000" in shown(display)
+        line_with(shown(display), ["2/40", "evaluating", "client 3 of 500", "own/accuracy 0.5000"])
         # The pooled test set has no clients, and a round without evaluation keeps the last accuracy.
         show.wave(Wave("evaluate_pooled", 0, 0))
         show(row(1), {"train/loss": 1.0})
-        assert "round 2/40 own/accuracy 0.5000 2.000 MB" in shown(display)
+        line_with(shown(display), ["2/40", "own/accuracy 0.5000", "2.000 MB"])
 
 
 def test_a_signal_is_answered_at_once(display: Display):
@@ -132,7 +133,7 @@ def test_the_inline_executor_tells_how_many_clients_are_done():
 
 def test_a_sweep_has_one_bar_for_all_of_its_runs(display: Display):
     overall = Overall(display, 4)
-    assert shown(display) == "all runs 0 of 4 runs 0:00:00"
+    line_with(shown(display), ["0 of 4", "0:00:00"])
     overall.begin("seed=1")
     overall.begin("seed=2")
     overall.part("seed=1", 0.5, "20/40 rounds own/accuracy 0.5")
@@ -141,7 +142,7 @@ def test_a_sweep_has_one_bar_for_all_of_its_runs(display: Display):
     overall.begin("seed=3")
     assert "1 of 4 runs" in shown(display) and "seed=1" not in shown(display) and "seed=2" in shown(display)
     overall.stopping()
-    assert "stopping after the current rounds; Ctrl-C again stops now" in shown(display)
+    line_with(shown(display), ["stopping", "Ctrl-C"])
 
 
 def test_a_command_on_a_terminal_shows_all_of_it_above_its_table(
@@ -159,7 +160,7 @@ def test_a_command_on_a_terminal_shows_all_of_it_above_its_table(
     assert places == sorted(places) and "rounds  pooled" not in text
     monkeypatch.setattr("jobs.sweep.draw", lambda *_: None)
     text = rayfl("sweep", file, "output.report=false", "sweep.seed=[1, 2]", "--dir", tmp_path / "sweep").stdout
-    assert "2 of 2 runs" in text and text.index("checking 2 experiments") < text.index("2 of 2 runs")
+    assert text.index("2 experiments") < text.index("2 of 2 runs")
 
 
 def test_a_page_that_a_kill_prevented_is_drawn_by_resume_and_by_report(tmp_path: Path, undrawn: None):
@@ -169,6 +170,5 @@ def test_a_page_that_a_kill_prevented_is_drawn_by_resume_and_by_report(tmp_path:
         (directory / "report.html").unlink()
         result = rayfl(command, directory)
         assert result.exit_code == 0, result.output
-        assert (directory / "report.html").exists() and "uplink, all clients" in result.stdout
-    again = rayfl("resume", directory)
-    assert again.exit_code == 2 and "is finished" in again.stderr and "--rounds" in again.stderr
+        assert (directory / "report.html").exists() and "uplink" in result.stdout
+    refused(rayfl("resume", directory), names=[directory, "finished", "--rounds"])

@@ -1,6 +1,8 @@
 """What a command says of an exception."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from jobs import failures
 from rayfl.errors import RayflError
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
+from tests.refusals import check_sentence, line_with
 
 
 def of(raising) -> tuple[str, int]:
@@ -28,11 +31,11 @@ def raise_(error: Exception):
 def test_mistakes_and_failures_keep_their_words():
     assert of(lambda: raise_(RayflError("rounds=0 is too few"))) == ("rounds=0 is too few", 2)
     assert of(lambda: raise_(RayflError("key 'a\nb\x1b'"))) == (r"key 'a\nb\x1b'", 2)
-    assert of(lambda: raise_(ClusterError("Ray is gone"))) == ("the run failed: Ray is gone", 1)
-    assert of(lambda: Path("/proc/none/x").write_text("")) == (
-        "/proc/none/x cannot be written: no such file or directory; name another place",
-        2,
-    )
+    sentence, code = of(lambda: raise_(ClusterError("Ray is gone")))
+    assert "Ray is gone" in sentence and code == 1
+    sentence, code = of(lambda: Path("/proc/none/x").write_text(""))
+    check_sentence(sentence, ["/proc/none/x", os.strerror(errno.ENOENT).lower()])
+    assert code == 2
 
 
 @pytest.mark.parametrize(
@@ -42,22 +45,23 @@ def test_mistakes_and_failures_keep_their_words():
         (lambda: int("x"), "ValueError: invalid literal for int()"),
         (lambda: json.loads("{"), "JSONDecodeError: Expecting"),
         (lambda: int("9" * 5000), "ValueError: Exceeds the limit"),
-        (lambda: raise_(RecursionError("too\ndeep")), "RecursionError: too deep; set"),
+        (lambda: raise_(RecursionError("too\ndeep")), "RecursionError: too deep"),
         (lambda: 2.0**5000, "OverflowError: "),
-        (lambda: raise_(RuntimeError("")), "RuntimeError; set"),
+        (lambda: raise_(RuntimeError("")), "RuntimeError"),
     ],
 )
 def test_what_nobody_expected_is_one_sentence_that_names_the_variable(raising, words):
     sentence, code = of(raising)
     assert code == 1, "a ValueError that is not ours is a bug like any other"
-    assert sentence.startswith(f"an error that rayfl did not expect: {words}") and "\n" not in sentence
-    assert sentence.endswith("; set RAYFL_TRACEBACK=1 to see where it comes from")
+    check_sentence(sentence, [words, "RAYFL_TRACEBACK=1"])
+    assert "RuntimeError:" not in sentence
 
 
 def test_memory_that_ran_out_is_named():
     for raising in (lambda: np.empty(2**60, np.uint8), lambda: raise_(RuntimeError("can't allocate memory: you"))):
         sentence, code = of(raising)
-        assert sentence.startswith("this machine's memory ran out (") and code == 1
+        check_sentence(sentence, ["this machine", "memory"])
+        assert code == 1 and "RAYFL_TRACEBACK" not in sentence
 
 
 def test_no_command_shows_a_traceback_unless_it_is_asked_for(tmp_path, monkeypatch):
@@ -70,12 +74,12 @@ def test_no_command_shows_a_traceback_unless_it_is_asked_for(tmp_path, monkeypat
         "from rayfl.data.datasets import Source\n\n\nclass Mine(Source):\n    def load(self):\n        {}['nothing']\n"
     )
     quiet = rayfl("run", file, "--inline")
-    assert quiet.exit_code == 1 and quiet.stderr.startswith("rayfl: the run failed: Mine.load (")
-    assert "KeyError: 'nothing'" in quiet.stderr and "mine.py:6" in quiet.stderr
-    assert len(quiet.stderr.splitlines()) == 1
+    assert quiet.exit_code == 1
+    facts = ["Mine.load", "mine.py:6", "KeyError: 'nothing'", "RAYFL_TRACEBACK=1"]
+    check_sentence(quiet.stderr.removesuffix("\n"), facts)
     monkeypatch.setenv(failures.TRACEBACK, "1")
     shown = rayfl("run", file, "--inline").stderr
-    assert "Traceback (most recent call last)" in shown and "set RAYFL_TRACEBACK" not in shown
+    assert "Traceback (most recent call last)" in shown and "RAYFL_TRACEBACK" not in shown
 
 
 MINE = """
@@ -95,7 +99,7 @@ class Mine(Source):
 
 @pytest.mark.parametrize(
     ("size", "code", "facts"),
-    [(1, 1, ["Mine.load", "mine.py", "ValueError: no such shape"]), (0, 2, ["rayfl: data.size=0 samples are too few"])],
+    [(1, 1, ["Mine.load", "mine.py", "ValueError: no such shape"]), (0, 2, ["data.size=0 samples are too few"])],
 )
 def test_an_error_of_a_plug_in_names_it_and_its_refusal_is_a_sentence(
     tmp_path: Path, size: int, code: int, facts: list[str]
@@ -107,8 +111,8 @@ def test_an_error_of_a_plug_in_names_it_and_its_refusal_is_a_sentence(
         'clients = {count = 2}\nmethod = "fedavg"\n'
     )
     result = rayfl("run", file, "--inline", "--output", tmp_path / "run")
-    assert result.exit_code == code and len(result.stderr.splitlines()) == 1
-    assert all(fact in result.stderr for fact in facts), result.stderr
+    assert result.exit_code == code
+    check_sentence(result.stderr.removesuffix("\n"), facts)
 
 
 LATE = """
@@ -121,9 +125,7 @@ class Late(FedAvg):
             raise ValueError("mine is wrong")
         return super().server_update(server, received, delivered, ctx)
 """
-LATE_SENTENCE = (
-    "round 2: Late.server_update (late.py, line 8): ValueError: mine is wrong; the rounds before it are kept"
-)
+LATE_FACTS = ["round 2", "Late.server_update", "late.py, line 8", "ValueError: mine is wrong"]
 
 
 def write_late(folder: Path) -> Path:
@@ -139,25 +141,24 @@ def write_late(folder: Path) -> Path:
 def test_an_error_of_ones_own_method_is_no_mistake_and_the_run_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = rayfl("run", write_late(tmp_path), "--inline", "--output", tmp_path / "r")
-    way_back = f"go on with: rayfl resume {tmp_path / 'r'}"
+    facts = [*LATE_FACTS, f"rayfl resume {tmp_path / 'r'}", "RAYFL_TRACEBACK=1"]
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1] == (
-        f"rayfl: the run failed: {LATE_SENTENCE}, {way_back}; set RAYFL_TRACEBACK=1 to see where it comes from"
-    )
+    check_sentence(result.stderr.splitlines()[-1], facts)
     assert len(read_run(tmp_path / "r").rounds) == 2
     again = rayfl("resume", tmp_path / "r", "runtime.executor=inline")
-    assert again.exit_code == 1 and "round 2: Late.server_update (" in again.stderr
-    assert again.stderr.count("go on with: ") == 1
+    assert again.exit_code == 1 and again.stderr.count("rayfl resume") == 1
+    line_with(again.stderr, facts)
     monkeypatch.setenv(failures.TRACEBACK, "1")
     shown = rayfl("resume", tmp_path / "r", "runtime.executor=inline").stderr
-    assert 'raise ValueError("mine is wrong")' in shown and "set RAYFL_TRACEBACK" not in shown
+    assert 'raise ValueError("mine is wrong")' in shown and "RAYFL_TRACEBACK" not in shown
 
 
 def test_a_sweep_keeps_the_run_whose_method_failed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ("--inline", "--dir", tmp_path / "s", "sweep.seed=[1, 2]")
     result = rayfl("sweep", write_late(tmp_path), *arguments)
-    assert result.exit_code == 1 and result.stderr.count(LATE_SENTENCE) == 2
+    assert result.exit_code == 1
     kept = sorted(path.parent for path in (tmp_path / "s").glob("*/experiment.json"))
     assert [len(read_run(path).rounds) for path in kept] == [2, 2]
-    assert all(f"go on with: rayfl resume {path}" in result.stderr for path in kept)
+    for path in kept:
+        line_with(result.stderr, [*LATE_FACTS, f"rayfl resume {path}"])

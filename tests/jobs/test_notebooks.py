@@ -27,7 +27,7 @@ def num_bars_in(texts: list[str]) -> int:
 @pytest.mark.parametrize(
     ("name", "num_bars", "num_plots", "words"),
     [
-        ("compare_methods", 4, 2, "<sweep of 4 runs in "),
+        ("compare_methods", 4, 2, "4 runs"),
         ("own_model", 1, 1, "more than 95 % in round"),
     ],
 )

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import rayfl as library
-from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.report.results import RunResults
 from rayfl.run_directory import checkpoint
@@ -24,9 +23,9 @@ from rayfl.run_directory.run_files import own_files
 from rayfl.run_directory.tables import Stream
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.jobs.commands import rayfl
-from tests.refusals import refused
+from tests.refusals import check_sentence, line_with, refused
 from tests.run_directory.s3_server import KEYS, Server, serving
-from tests.run_directory.test_full_disk import refuse
+from tests.run_directory.test_full_disk import FULL, refuse
 
 ROUNDS = 4
 
@@ -136,7 +135,8 @@ def test_one_command_goes_on_on_any_machine(
     # The first machine is behind.
     os.chdir(tmp_path / "machine")
     result = rayfl("run", file, "--resume")
-    assert result.exit_code == 0 and "is finished: nothing is left to run" in result.output, result.output
+    assert result.exit_code == 0, result.output
+    line_with(result.output, [Path("runs/fedpse").absolute(), "finished"])
     assert read_run(Path("runs/fedpse")).finished
 
 
@@ -157,10 +157,9 @@ def test_a_bucket_that_vanishes_costs_nothing(
     result = rayfl("run", file)
     monkeypatch.setattr(Recorder, "round", record)
     here = Path("runs/fedpse").absolute()
-    assert result.exit_code == 1 and result.stderr.count("\n") == 1, result.output
-    assert "NO_SUCH_BUCKET" in result.stderr and f"rayfl resume {here}" in result.stderr
-    said = [line for line in logged(caplog) if url in line]
-    assert len(said) == 1 and f"the run goes on in {here}" in said[0]
+    assert result.exit_code == 1, result.output
+    check_sentence(result.stderr.removesuffix("\n"), [url, "NO_SUCH_BUCKET", f"rayfl resume {here}"])
+    line_with(logged(caplog), [url, here])
     assert_same(undisturbed, here, tmp_path)
     server.make_bucket("bucket")
     result = rayfl("resume", here)
@@ -179,8 +178,7 @@ def test_a_full_disk_while_the_copy_is_made_loses_nothing_there_either(
     here = Path("runs/fedpse").absolute()
     if owner is Stream:
         assert result.exit_code == 1, result.output
-        full = f"{here} cannot be written to (no space left on device): free some space there, then go on with: rayfl"
-        assert result.stderr == f"rayfl: the run failed: {full} resume {here}\n"
+        check_sentence(result.stderr.removesuffix("\n"), [here, FULL, f"rayfl resume {here}"])
     else:
         # It goes on without a checkpoint.
         assert result.exit_code == 0, result.output
@@ -202,8 +200,8 @@ def test_a_disk_that_is_too_full_to_fetch_a_run_is_named_and_left_as_it_was(
         with pytest.MonkeyPatch.context() as patch:
             refuse(patch, Storage, "fetch", 1)
             result = rayfl(*command)
-        assert result.exit_code == 1 and result.stderr.count("\n") == 1, (command, result.output)
-        assert "cannot be written to (no space left on device): free some space there, then try again" in result.stderr
+        assert result.exit_code == 1, (command, result.output)
+        check_sentence(result.stderr.removesuffix("\n"), [FULL, "again"])
         assert not list(other.rglob("*.json"))
     assert rayfl("resume", url, "--rounds", ROUNDS).exit_code == 0
     assert_same(undisturbed, Path("runs/fedpse"), tmp_path)
@@ -303,14 +301,16 @@ def test_runs_are_listed_and_shown_where_they_lie(server: Server, folder: str, m
         storage.put(f"cut/{name}", Path("runs/fedpse", name))
     storage.put("notes.txt", file)
     result = rayfl("ls", folder)
-    assert result.exit_code == 0 and result.output.splitlines()[-1] == f"4 runs in {folder}", result.output
+    assert result.exit_code == 0, result.output
+    line_with(result.output, ["4 runs", folder])
     for row in (r"cut +│ unfinished +│ +0/2", r"fedpse +│ finished +│ +2/2 .* s ", "both/seed=1 +│ finished", "seed=2"):
         assert re.search(row, result.output), (row, result.output)
     result = rayfl("show", url)
     assert result.exit_code == 0, result.output
-    assert result.output.endswith(f"finished: 2 of 2 rounds\nrun: {url}\ndraw its page: rayfl report '{url}'\n")
-    assert 'name = "fedpse"' in result.output and "uplink, all clients" in result.output
-    assert f"go on with: rayfl resume '{below(folder, 'cut')}'" in rayfl("show", below(folder, "cut")).output
+    line_with(result.output, ["finished", "2 of 2"])
+    line_with(result.output, [f"rayfl report '{url}'"])
+    assert 'name = "fedpse"' in result.output and "uplink" in result.output
+    line_with(rayfl("show", below(folder, "cut")).output, [f"rayfl resume '{below(folder, 'cut')}'"])
     nothing = below(folder, "nothing")
     refused(rayfl("ls", nothing), names=[nothing])
     refused(rayfl("show", below(folder, "nothing")), names=["nothing", "experiment.json"])
@@ -346,7 +346,7 @@ def test_from_python(folder: str, undisturbed: Path, tmp_path: Path, monkeypatch
     assert len(loaded(url).arrow.rounds) == ROUNDS
     assert_same(undisturbed, found.directory, tmp_path)
     for call in (library.load, library.resume):
-        with pytest.raises(RayflError, match="is a URL"):
+        with refused(names=[Path(url), "URL"]):
             call(Path(url))
 
 

@@ -21,7 +21,7 @@ from rayfl.run_directory import disk
 from rayfl.run_directory.disk import locked
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run, experiment, logged
-from tests.refusals import refused
+from tests.refusals import check_sentence, line_with, refused
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def test_more_rounds_give_the_longer_run(finished: Path, tmp_path: Path, caplog:
     directory = shutil.copytree(finished, tmp_path / "run")
     result = resume(directory, "--rounds", "6")
     assert result.exit_code == 0, result.output
-    assert logged(caplog) == ["going on from the checkpoint before round 4"]
+    (sentence,) = logged(caplog)
+    check_sentence(sentence, ["checkpoint", "round 4"])
     assert read_run(directory).experiment["rounds"] == 6
     assert_same_run(directory, inline(tmp_path / "longer", 6))
 
@@ -186,9 +187,8 @@ def test_rounds_that_follow_their_number_are_not_made_more(tmp_path: Path, given
     directory = run(chosen, tmp_path / "run")
     before = contents(directory)
     result = resume(directory, "--rounds", str(rounds))
-    assert result.exit_code == 2 and contents(directory) == before
-    facts = (f"rounds={rounds}", f"method {chosen.method.name!r}", "which was 3", "start a new run")
-    assert all(fact in result.stderr for fact in facts)
+    refused(result, names=[f"rounds={rounds}", repr(chosen.method.name), "3", "new run"])
+    assert contents(directory) == before
 
 
 def test_a_cosine_of_a_length_of_its_own_may_get_more_rounds(tmp_path: Path):
@@ -213,8 +213,7 @@ def test_a_checkpoint_of_other_settings_is_refused_and_named(finished: Path, tmp
     shutil.rmtree(directory / "checkpoints")
     shutil.copytree(other / "checkpoints", directory / "checkpoints")
     result = resume(directory, "--rounds", "6")
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert f"{directory}/checkpoints/00000004 is of a run with other settings, seed or files" in result.stderr
+    refused(result, names=[f"{directory}/checkpoints/00000004", "settings", "seed", "files"])
     assert read_run(directory).rounds.equals(read_run(finished).rounds)
 
 
@@ -223,11 +222,11 @@ def test_links_and_somebody_elses_page_are_refused_before_anything_is_written(fi
     (directory / "report.html").write_text("mine")
     before = contents(directory)
     result = resume(directory, "--rounds", "6", "output.report=true")
-    assert result.exit_code == 2 and f"{directory}/report.html is there already" in result.stderr
+    refused(result, names=[f"{directory}/report.html"])
     (directory / "models").rename(tmp_path / "models")
     (directory / "models").symlink_to(tmp_path / "models")
     result = resume(directory, "--rounds", "6")
-    assert result.exit_code == 2 and f"{directory}/models is a link" in result.stderr
+    refused(result, names=[f"{directory}/models", "link"])
     assert contents(directory) == {path: content for path, content in before.items() if path.parent.name != "models"}
 
 
@@ -236,7 +235,7 @@ def test_a_run_that_goes_on_cannot_be_resumed_and_keeps_its_experiment(finished:
     before = contents(directory)
     with locked(directory):
         result = resume(directory, "--rounds", "6")
-    assert result.exit_code == 2 and f"writing to {directory}" in result.stderr
+    refused(result, names=[directory, "wait"])
     assert contents(directory) == before
 
 
@@ -247,5 +246,6 @@ def test_a_cluster_that_does_not_answer_changes_nothing(finished: Path, tmp_path
     command = [sys.executable, "-m", "jobs.cli", "resume", str(directory), "--rounds", "6", "runtime.executor=ray"]
     command.append("runtime.address=127.0.0.1:1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
-    assert done.returncode == 1 and "no Ray cluster answers" in done.stderr
+    assert done.returncode == 1
+    line_with(done.stderr, ["Ray", "127.0.0.1:1"])
     assert contents(directory) == before

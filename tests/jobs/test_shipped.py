@@ -10,7 +10,7 @@ from rayfl.experiment.experiment import read
 from rayfl.experiment.sweep import read_sweep
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
-from tests.refusals import refused
+from tests.refusals import line_with, refused
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_the_demo_runs_by_its_name_from_anywhere():
     result = rayfl("run", "demo", "--inline", "rounds=1", "clients.count=2", "output.report=false")
     assert result.exit_code == 0, result.output
-    assert f"run directory: {Path('runs/demo').absolute()}\n" in result.output
+    line_with(result.output, ["directory", Path("runs/demo").absolute()])
     assert read_run(Path("runs/demo")).experiment["name"] == "demo"
 
 
@@ -50,7 +50,7 @@ def test_init_writes_a_file_that_runs_and_replaces_nothing():
     result = rayfl("init")
     path = Path("experiment.toml").absolute()
     assert result.exit_code == 0
-    assert result.output == f"experiment: {path}\nrun it with: rayfl run {path}\n"
+    line_with(result.output, [f"rayfl run {path}"])
     assert read(path).name == "experiment"
     path.write_text("mine")
     refused(rayfl("init"), names=["experiment.toml", "already"])
@@ -58,7 +58,7 @@ def test_init_writes_a_file_that_runs_and_replaces_nothing():
     refused(rayfl("init", "mine"), names=["mine", ".toml"])
     refused(
         rayfl("init", "nowhere/mine.toml"),
-        names=["nowhere/mine.toml", "cannot be written", "no such file or directory"],
+        names=["nowhere/mine.toml", "no such file or directory"],
     )
 
 

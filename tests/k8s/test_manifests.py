@@ -24,6 +24,7 @@ from tests.k8s.kuberay_schema import errors
 from tests.k8s.kustomize import build
 from tests.k8s.operator_rules import complaints
 from tests.k8s.pod_security import violations
+from tests.refusals import refused
 from tests.test_packaging import constraints
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +145,7 @@ def test_a_users_overlay_names_image_queue_and_data(overlay: str, tmp_path: Path
 
 def test_what_the_composer_does_not_know_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text("namePrefix: x-\n")
-    with pytest.raises(ValueError, match="namePrefix"):
+    with refused(names=["namePrefix"], error=ValueError):
         build(tmp_path)
 
 

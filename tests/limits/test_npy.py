@@ -49,7 +49,7 @@ def test_arrays_come_back(tmp_path: Path, array: np.ndarray):
         (with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }"), ["header", "[-1]"]),
         (
             with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (0, 9223372036854775807, 9), }"),
-            ["header does not fit"],
+            ["header"],
         ),
         (with_header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"1234"), ["Python objects"]),
         (npy(np.arange(4.0))[:-1], ["header", "32 bytes", "[4]", "31 bytes"]),
@@ -71,11 +71,11 @@ def test_damaged_and_lying_archives_are_refused(tmp_path: Path):
     whole = path.read_bytes()
     for content in (whole[:100], b"PK\x03\x04", whole.replace(b"inputs.npy", b"\xff" * 10, 1), whole[:60] + whole[61:]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"^it "):
+        with refused(names=["archive"], error=ValueError):
             read_npz(path, ["inputs"])
     # The directory at the end says how large the array is: 8128 bytes become 3 GB.
     path.write_bytes(whole.replace(struct.pack("<I", 8128), struct.pack("<I", 3_000_000_000)))
-    with refused(names=["inputs.npy", "announces more bytes"], error=ValueError):
+    with refused(names=["inputs.npy", "bytes"], error=ValueError):
         read_npz(path, ["inputs"])
     path.write_bytes(whole.replace(b"\x08\x00", b"\x63\x00"))
     with refused(names=["damaged archive"], error=ValueError):

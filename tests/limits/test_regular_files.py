@@ -1,5 +1,6 @@
 """Which files are opened."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from rayfl.errors import reason
 from rayfl.limits.regular_files import expanded, read_bytes, read_text
-from tests.refusals import refused
+from tests.refusals import check_sentence, refused
 
 
 def refusal(path: Path, most: int | None = None) -> str:
@@ -23,20 +24,20 @@ def test_a_file_is_read_without_its_byte_order_mark(tmp_path):
 
 def test_pipes_devices_and_folders_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe") == "it is a pipe, and only regular files are opened"
-    assert refusal(Path("/dev/zero")) == "it is a device, and only regular files are opened"
-    assert refusal(tmp_path) == "is a directory"
+    check_sentence(refusal(tmp_path / "pipe"), ["pipe", "regular files"])
+    check_sentence(refusal(Path("/dev/zero")), ["device", "regular files"])
+    assert refusal(tmp_path) == os.strerror(errno.EISDIR).lower()
 
 
 def test_a_link_to_nothing_a_large_file_and_a_null_character_are_named(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "Gone")
-    assert refusal(tmp_path / "link") == f"it is a link to {tmp_path / 'Gone'}, which does not exist"
-    assert refusal(tmp_path / "none") == "no such file or directory"
-    assert refusal(Path("a\0b")) == "its name holds a null character"
+    check_sentence(refusal(tmp_path / "link"), ["link", tmp_path / "Gone"])
+    assert refusal(tmp_path / "none") == os.strerror(errno.ENOENT).lower()
+    check_sentence(refusal(Path("a\0b")), ["name", "null character"])
     with (tmp_path / "large").open("wb") as file:
         file.truncate(10**12)
-    assert refusal(tmp_path / "large").startswith("it has 1.0 TB, which is more than the ")
-    assert refusal(tmp_path / "large", 1000) == "it has 1.0 TB, which is more than the 1.0 kB that it may have"
+    check_sentence(refusal(tmp_path / "large"), ["1.0 TB", "this machine"])
+    check_sentence(refusal(tmp_path / "large", 1000), ["1.0 TB", "1.0 kB"])
 
 
 def test_homes_are_put_in(monkeypatch):

@@ -11,6 +11,7 @@ from rayfl.report.graph_figure import graph_section
 from rayfl.report.groups import groups
 from rayfl.run_directory.description import read_origin
 from rayfl.run_directory.record import read_run
+from tests.refusals import mentions
 
 
 def played(folder: Path, topology: Any, method: str = "dpsgd", **clients: Any):
@@ -34,8 +35,8 @@ def test_the_page_has_the_graph_and_its_facts(tmp_path: Path):
     record = played(tmp_path, {"name": "random", "degree": 2})
     section = graph_section(groups([record]))
     assert [figure.title for figure in section.figures] == ["Peers and links"]
-    assert section.intro.startswith("Each of the 4 peers receives from 2 others and sends to at most ")
-    assert "Every round has another graph" in section.figures[0].caption
+    assert mentions(section.intro, "4 peers") and mentions(section.intro, "from 2")
+    assert mentions(section.figures[0].caption, "round")
     assert set(read_origin(record.directory)) >= {"command", "started", "host"}
     names = {name for name in record.metrics["name"].to_pylist() if name.startswith("graph/")}
     assert names == {"graph/mean_degree", "graph/max_degree", "graph/connected", "graph/spectral_gap"}

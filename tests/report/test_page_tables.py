@@ -14,6 +14,7 @@ from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_folder import create_run_directory
+from tests.refusals import mentions
 
 
 def recorded(directory: Path, uplink: dict, bits: int, *, seed: int = 1, accuracy: float = 0.5, **more: object) -> Path:
@@ -38,8 +39,8 @@ def test_a_run_without_a_dot_is_named(tmp_path):
         for name, bits in (("a", 8_000_000), ("b", 9_000_000), ("alone", 0))
     ]
     page = report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Runs that sent nothing up have no dot: alone." in page
-    assert "have no dot" not in report(runs[:2], tmp_path / "two.html").read_text(encoding="utf-8")
+    other = report(runs[:2], tmp_path / "two.html").read_text(encoding="utf-8")
+    assert mentions(page, "no dot: alone") and "no dot" not in other
 
 
 def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_path):
@@ -100,5 +101,6 @@ def test_what_a_method_fixes_is_not_told_as_a_setting_that_runs_share(tmp_path):
     table = differences(groups([read_run(path) for path in runs]))["rows"]
     assert isinstance(table, list)
     rows = dict(table)
-    assert rows["uplink.name"] == rows["downlink.name"] == ["dense", "fixed by the method"]
+    assert rows["uplink.name"] == rows["downlink.name"] and rows["uplink.name"][0] == "dense"
+    assert mentions(rows["uplink.name"][1], "method")
     assert rows["uplink.dtype"] == ["fp32", wording.NONE]

@@ -70,8 +70,8 @@ LINE = given_back.__code__.co_firstlineno + 3
          ["type int", "'delta'", "Packet", "a tree"]),
         ("finish", Finished({}, {"delt": {}}), ["'delt'", "'delta'", "Mine.gather"]),
         ("store_uplink", None, ["nothing", "a state"]),
-        ("server_update", None, ["nothing", "new server state and metrics"]),
-        ("server_update", ({}, {}, {}), ["new server state and metrics", "3 values"]),
+        ("server_update", None, ["nothing", "server state", "metrics"]),
+        ("server_update", ({}, {}, {}), ["server state", "metrics", "3 values"]),
         ("server_update", ({}, {}), ["'params'", "whole state", "params"]),
         ("server_update", ({"params": {}}, {}), ["'params.1.weight'", "whole state", "params"]),
         ("server_update", ({}, 3), ["type int", "numbers by name"]),
@@ -153,8 +153,9 @@ def test_what_a_hook_raises_is_an_error_of_the_method(hook: str, of: str):
     records = []
     with pytest.raises(MethodError) as caught:
         records += play(setup(type("Mine", (Late,), {"__module__": __name__, "hook": hook})))
-    words = f"round 1{of}: Mine.{hook} (test_check_hooks.py, line {RAISED}): ValueError: one"
-    assert str(caught.value) == words and not records
+    words = str(caught.value)
+    check_sentence(words, [f"round 1{of}", f"Mine.{hook}", f"test_check_hooks.py, line {RAISED}", "ValueError: one"])
+    assert ("client" in words) == ("client" in of) and not records
     assert str(pickle.loads(pickle.dumps(caught.value))) == words  # noqa: S301 (our own)
 
 
@@ -177,8 +178,9 @@ class Executors(RuntimeError):
 @pytest.mark.parametrize("error", [MemoryError("boom"), Executors("lost")])
 def test_what_is_no_fault_of_the_method_stays_what_it_is(error: Exception):
     kind = type("Mine", (Late,), {"__module__": __name__, "hook": "server_update", "error": error})
-    with pytest.raises(type(error), match=str(error)):
+    with pytest.raises(type(error)) as caught:
         play(setup(kind))
+    assert str(caught.value) == str(error)
 
 
 class Counting(FedAvg):

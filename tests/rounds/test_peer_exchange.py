@@ -188,7 +188,7 @@ def test_what_cannot_be_cut_is_added_as_a_whole():
     assert not isinstance(packets[0].codec, Divisible)
     (mean,) = gathered(WeightedMean(), packets, [{0: 0.5, 1: 0.5}])
     assert mean.result["x"].tolist() == [1.0, 0.5]
-    with refused(names=["decodes only as a whole"], error=TypeError):
+    with refused(names=["whole"], error=TypeError):
         packets[0].pieces()
 
 

@@ -39,7 +39,7 @@ def attempt(disk: Path, file: Path, free: int, undisturbed: Path) -> dict[str, o
         "free": free,
         "code": result.exit_code,
         "said": result.stderr,
-        "notices": result.stdout.count("no checkpo"),
+        "notices": [line for line in result.stdout.splitlines() if "checkpoint" in line],
     }
     filler.unlink()
     if not directory.exists():

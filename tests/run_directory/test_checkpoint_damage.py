@@ -166,7 +166,7 @@ def test_files_that_were_exchanged_are_not_used(saved: Saved, place: Path):
 def test_a_whole_checkpoint_of_another_run_is_refused(saved: Saved, place: Path):
     shutil.rmtree(place)
     shutil.copytree(saved.directory.parent / "other" / "checkpoints" / NEWEST, place)
-    with refused(names=["00000003", "settings, seed or files"]):
+    with refused(names=["00000003", "settings", "seed", "files"]):
         saved.load(place.parents[1])
 
 

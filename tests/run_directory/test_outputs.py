@@ -1,5 +1,7 @@
 """A file that a user names is written where nothing is, or over its own kind; everything else stays."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def test_only_its_own_kind_is_replaced_unasked(kind: OutputKind, tmp_path: Path)
     write_output(path, b"<title>x" + MARKED[kind.name] + b"2", kind)
     assert path.read_bytes().endswith(b"2")
     for other in {REPORT, PARTITION_PICTURE} - {kind}:
-        unwritten(path, other, False, ["already", "name another place", "--overwrite"])
+        unwritten(path, other, False, ["already", "--overwrite"])
     for content in (b"", b"mine", b" " * (1 << 17) + MARKED[kind.name]):
         path.write_bytes(content)
         unwritten(path, kind, False, ["already"])
@@ -42,9 +44,9 @@ def test_a_link_and_a_directory_are_never_written_to(tmp_path: Path):
     dangling.symlink_to(tmp_path / "nothing")
     circle.symlink_to(circle)
     for path in (link, dangling, circle, Path("/dev/null")):
-        unwritten(path, REPORT, True, ["no regular file"])
+        unwritten(path, REPORT, True, ["regular file"])
     unwritten(tmp_path, REPORT, True, ["directory"])
-    unwritten(circle / "page.html", REPORT, True, ["cannot be written"])
+    unwritten(circle / "page.html", REPORT, True, [os.strerror(errno.ELOOP).lower()])
     assert target.read_bytes() == MARKED[REPORT.name] and not (tmp_path / "nothing").exists()
 
 
@@ -64,14 +66,14 @@ def test_a_run_directory_takes_its_report_and_nothing_else(lost: str | None, tmp
     (tmp_path / "link").symlink_to(run / "records")
     names = ("experiment.json", "records/rounds.parquet", "page.html", "models/new/report.html")
     for path in (*(run / name for name in names), tmp_path / "link" / "rounds.parquet", run / "records" / ".." / "x"):
-        unwritten(path, REPORT, True, ["run directory", "name another place", "run/report.html"])
-    unwritten(run / "report.html", PARTITION_PICTURE, True, ["run directory", "name another place"])
+        unwritten(path, REPORT, True, ["run directory", "run/report.html"])
+    unwritten(run / "report.html", PARTITION_PICTURE, True, ["run directory"])
     write_output(run / "report.html", MARKED[REPORT.name], REPORT)
     write_output(tmp_path / "experiment.json", b"{}", REPORT)
     write_output(tmp_path / "page.html", b"beside a file of this name there is no run", REPORT)
 
 
 def test_an_error_of_the_disk_names_the_file(tmp_path: Path):
-    with pytest.raises(OSError, match="No such file") as raised:
+    with pytest.raises(FileNotFoundError) as raised:
         write_output(tmp_path / "missing" / "page.html", b"", REPORT)
     assert raised.value.filename == str(tmp_path / "missing" / "page.html")

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder, create_run_directory
 from rayfl.run_directory.saved_models import load_model, save_model
 from rayfl.run_directory.tables import SCHEMAS, read_tables, write_table
+from tests.refusals import mentions, refused
 
 
 def described(path: Path) -> Path:
@@ -220,22 +222,23 @@ def test_a_cut_while_parquet_replaces_the_streams_loses_nothing(tmp_path):
 def test_rounds_are_recorded_in_order(tmp_path):
     with Recorder(described(tmp_path / "run")) as recorder:
         record_round(recorder, 1)
-        with pytest.raises(AssertionError, match="round 1 recorded after round 1"):
+        with pytest.raises(AssertionError) as raised:
             record_round(recorder, 1)
+    assert mentions(str(raised.value), "round 1")
 
 
 def test_records_of_an_earlier_run_are_not_appended_to(tmp_path):
     directory = described(tmp_path / "run")
     with Recorder(directory) as recorder:
         record_round(recorder, 0)
-    with pytest.raises(RayflError, match="records holds the records of an earlier run: resume that run or name"):
+    with refused(names=[directory / "records", "resume"]):
         Recorder(directory)
 
 
 def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     directory = described(tmp_path / "run")
     save_model(directory, "global", [{"w": torch.ones(1)}])
-    with pytest.raises(RayflError, match=r"holds a run: .*--overwrite"):
+    with refused(names=[directory, "--overwrite"]):
         create_run_directory(directory)
     assert (directory / "models" / "global.safetensors").exists()
     # Left by a kill while the report was written.
@@ -245,15 +248,13 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
     assert create_run_directory(directory) == directory
 
     (directory / "thesis.tex").write_text("years of work")
-    with pytest.raises(
-        RayflError, match=r"holds something other than a run \(thesis\.tex\), which rayfl never deletes"
-    ):
+    with refused(names=[directory, "thesis.tex"]):
         create_run_directory(directory, overwrite=True)
     (directory / "experiment.json").write_text("{}")
-    with pytest.raises(RayflError, match=r"run/thesis.tex is not a file of a run: move it away"):
+    with refused(names=[directory / "thesis.tex"]):
         create_run_directory(directory, overwrite=True)
     assert (directory / "thesis.tex").read_text() == "years of work"
-    with pytest.raises(RayflError, match=r"thesis.tex is a file: name a directory"):
+    with refused(names=[directory / "thesis.tex", "file", "directory"]):
         create_run_directory(directory / "thesis.tex")
 
 
@@ -282,9 +283,9 @@ def test_a_file_that_no_run_wrote_keeps_a_run_from_being_overwritten(tmp_path, n
     else:
         path.write_text("mine")
     before = sorted(directory.rglob("*"))
-    with pytest.raises(RayflError, match=f"{path} is not a file of a run: move it away") as raised:
+    with refused(names=[path]):
         create_run_directory(directory, overwrite=True)
-    assert "\n" not in str(raised.value) and sorted(directory.rglob("*")) == before
+    assert sorted(directory.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["models", "checkpoints", "records/clients.arrows", "lock"])
@@ -295,9 +296,9 @@ def test_a_link_in_a_run_directory_is_not_followed(tmp_path, name):
     (directory / "records").mkdir()
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(elsewhere)
-    with pytest.raises(RayflError, match=f"{directory / name} is a link, which no run made"):
+    with refused(names=[directory / name, "link"]):
         create_run_directory(directory, overwrite=True)
-    with pytest.raises(RayflError, match=f"{directory / name} is a link, and a run writes only into its own"):
+    with refused(names=[directory / name, "link"]):
         require_no_links(directory)
     assert [path.name for path in elsewhere.iterdir()] == ["global.safetensors"]
     assert (directory / "experiment.json").is_file()
@@ -307,8 +308,9 @@ def test_a_lock_or_a_partial_file_that_is_a_link_leads_nowhere(tmp_path):
     target = tmp_path / "mine"
     target.write_text("mine")
     (tmp_path / "lock").symlink_to(tmp_path / "new")
-    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path):
+    with pytest.raises(OSError) as raised, locked(tmp_path):
         pass
+    assert raised.value.errno == errno.ELOOP
     (tmp_path / "page.partial").symlink_to(target)
     write_text(tmp_path / "page", "page")
     assert target.read_text() == "mine" and not (tmp_path / "new").exists()
@@ -327,10 +329,11 @@ def test_nothing_is_left_of_a_run_that_is_refused(tmp_path, there):
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
     # Neither of one whose directory cannot be made.
     with (
-        pytest.raises(OSError, match="name too long"),
+        pytest.raises(OSError) as raised,
         RunFolder(tmp_path / "runs" / "two" / ("x" * 300), "runs").made(),
     ):
         pass
+    assert raised.value.errno == errno.ENAMETOOLONG
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
     with pytest.raises(RayflError, match="late"), folder.made():
         describe_run(directory, {}, {}, "")
@@ -348,31 +351,31 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
     (directory / "records").mkdir()
     (directory / name).unlink(missing_ok=True)
     os.mkfifo(directory / name)
-    with pytest.raises(RayflError, match=r"is no run directory|it is a pipe, and only regular files are opened"):
+    with refused(names=[directory, "experiment.json"] if name == "experiment.json" else [directory / name, "pipe"]):
         read_run(directory)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "fact"),
     [
-        ("[" * 100_000, "its tables are nested too deep"),
-        ('{"a":' * 80 + "1" + "}" * 80, "its tables are nested too deep"),
-        ('{"a": ' + "9" * 5000 + "}", "it holds a number that is too long"),
-        ("[1]", "it holds no table"),
-        ("{", "its line 1 is no JSON"),
+        ("[" * 100_000, "nested"),
+        ('{"a":' * 80 + "1" + "}" * 80, "nested"),
+        ('{"a": ' + "9" * 5000 + "}", "number"),
+        ("[1]", "table"),
+        ("{", "line 1"),
     ],
 )
-def test_json_of_a_stranger_ends_in_a_sentence(tmp_path, text, words):
+def test_json_of_a_stranger_ends_in_a_sentence(tmp_path, text, fact):
     directory = described(tmp_path / "run")
     (directory / "experiment.json").write_text(text)
-    with pytest.raises(RayflError, match=rf"experiment.json cannot be read \({words}\): restore it"):
+    with refused(names=[directory / "experiment.json", fact]):
         read_run(directory)
 
 
 def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
     directory = described(tmp_path / "run")
     with Recorder(directory) as recorder:
-        with pytest.raises(RayflError, match=r"another process is writing to .*; wait"):
+        with refused(names=[directory, "wait"]):
             create_run_directory(directory, overwrite=True)
         recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
     assert read_run(directory).finished and len(read_run(directory).rounds) == 1
@@ -382,27 +385,27 @@ def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypatch, name):
     directory = described(tmp_path / "run")
-    refused = []
+    late_paths = []
 
     def late(path, table):
         if path.name.startswith(name):
-            with pytest.raises(RayflError, match="another process is writing to"):
+            with refused(names=[directory, "wait"]):
                 going_on(directory, 0)
-            refused.append(path)
+            late_paths.append(path)
         write_table(path, table)
 
     monkeypatch.setattr(record, "write_table", late)
     with Recorder(directory) as recorder:
         recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
-    assert refused and read_run(directory).finished and len(read_run(directory).rounds) == 1
+    assert late_paths and read_run(directory).finished and len(read_run(directory).rounds) == 1
 
 
 def test_a_directory_that_is_no_run_or_cannot_be_read_gets_a_sentence(tmp_path):
-    with pytest.raises(RayflError, match=r"is no run directory \(experiment.json is missing"):
+    with refused(names=[tmp_path, "experiment.json"]):
         read_run(tmp_path)
     directory = described(tmp_path / "run")
     (directory / "platform.json").write_text("{torn")
-    with pytest.raises(RayflError, match=r"platform.json cannot be read .* run the experiment again$"):
+    with refused(names=[directory / "platform.json", "line 1"]):
         read_run(directory)
 
 
@@ -416,7 +419,7 @@ def test_models_come_back_bit_for_bit_even_when_they_share_memory(tmp_path):
     assert torch.equal(loaded["a"], shared)
     assert torch.equal(loaded["b"], shared.T)
     assert loaded["c"].view(torch.int16).tolist() == tree["c"].detach().view(torch.int16).tolist()
-    with pytest.raises(RayflError, match=r"client-8.safetensors does not exist"):
+    with refused(names=[directory / "models" / "client-8.safetensors"]):
         load_model(directory, "client-8")
 
 
@@ -443,6 +446,6 @@ def test_two_runs_do_not_write_into_one_directory(tmp_path: Path):
     with Recorder(tmp_path):
         (tmp_path / "experiment.json").write_text("{}")
         (tmp_path / "platform.json").write_text("{}")
-        with pytest.raises(RayflError, match="another process is writing to"):
+        with refused(names=[tmp_path, "wait"]):
             going_on(tmp_path, -1)
     going_on(tmp_path, -1).stop()

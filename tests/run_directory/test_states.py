@@ -16,6 +16,7 @@ from rayfl.compress.base import Compressor, Packet
 from rayfl.run_directory.manifest import DamagedFile
 from rayfl.run_directory.states import load_states, save_states
 from tests.contracts.every_compressor import every_compressor
+from tests.refusals import refused
 
 STATE = {
     "params": {"fc.weight": torch.randn(3, 4), "fc.bias": torch.randn(3, dtype=torch.float64)},
@@ -59,11 +60,11 @@ def test_every_packet_comes_back_as_it_was(compressor: Compressor, tmp_path: Pat
         assert torch.equal(read.decode()[name], tensor)
 
 
-def refused(codec: str, folder: Path) -> None:
+def require_refused(codec: str, folder: Path) -> None:
     """A state file with a packet of this codec is damaged."""
     layout = {"0": {"tree": {"p": {"packet": {"codec": codec, "settings": {}}, "parts": {}}}}}
     save_file({"x": np.zeros(1)}, folder / "file", {"layout": json.dumps(layout)})
-    with pytest.raises(DamagedFile, match="is no state file"):
+    with refused(names=[folder / "file"], error=DamagedFile):
         list(load_states(folder / "file"))
 
 
@@ -71,7 +72,7 @@ def refused(codec: str, folder: Path) -> None:
     "codec", ["os.system", "base.Packet", "sparse.TopK", "sparse.np", "..determinism.process.prepare_process", "x.y"]
 )
 def test_a_file_names_codecs_and_nothing_else(codec: str, tmp_path: Path):
-    refused(codec, tmp_path)
+    require_refused(codec, tmp_path)
 
 
 def test_a_file_makes_nothing_of_modules_that_brought_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -86,7 +87,7 @@ def test_a_file_makes_nothing_of_modules_that_brought_no_plugin(tmp_path: Path, 
     module = ModuleType("stranger")
     monkeypatch.setattr(module, "Loud", Loud, raising=False)
     monkeypatch.setitem(sys.modules, "stranger", module)
-    refused("stranger:Loud", tmp_path)
+    require_refused("stranger:Loud", tmp_path)
     assert made == []
 
 

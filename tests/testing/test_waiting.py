@@ -56,8 +56,9 @@ def test_a_stage_that_waits_is_seen(monkeypatch: pytest.MonkeyPatch):
 
     contracts.no_stage_waits_for_a_gpu(made(FedAvg))
     monkeypatch.setattr(engines, "run_stage", waits)
-    with pytest.raises(AssertionError, match=r"a stage waits for the device by \{'_local_scalar_dense': "):
+    with pytest.raises(AssertionError) as raised:
         contracts.no_stage_waits_for_a_gpu(made(FedAvg))
+    assert "_local_scalar_dense" in str(raised.value)
 
 
 class Mixing(FedAvg):

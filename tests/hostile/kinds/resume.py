@@ -62,7 +62,7 @@ CASES = [
     Case("resume", "a sweep", ["resume", "run"], ["run"], start="sweep"),
     Case("resume", "an empty name", ["resume", ""], []),
     Case("resume", "a name of 300 letters", ["resume", "x" * 300], ["xxx"]),
-    Case("resume", "finished", ["resume", "run"], ["run is finished"], start="done"),
+    Case("resume", "finished", ["resume", "run"], ["finished", "--rounds"], start="done"),
     Case("resume", "fewer rounds", ["resume", "run", "--rounds", 3], ["rounds=3"], start="done"),
     Case("resume", "no rounds", ["resume", "run", "--rounds", 0], ["rounds"], start="done"),
     Case("resume", "10^25 rounds", ["resume", "run", "--rounds", 10**25], ["rounds"], start="cut"),

@@ -12,7 +12,6 @@ import pytest
 from tensorboard.plugins.hparams import metadata as hparams
 from tensorboard.plugins.hparams.api_pb2 import Status  # pyright: ignore[reportAttributeAccessIssue]
 
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Output
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory import tracking
@@ -27,7 +26,7 @@ from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
 from tests.actors.toys import logged
 from tests.jobs.commands import rayfl
-from tests.refusals import refused
+from tests.refusals import check_sentence, line_with, refused
 from tests.run_directory.trackers.readers import mlflow_client, mlflow_runs, points, tensorboard, wandb_records
 
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
@@ -137,7 +136,7 @@ def test_a_file_of_the_users_among_them_is_not_removed(tmp_path: Path, place: st
     play(directory, range(1), names=("mlflow",))
     (directory / place).parent.mkdir(exist_ok=True)
     (directory / place).write_text("mine")
-    with pytest.raises(RayflError, match=r"is not a file of a run: move it away"):
+    with refused(names=[directory / place]):
         create_run_directory(directory, overwrite=True)
     (directory / place).unlink()
     create_run_directory(directory, overwrite=True)
@@ -188,7 +187,7 @@ def test_damaged_notes_begin_a_new_run_with_all_rounds(tmp_path: Path, content: 
     (directory / "trackers.json").write_text(content)
     play(directory, range(1, 2), names=("mlflow",))
     assert points("mlflow", directory, "pooled/accuracy") == [(0, 0.0), (1, 0.125)]
-    assert "trackers begin new runs, with all rounds" in caplog.text
+    line_with(logged(caplog), [directory / "trackers.json"])
 
 
 def test_a_run_that_was_deleted_in_mlflow_is_begun_again(tmp_path: Path):
@@ -239,7 +238,7 @@ def test_a_tracker_that_fails_is_left_aside_with_one_notice_and_the_run_goes_on(
     with_failing(monkeypatch, refusing if calls is None else lambda: Failing(calls, sent))
     play(directory, range(3), names=("mlflow", "tensorboard"))
     (notice,) = logged(caplog)
-    assert all(fact in notice for fact in ("tracker mlflow", "ConnectionError: the server is away", "rayfl resume"))
+    check_sentence(notice, ["mlflow", "ConnectionError: the server is away", "rayfl resume"])
     assert sent == list(range(calls or 0))
     assert [step for step, _ in points("tensorboard", directory, "pooled/accuracy")] == [0, 1, 2]
 
@@ -285,11 +284,11 @@ def test_the_setting_is_one_list():
 
     assert Output().track == ("tensorboard",)
     assert output(track="mlflow").track == ("mlflow",) and output(track=[]).track == ()
-    with pytest.raises(RayflError, match="names a tracker twice"):
+    with refused(names=["track", "mlflow"]):
         Output(track=("mlflow", "mlflow"))
-    with pytest.raises(RayflError, match=r"track=\['aim'\] is not allowed"):
+    with refused(names=["track", "aim", "tensorboard", "mlflow", "wandb"]):
         output(track=["aim"])
-    with pytest.raises(RayflError, match="tags"):
+    with refused(names=["tags", "no/slash"]):
         Output(tags=("no/slash",))
 
 
