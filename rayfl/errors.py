@@ -86,9 +86,12 @@ def reason(error: OSError) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown `name`: the closest known name, or all known names."""
+    """The end of a sentence about an unknown `name`: the closest known name, or all known names.
+
+    A name without its table is closest to the key in a table: lr to method.lr.
+    """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
+    inside_table = [one for one in known if one.rpartition(".")[2] == name]
+    if close := inside_table or difflib.get_close_matches(name, known, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
     return f"known are: {', '.join(known) if known else 'none'}"

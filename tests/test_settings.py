@@ -172,10 +172,11 @@ def test_long_values_are_cut():
     ("name", "known", "told", "hidden"),
     [
         ("keep_rato", ["keep_ratio", "lr"], "'keep_ratio'", "lr"),
+        ("lr", ["clients.count", "method.lr"], "'method.lr'", "clients.count"),
         ("xyz", ["b", "a"], "a, b", "none"),
         ("xyz", [], "none", "xyz"),
     ],
 )
-def test_nearest(name: str, known: list[str], told: str, hidden: str):
+def test_an_unknown_name_is_told_the_closest_one_or_all(name: str, known: list[str], told: str, hidden: str):
     found = did_you_mean(name, known)
     assert mentions(found, told) and not mentions(found, hidden)

@@ -148,6 +148,8 @@ def create_run_directory(path: Path, overwrite: bool = False) -> Path:
 
 def require_free(path: Path, overwrite: bool = False) -> bool:
     """Raise RayflError if `create_run_directory` cannot use `path`. Return True if it must remove something there."""
+    if path.is_symlink() and not path.exists():
+        raise RayflError(f"{path} is a link to nothing: remove it, or name another directory")
     if not path.exists():
         return False
     if not path.is_dir():
