@@ -118,19 +118,19 @@ def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:
 def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
     """Print runs side by side, the best first."""
     for table in comparison_tables(runs, options):
-        print_table(table, 140)
+        print_table(table, 150)
 
 
 def list_table(folder: Path, found: Sequence[Overview]) -> Table:
     """The runs in a folder, a row each."""
     listed = Table("run", "state")
-    for head in ("rounds", "accuracy", "age"):
+    for head in ("rounds", "pooled", "own", "age"):
         listed.add_column(head, justify="right", no_wrap=True)
     for one in found:
         name = str(one.directory.relative_to(folder)) if one.directory != folder else one.directory.name
         rounds = f"{one.rounds}/{'?' if one.planned is None else one.planned}"
-        accuracy = f"{one.accuracy[0]} {wording.percent(one.accuracy[1])}" if one.accuracy else ""
-        listed.add_row(Text(name), one.state, rounds, accuracy, age(one.age_s))
+        accuracies = ("" if share is None else wording.percent(share) for share in (one.pooled, one.own))
+        listed.add_row(Text(name), one.state, rounds, *accuracies, age(one.age_s))
     return listed
 
 
@@ -163,6 +163,9 @@ def result_table(numbers: Summary) -> Table:
         "downlink, all clients": f"{numbers['downlink_megabytes']:.3f} MB",
         "uplink per client per round": f"{numbers['uplink_kilobytes_per_client_round']:.2f} kB",
         "downlink per client per round": f"{numbers['downlink_kilobytes_per_client_round']:.2f} kB",
+        "clients that worked per round": wording.amount(numbers["clients_per_round"]),
+        "steps per client per round": wording.amount(numbers["steps_per_client_round"]),
+        "examples per client per round": wording.amount(numbers["examples_per_client_round"]),
         "updates delivered": f"{numbers['delivered']} of {numbers['selected']}",
         "simulated time": f"{numbers['simulated_s']:.1f} s",
         "real time": f"{numbers['wall_s']:.1f} s",

@@ -54,6 +54,8 @@ class DittoHyper(LocalTraining):
                 f"={self.personal_epochs} and personal_steps={self.personal_steps} are both given; give one of them",
                 key=("personal_epochs",),
             )
+        if self.personal_epochs is None and self.personal_steps is None:
+            vars(self)["personal_epochs"] = 3
         name = "lr" if self.personal_lr is None else "personal_lr"
         rate, doubled = getattr(self, name), self.lr_schedule == "cosine-literal"
         if (strength := rate * (2 if doubled else 1) * self.lam) >= 1:
@@ -68,9 +70,8 @@ class DittoHyper(LocalTraining):
     def personal_stage(self, round: int) -> Stage:
         """The stage in which the personal model is trained."""
         stage = self.stage(round, PERSONAL)
-        epochs = 3 if self.personal_epochs is None and self.personal_steps is None else self.personal_epochs
         lr = stage.lr if self.personal_lr is None else self.personal_lr * stage.lr / self.lr
-        return replace(stage, epochs=epochs, steps=self.personal_steps, lr=lr)
+        return replace(stage, epochs=self.personal_epochs, steps=self.personal_steps, lr=lr)
 
 
 class DittoCarry(LocalCarry):

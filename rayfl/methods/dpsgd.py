@@ -20,7 +20,6 @@ Where the sources leave something open:
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Literal, NotRequired
 
 import torch
@@ -71,10 +70,8 @@ class DPSGDHyper(LocalWork):
             )
         return self
 
-    def stage(self, round: int, name: str = "train") -> Stage:
-        stage = super().stage(round, name)
-        one_step = self.order == "lian" and self.epochs is None and self.steps is None
-        return replace(stage, epochs=None, steps=1) if one_step else stage
+    def default_work(self) -> dict[str, int]:
+        return {"steps": 1} if self.order == "lian" else super().default_work()
 
 
 class DPSGDState(ModelState):

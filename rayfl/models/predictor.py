@@ -46,7 +46,7 @@ class Predictor(nn.Module):
         data, given = self.data, tuple(inputs.shape[1:])
         shape = tuple(data.input_shape)
         if data.kind != "vector" and (inputs.is_floating_point() or inputs.dtype == torch.bool):
-            what = f"pixels from 0 to {data.white}, not scaled" if data.kind == "image" else "tokens"
+            what = f"pixels from 0 to {data.white:g}, not scaled" if data.kind == "image" else "tokens"
             raise RayflError(f"inputs are {inputs.dtype}, and the model takes whole numbers: {what}")
         if given == shape:
             return inputs

@@ -8,7 +8,7 @@ from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
 from rayfl.report.groups import Group, accuracy_names, groups, has_seeds
-from rayfl.report.page_tables import Column, accuracy_column, cost_columns, differing, run_columns
+from rayfl.report.page_tables import Column, accuracy_column, cost_columns, differing, run_columns, work_columns
 from rayfl.report.targets import cost_to_target
 from rayfl.report.tuning import compared
 from rayfl.run_directory.record import Run
@@ -42,7 +42,12 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:
     """The comparison of runs by the `[report]` options, with the runs of its page in the same order."""
     found, names, _ = compared(groups(runs), options)
     metric = names[0] if names else None
-    columns = [*run_columns(found), *_accuracies(found, metric, options), *cost_columns(found)[:3]]
+    columns = [
+        *run_columns(found),
+        *work_columns(found),
+        *_accuracies(found, metric, options),
+        *cost_columns(found)[:3],
+    ]
     labels = [group.label for group in found]
     rows = [[label, *(column.cells[row] for column in columns)] for row, label in enumerate(labels)]
     results = TextTable(["Run", *(column.head for column in columns)], rows)

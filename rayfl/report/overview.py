@@ -8,27 +8,31 @@ from pathlib import Path
 from typing import Literal
 
 from rayfl.errors import RayflError
-from rayfl.report.groups import accuracy_names, groups
-from rayfl.report.summary import summary
+from rayfl.report.series import series
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
+_ACCURACIES = ("pooled/accuracy", "own/accuracy")
 _DEPTH = 3
 """The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """A run in a line. `planned`: the rounds of the whole run; `accuracy`: the name and last value of the accuracy that
-    ranks runs; `age_s`: seconds since the run last recorded anything, infinite if that is unknown."""
+    """A run in a line.
+
+    `planned`: the rounds of the whole run; `pooled`, `own`: the last accuracy of the global model, and the mean of the
+    clients' (None: not evaluated); `age_s`: seconds since the run last recorded anything, infinite if that is unknown.
+    """
 
     directory: Path
     state: State
     rounds: int
     planned: int | None
-    accuracy: tuple[str, float] | None
+    pooled: float | None
+    own: float | None
     age_s: float
 
 
@@ -46,12 +50,11 @@ def overview(directory: Path) -> Overview:
     try:
         run = read_run(directory, leave_out=("clients",))
     except RayflError:
-        return Overview(directory, "damaged", 0, None, None, age)
-    planned, names = run.experiment.get("rounds"), accuracy_names(groups([run]))
-    accuracy = (names[0], summary(run)["final"][names[0]]) if names else None
-    return Overview(
-        directory, state_of(run), len(run.rounds), planned if isinstance(planned, int) else None, accuracy, age
-    )
+        return Overview(directory, "damaged", 0, None, None, None, age)
+    planned = run.experiment.get("rounds")
+    pooled, own = (None if (found := series(run, name)) is None else found.final for name in _ACCURACIES)
+    rounds = planned if isinstance(planned, int) else None
+    return Overview(directory, state_of(run), len(run.rounds), rounds, pooled, own, age)
 
 
 def state_of(run: Run) -> State:

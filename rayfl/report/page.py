@@ -21,7 +21,16 @@ from rayfl.report.charts import MOST_POINTS, with_fewer_points
 from rayfl.report.colors import DARK, LIGHT, config
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, groups
-from rayfl.report.page_tables import differences, origins, ranking, run_and_seed, shared_settings, statuses
+from rayfl.report.page_tables import (
+    differences,
+    origins,
+    ranking,
+    run_and_seed,
+    shared_settings,
+    sortable,
+    statuses,
+    work_columns,
+)
 from rayfl.report.series import run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
@@ -110,6 +119,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
         "targets": targets(found, names[0], options.target, options.last) if several and names else None,
         "tuning": tuning(choices, options.best_over, names[0], options.last, found) if several and choices else None,
         "ranking": ranking(found, names, options.last) if several else None,
+        "work": sortable(found, work_columns(found), "") if several else None,
         "ablations": ablations(found, names, options.last, options.best_over) if several and names else [],
         "statuses": statuses(found),
         "origins": origins(found),

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayfl.choices import plugins
 from rayfl.experiment.identity import NOT_DETERMINING
 from rayfl.report import wording
 from rayfl.report.colors import key
 from rayfl.report.groups import Group, has_seeds, percent, rank_value, smoothed
-from rayfl.report.series import MEGABYTE_BITS, method_of, run_label
+from rayfl.report.series import MEGABYTE_BITS, method_of, run_label, work_done
 from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
@@ -90,6 +91,15 @@ def run_columns(found: Sequence[Group]) -> list[Column]:
     return [*([seeds] if has_seeds(found) else []), Column("Rounds", words, [(max(counts),) for counts in rounds])]
 
 
+def work_columns(found: Sequence[Group]) -> list[Column]:
+    """The clients that worked in a round, and the steps and examples of each, means over seeds."""
+    means = [np.mean([work_done(run) for run in group.runs], axis=0).tolist() for group in found]
+    return [
+        Column(head, [wording.amount(mean[place]) for mean in means], [(mean[place],) for mean in means])
+        for place, head in enumerate(("Clients", "Steps", "Examples"))
+    ]
+
+
 def accuracy_column(head: str, found: Sequence[Group], name: str, last: int) -> Column:
     """Means of the last evaluations, largest first."""
     scores = [smoothed(group, name, last) for group in found]
@@ -159,7 +169,7 @@ def shared_settings(found: Sequence[Group]) -> list[tuple[str, list[tuple[str, s
     for name, value in flat[0].items():
         *table, own = name.split(".", 1)
         if table != ["report"] and all(name in one and one[name] == value for one in flat):
-            rows.setdefault("".join(table) or "experiment", []).append((own, wording.value(value)))
+            rows.setdefault("".join(table) or "experiment", []).append((own, _words(name, [value])[0]))
     return list(rows.items())
 
 
@@ -177,8 +187,16 @@ def _all_settings(run: Run) -> dict[str, object]:
 def differing(flat: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
     """The settings whose values differ, each with its value for each run."""
     keys = list(dict.fromkeys(name for one in flat for name in one))
-    rows = [(name, [wording.value(one[name]) if name in one else wording.NONE for one in flat]) for name in keys]
+    values = [(name, [one.get(name, wording.NONE) for one in flat]) for name in keys]
+    rows = [(name, _words(name, found)) for name, found in values]
     return [(name, cells) for name, cells in rows if len(set(cells)) > 1]
+
+
+def _words(name: str, values: Sequence[object]) -> list[str]:
+    """The values of a setting; of classes from elsewhere only their names, unless different ones have the same name."""
+    cells = [wording.value(one) for one in values]
+    short = [plugins.short(cell) for cell in cells] if name.endswith(".name") else cells
+    return short if len(set(short)) == len(set(cells)) else cells
 
 
 def differences(found: Sequence[Group]) -> dict[str, object]:

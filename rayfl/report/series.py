@@ -117,6 +117,23 @@ def cost(run: Run) -> Cost:
     return Cost(run.rounds["round"].to_numpy(), both, np.cumsum(up / MEGABYTE_BITS), np.cumsum(seconds))
 
 
+class WorkDone(NamedTuple):
+    """Means of a run: the clients that worked in a round, and the steps and examples of each, in all stages."""
+
+    clients: float
+    steps: float
+    examples: float
+
+
+def work_done(run: Run) -> WorkDone:
+    """The local work of a run; clients without any are left out."""
+    steps, examples = (run.clients[name].to_numpy() for name in ("num_steps", "num_samples"))
+    worked = examples > 0
+    if not worked.any():
+        return WorkDone(0.0, 0.0, 0.0)
+    return WorkDone(worked.sum() / len(run.rounds), float(steps[worked].mean()), float(examples[worked].mean()))
+
+
 def is_personal(run: Run) -> bool:
     """Whether clients end with models of their own: the run has saved some, or its method is one of ours that makes
     or fine-tunes them."""

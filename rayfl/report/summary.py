@@ -2,7 +2,7 @@
 
 from typing import TypedDict
 
-from rayfl.report.series import MEGABYTE_BITS, is_accuracy, metric_names, run_name, series
+from rayfl.report.series import MEGABYTE_BITS, is_accuracy, metric_names, run_name, series, work_done
 from rayfl.run_directory.record import Run
 
 
@@ -17,7 +17,8 @@ class Summary(TypedDict):
     """Plain values, by name, for a table or for JSON.
 
     `final` and `best` are keyed by the name of the accuracy. Megabytes are totals over clients and rounds; kilobytes
-    are means over the clients and rounds that sent (received) anything; 1 MB = 1e6 B.
+    are means over the clients and rounds that sent (received) anything, steps and examples over those that worked, in
+    all stages; 1 MB = 1e6 B.
     """
 
     name: str
@@ -30,6 +31,9 @@ class Summary(TypedDict):
     downlink_megabytes: float
     uplink_kilobytes_per_client_round: float
     downlink_kilobytes_per_client_round: float
+    clients_per_round: float
+    steps_per_client_round: float
+    examples_per_client_round: float
     selected: int
     delivered: int
     simulated_s: float
@@ -39,6 +43,7 @@ class Summary(TypedDict):
 def summary(run: Run) -> Summary:
     """A run in numbers."""
     accuracies = {name: found for name in metric_names(run) if is_accuracy(name) and (found := series(run, name))}
+    done = work_done(run)
     totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}
     return {
         "name": run_name(run),
@@ -51,6 +56,9 @@ def summary(run: Run) -> Summary:
         "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,
         "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),
         "downlink_kilobytes_per_client_round": _mean_kilobytes(run, "downlink_bits"),
+        "clients_per_round": done.clients,
+        "steps_per_client_round": done.steps,
+        "examples_per_client_round": done.examples,
         "selected": int(totals["selected"]),
         "delivered": int(totals["delivered"]),
         "simulated_s": totals["simulated_s"],

@@ -200,6 +200,11 @@ def counted(number: int, word: str) -> str:
     return f"{number} {word}" + "s" * (number != 1)
 
 
+def amount(number: float) -> str:
+    """A count or a mean of counts: 1,437, 44.5."""
+    return f"{number:,.{0 if number == int(number) or number >= 1000 else 1}f}"
+
+
 def percent(share: float) -> str:
     """0.123 is 12.3 %."""
     return f"{100 * share:.1f} %"

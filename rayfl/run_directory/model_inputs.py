@@ -42,7 +42,7 @@ class ModelInputs(Settings):
     num_classes: int = Field(ge=1)
     mean: tuple[float, ...] = Field(description="of each channel of images, on the [0, 1] scale")
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(description="the same")
-    white: int = Field(ge=1, description="the grey value that counts as 1")
+    white: float = Field(gt=0, description="the grey value that counts as 1")
     vocabulary: int | None = Field(description="number of different tokens, if the data give it")
     precision: Precision = Field(description="runtime.precision")
     digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
@@ -51,9 +51,10 @@ class ModelInputs(Settings):
     def _is_possible(self) -> Self:
         if math.prod(self.input_shape) > MOST_ENTRIES:
             raise RayflError(f"={list(self.input_shape)} has more than {MOST_ENTRIES} entries", ("input_shape",))
-        channels = self.input_shape[0] if self.kind == "image" else 0
-        if not len(self.mean) == len(self.std) == channels:
-            raise RayflError(f"={list(self.mean)} has not one value for each of {channels} channels", ("mean",))
+        sizes = {len(self.mean), len(self.std)}
+        if self.kind == "image" and sizes not in ({1}, set(self.input_shape[:1])):
+            given = f"={list(self.mean)} and std={list(self.std)}"
+            raise RayflError(f"{given} are not one value each for {self.input_shape[0]} channels", ("mean",))
         return self
 
     def without_samples(self) -> "Dataset":
@@ -70,21 +71,22 @@ class ModelInputs(Settings):
 def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision) -> Path:
     """Write what the final models of the run in `directory` take; returns the file. OSError if the disk refuses."""
     data = read_experiment(directory).get("data") if is_run(directory) else None
-    inputs = ModelInputs(
-        dataset=dataset.name,
-        kind=dataset.kind,
-        input_shape=dataset.input_shape,
-        num_classes=dataset.num_classes,
-        mean=dataset.mean,
-        std=dataset.std,
-        white=dataset.white,
-        vocabulary=dataset.vocabulary,
-        precision=precision,
-        digest=data.get("digest") if isinstance(data, Mapping) else None,
-    )
+    # Somebody's own source may have numbers of numpy.
+    inputs = {
+        "dataset": str(dataset.name),
+        "kind": str(dataset.kind),
+        "input_shape": [int(side) for side in dataset.input_shape],
+        "num_classes": int(dataset.num_classes),
+        "mean": [float(one) for one in dataset.mean],
+        "std": [float(one) for one in dataset.std],
+        "white": float(dataset.white),
+        "vocabulary": None if dataset.vocabulary is None else int(dataset.vocabulary),
+        "precision": precision,
+        "digest": data.get("digest") if isinstance(data, Mapping) else None,
+    }
     path = directory / "models" / "inputs.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, inputs.model_dump(mode="json"))
+    write_json(path, inputs)
     return path
 
 

@@ -18,7 +18,9 @@ from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, line_with, refused
 
 
-def recorded(name: str, accuracy: float, *, seed: int = 1, lr: float = 0.1, cut: bool = False) -> Path:
+def recorded(
+    name: str, accuracy: float, *, seed: int = 1, lr: float = 0.1, cut: bool = False, own: bool = False
+) -> Path:
     """Two of two rounds, or of three where the run is cut: 8 Mbit up and 16 down a round."""
     directory = Path(name)
     experiment = {"name": "same", "seed": seed, "rounds": 3 if cut else 2, "method": {"name": "fedavg", "lr": lr}}
@@ -26,7 +28,8 @@ def recorded(name: str, accuracy: float, *, seed: int = 1, lr: float = 0.1, cut:
     recorder = Recorder(directory)
     for round in range(2):
         row = RoundRow(round, 1, 1, 8_000_000, 16_000_000, 1.0, 1.0)
-        recorder.round(row, [], [MetricRow(None, "pooled/accuracy", accuracy + 0.1 * round)])
+        metrics = [MetricRow(None, "own/accuracy", accuracy / 2)] if own else []
+        recorder.round(row, [], [*metrics, MetricRow(None, "pooled/accuracy", accuracy + 0.1 * round)])
     recorder.stop() if cut else recorder.close()
     return directory
 
@@ -43,7 +46,7 @@ def cells(output: str) -> list[list[str]]:
 
 
 def test_ls_shows_what_became_of_each_run(here):
-    recorded("runs/done", 0.5)
+    recorded("runs/done", 0.5, own=True)
     recorded("runs/sweep/cut", 0.3, cut=True)
     recorded("runs/sweep/busy", 0.2, cut=True)
     recorded("runs/broken", 0.2)
@@ -54,11 +57,11 @@ def test_ls_shows_what_became_of_each_run(here):
         result = rayfl("ls")
     assert result.exit_code == 0, result.output
     line_with(result.output, ["4 runs", here / "runs"])
-    assert sorted(row[:4] for row in cells(result.output)) == [
-        ["broken", "damaged", "0/?", ""],
-        ["done", "finished", "2/2", "pooled/accuracy 60.0 %"],
-        ["sweep/busy", "running", "2/3", "pooled/accuracy 30.0 %"],
-        ["sweep/cut", "stopped", "2/3", "pooled/accuracy 40.0 %"],
+    assert sorted(row[:5] for row in cells(result.output)) == [
+        ["broken", "damaged", "0/?", "", ""],
+        ["done", "finished", "2/2", "60.0 %", "25.0 %"],
+        ["sweep/busy", "running", "2/3", "30.0 %", ""],
+        ["sweep/cut", "stopped", "2/3", "40.0 %", ""],
     ]
     assert sorted(path for path in here.rglob("*")) == before
     assert [row[0] for row in cells(rayfl("ls", "runs/sweep/cut").output)] == ["cut"]
@@ -100,13 +103,14 @@ def test_compare_ranks_takes_seeds_together_and_shows_what_differs():
     result = rayfl("compare", "a", "b", "c", "--last", 1, "--target", 0.65)
     assert result.exit_code == 0, result.output
     best, second, differing = cells(result.output)
-    assert best == ["same (lr=0.3)", "1", "2", "80.0 % (1)", "1 (1)", "3.00 (1)", "2.00 MB", "4.00 MB", "2.0 s"]
-    assert second[:4] == ["same (lr=0.1)", "1, 2", "2", "65.0 \u00b1 7.1 % (2)"]
+    work = ["0", "0", "0"]
+    assert best == ["same (lr=0.3)", "1", "2", *work, "80.0 % (1)", "1 (1)", "3.00 (1)", "2.00 MB", "4.00 MB", "2.0 s"]
+    assert second[:7] == ["same (lr=0.1)", "1, 2", "2", *work, "65.0 \u00b1 7.1 % (2)"]
     assert differing == ["method.lr", "0.3", "0.1"]
     line_with(result.output, ["3 runs", "pooled/accuracy"])
     refused(rayfl("compare", "a", "b", "--metric", "own/accuracy"), names=["own/accuracy", "pooled/accuracy"])
     (only,) = cells(rayfl("compare", "a", "c", "--best-over", "method.lr").output)
-    assert only[0].startswith("same") and only[2] == "75.0 %"
+    assert only[0].startswith("same") and only[5] == "75.0 %"
 
 
 def judged(name: str, method: str, pooled: float, own: float | None, seed: int = 1) -> Path:

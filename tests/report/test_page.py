@@ -124,6 +124,9 @@ def test_summary_gives_the_numbers_of_the_run(tmp_path):
         "downlink_megabytes": 1.25,
         "uplink_kilobytes_per_client_round": 500.0,
         "downlink_kilobytes_per_client_round": 250.0,
+        "clients_per_round": pytest.approx(5 / 3),
+        "steps_per_client_round": 2.0,
+        "examples_per_client_round": 10.0,
         "selected": 6,
         "delivered": 5,
         "simulated_s": 12.0,
@@ -189,13 +192,16 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
         for seed, values in ((1, [0.3, 0.46, 0.48]), (2, [0.3, 0.44, 0.52]))
     ]
     html, page = rendered([slow, *fast], tmp_path)
-    prices, ranking = ([row for row in page.rows if row and row[0] in ("fast", "slow")][at : at + 2] for at in (0, 2))
+    prices, ranking, work = (
+        [row for row in page.rows if row and row[0] in ("fast", "slow")][at : at + 2] for at in (0, 2, 4)
+    )
     # The means of the last three: 1.24 / 3 and 1.26 / 3, whose deviation is 0.02 / 3 / sqrt(2) = 0.0047; 0.75 / 3.
     # Mean of 0.48 and 0.52, deviation 0.04 / sqrt(2) = 0.028; 3 rounds x 2 clients x 0.5 (0.25) MB.
     spent = ["3.00 MB", "1.50 MB", "12.0 s", "1.5 s"]
     smoothed, last = "41.7 \u00b1 0.5 % (2)", "50.0 \u00b1 2.8 % (2)"
     assert ranking[0] == ["fast", "1, 2", "3", smoothed, last, last, *spent]
     assert ranking[1] == ["slow", "1", "3", "25.0 % (1)", "45.0 % (1)", "45.0 % (1)", *spent]
+    assert work == [["fast", "2", "2", "10"], ["slow", "2", "2", "10"]]
     # The target: 95 % of the lower of two, 0.25, is 0.2375, and 23 % in whole percent. Both seeds of fast pass it in
     # round 0, slow in round 2; a round costs 1.5 MB, 1 MB of it up, and 4 s.
     assert mentions(heading(html, "target"), "23 %")
@@ -242,8 +248,9 @@ def test_seeds_of_different_length_and_those_without_a_measurement_are_told(tmp_
 def test_a_table_can_be_sorted_by_its_headings(tmp_path):
     runs = [record(tmp_path / name, [last], lr=last) for name, last in (("low", 0.3), ("high", 0.9))]
     html, page = rendered(runs, tmp_path)
-    # Six columns of prices; rounds, smoothed final, two finals, up, down, two times of the ranking.
-    assert html.count('title="Sort by this"') == 14 and ("aria-sort", "ascending") in page.attributes
+    # Six columns of prices; rounds, smoothed final, two finals, up, down, two times of the ranking; three
+    # of work.
+    assert html.count('title="Sort by this"') == 17 and ("aria-sort", "ascending") in page.attributes
     # The target is 95 % of 0.3: both reach it at once, and the final accuracy, the sixth, puts high first.
     places = re.findall(r'data-places="([^"]*)"><th[^>]*><span[^>]*></span>(\w+)<', html)[:2]
     assert [(found.split()[5], name) for found, name in places] == [("0", "high"), ("1", "low")]

@@ -17,6 +17,7 @@ from rayfl.data.sources.digits import Digits
 from rayfl.experiment.experiment import make_experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.models.predictor import Predictor
+from rayfl.run_directory.model_inputs import read_model_inputs, write_model_inputs
 from tests.refusals import refused
 
 # Any: rayfl looks its functions up when they are asked for.
@@ -151,6 +152,27 @@ def test_models_of_an_earlier_rayfl_are_built_from_the_data(played: Any, tmp_pat
         (run / "models/inputs.json").write_text(content)
         with refused(names=names):
             API.load(run).model()
+
+
+def test_sources_may_have_numbers_of_numpy(tmp_path: Path):
+    data, colours = Digits().load(), Samples(np.empty((0, 3, 8, 8), np.uint8), np.empty(0))
+    odd: dict[str, Any] = {
+        "num_classes": np.int64(10),
+        "mean": np.array([0.5], np.float32),
+        "std": (np.float32(0.25),),
+        "white": np.uint8(16),
+    }
+    write_model_inputs(tmp_path, replace(data, **odd), "fp32")
+    found = read_model_inputs(tmp_path)
+    assert found is not None
+    read = found.without_samples()
+    assert (read.num_classes, read.mean, read.std, read.white) == (10, (0.5,), (0.25,), 16)
+    wanted = replace(data, mean=(0.5,), std=(0.25,))
+    assert torch.equal(read.prepare(TEST.inputs), wanted.prepare(TEST.inputs))
+    # One deviation for all channels, and a mean that nothing uses.
+    for odd in ({"kind": "vector", "std": ()}, {"kind": "image", "train": colours, "std": (0.5,)}):
+        write_model_inputs(tmp_path, replace(data, mean=(0.5,), **odd), "fp32")
+        assert read_model_inputs(tmp_path) is not None
 
 
 def test_numbers_and_tokens():

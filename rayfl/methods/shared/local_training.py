@@ -79,14 +79,19 @@ class LocalWork(LearningRate):
             raise RayflError(
                 "=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9", key=("momentum",)
             )
+        if self.epochs is None and self.steps is None:
+            # Whoever reads the settings, a comparison among them, sees the work that is done.
+            vars(self).update(self.default_work())
         return self
+
+    def default_work(self) -> dict[str, int]:
+        """The local work of a round, as `epochs` or `steps`, if neither is given."""
+        return {"steps": self.default_steps} if self.default_steps else {"epochs": self.default_epochs}
 
     def stage(self, round: int, name: str = "train") -> Stage:
         """The stage of round `round` that these settings describe."""
-        epochs, steps = self.epochs, self.steps
-        if epochs is None and steps is None:
-            epochs, steps = None if self.default_steps else self.default_epochs, self.default_steps
-        return Stage(name=name, epochs=epochs, steps=steps, batch_size=self.batch_size or None, lr=self.rate(round))
+        size = self.batch_size or None
+        return Stage(name=name, epochs=self.epochs, steps=self.steps, batch_size=size, lr=self.rate(round))
 
     def make_optimizer(self) -> Optimizer:
         """The client optimizer."""
