@@ -50,8 +50,8 @@ class RunSpec:
     """A coordinator's task: play an experiment into a run directory, or continue a run there.
 
     `driver`: the platform of the process that prepared the run. `description` is written when the actors are ready,
-    because nothing in a run directory may change before the actors are known to compute the same bits. `environment`:
-    the driver's variables that `trackers` read, which a cluster's processes lack.
+    because nothing in a run directory may change before the actors are known to compute the same bits. It is large, and
+    so lies in the object store, which holds no keys of accounts.
     """
 
     placement: Placement
@@ -62,8 +62,6 @@ class RunSpec:
     driver: Platform = field(default_factory=dict)
     description: KeptFiles | None = None
     trackers: tuple[TrackerName, ...] = ()
-    # Not shown, because it may contain keys of accounts.
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def resume(self) -> str:
@@ -105,13 +103,14 @@ class Coordinator(OwnPackages):
         log.setLevel(logging.DEBUG)
         log.propagate = False
 
-    def run(self, setup: Sequence[ray.ObjectRef], spec: RunSpec) -> bool:
+    def run(self, setup: Sequence[ray.ObjectRef], spec: RunSpec, environment: Mapping[str, str]) -> bool:
         """Play all rounds. False if `stop` ended the run before its last round.
 
-        `setup` is a reference in a list, which Ray does not resolve: actors get it, too. Errors are those of
-        `RayExecutor` and of `rayfl.run_directory.play_run.play_run`.
+        `setup` is a reference in a list, which Ray does not resolve: actors get it, too. `environment`: the driver's
+        variables that trackers read, which a cluster's processes lack; keys of accounts may be in it. Errors are those
+        of `RayExecutor` and of `rayfl.run_directory.play_run.play_run`.
         """
-        os.environ.update(spec.environment)
+        os.environ.update(environment)
         try:
             kinds = Kinds(read_platform(spec.directory), spec.placement.mixed, spec.resume)
             times = count()

@@ -4,7 +4,7 @@ The signatures of public functions here have no types of Ray, so that jobs need 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Listener:
     """The functions that the driver calls during a run.
 
     `on_round`: with every round's row and means. `on_wave`: about once a second, with the progress of the round.
-    `on_stop`: when a first signal comes. `stopping`: after every round; if it is true, the run ends as after a signal.
+    `on_stop`: when a first signal comes. `stopping`: about once a second; if true, the run ends as after a signal.
     """
 
     on_round: OnRound = lambda row, means: None
@@ -81,14 +81,14 @@ def play_on_ray(
         driver or {},
         files,
         experiment.output.track,
-        environment(experiment.output.track),
     )
+    variables = environment(experiment.output.track)
     reference = put_setup(setup)
     # Free the memory in which the data were read and partitioned; from here on this process follows the run.
     trim()
     following = _Following(listener)
     with stoppable(following.stop):
-        return following.play(reference, spec)
+        return following.play(reference, spec, variables)
 
 
 class _Following:
@@ -107,7 +107,7 @@ class _Following:
         if self.coordinator is not None:
             self.coordinator.stop.remote()
 
-    def play(self, setup: ray.ObjectRef, spec: RunSpec) -> bool:
+    def play(self, setup: ray.ObjectRef, spec: RunSpec, variables: Mapping[str, str]) -> bool:
         """Play to the end, with another coordinator if one dies. See `play_on_ray`."""
         setbacks = Setbacks()
         while True:
@@ -115,7 +115,8 @@ class _Following:
             if self.asked:
                 self.stop()
             try:
-                over = coordinator.run.remote([setup], spec)
+                # An argument of its own: one this small travels with the call, and never lies in the object store.
+                over = coordinator.run.remote([setup], spec, variables)
                 self.follow(over)
                 return ray.get(over)
             except RayTaskError as error:
@@ -141,6 +142,9 @@ class _Following:
             progress: Progress = ray.get(self.coordinator.progress.remote(known, POLL_S))
             for news in progress.news:
                 self._take(news)
+            # Also during a round, which is then the last one.
+            if not self.asked and self.listener.stopping():
+                self.stop()
             if progress.wave is not None:
                 self.listener.on_wave(progress.wave)
             known += len(progress.news)
@@ -156,8 +160,6 @@ class _Following:
         row, means = news
         self.reached = row.round
         self.listener.on_round(row, means)
-        if self.listener.stopping():
-            self.stop()
 
 
 def _start_coordinator(instruction_set: InstructionSet) -> Actor:

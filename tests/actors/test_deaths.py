@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import driver, pool, retry_policy, session, signals
+from actors import driver, heap, pool, retry_policy, session, signals
 from actors.coordinator import Progress, RunSpec
 from actors.errors import ClusterError
 from actors.placement import Placement
@@ -32,9 +33,11 @@ class Handle:
 
     def __init__(self, run: Callable[[Any], Progress], ends: bool) -> None:
         self.told: list[Progress] = []
+        self.variables: dict[str, str] = {}
 
         # Any: what a coordinator is given.
-        def begin(setup: Any, spec: Any) -> ray.ObjectRef:
+        def begin(setup: Any, spec: Any, variables: Any) -> ray.ObjectRef:
+            self.variables = variables
             self.told = [run(spec)] + [Progress([], over=True)] * ends
             return ray.put(True)
 
@@ -105,6 +108,28 @@ def test_a_run_that_ends_without_news_is_over(tmp_path: Path, handles: Any) -> N
     chosen, rounds = experiment(), list[int]()
     listener = driver.Listener(lambda row, means: rounds.append(row.round))
     assert play_on_ray(chosen, prepare(chosen), tmp_path, listener) and not rounds
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_keys_of_accounts_travel_beside_what_lies_in_the_object_store(
+    tmp_path: Path, handles: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret-key")
+    monkeypatch.setattr("rayfl.experiment.prepare.require_installed", lambda names: None)
+    specs: list[bytes] = []
+
+    def run(spec: RunSpec) -> Progress:
+        specs.append(pickle.dumps(spec))
+        return Progress([], over=False)
+
+    handle = Handle(run, ends=True)
+    handles(lambda: handle)
+    chosen = experiment(output={"track": ["wandb"]})
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener())
+    assert len(specs) == 1 and b"a-secret-key" not in specs[0]
+    assert handle.variables["WANDB_API_KEY"] == "a-secret-key"
+    assert len(pickle.dumps(handle.variables)) < heap.LOW_LIMIT_BYTES
 
 
 def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:

@@ -30,6 +30,8 @@ _EXTRAS = ("mlflow", "wandb")
 _QUIET = {"mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"), "wandb": ("WANDB_ERROR_REPORTING", "false")}
 """Environment variables that turn off a package's reports to its makers, unless the user has set them."""
 
+MOST_VARIABLES = 4_000
+"""Bytes of the variables of trackers. Ray puts arguments of calls into its object store from 8 kB on."""
 _MLFLOW, _WANDB = "mlflow/[0-9]+/[0-9a-f]{32}", "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
 PART = Part(
     (
@@ -159,10 +161,19 @@ def require_installed(names: Collection[str]) -> None:
 
 
 def environment(names: Collection[str]) -> dict[str, str]:
-    """The environment variables of this process that these trackers read. A path of MLflow's is made absolute."""
+    """The environment variables of this process that these trackers read. A path of MLflow's is made absolute.
+
+    Raise RayflError for more than `MOST_VARIABLES` bytes: they travel with a call, and never lie in the object store.
+    """
     beginnings = tuple(f"{name.upper()}_" for name in names if name in _EXTRAS)
     found = {key: value for key, value in os.environ.items() if key.startswith(beginnings)}
     place = found.get("MLFLOW_TRACKING_URI", "")
     if place.startswith((".", "/", "~")):
         found["MLFLOW_TRACKING_URI"] = Path(place).expanduser().absolute().as_uri()
+    sizes = {key: len(os.fsencode(key + value)) for key, value in found.items()}
+    if (total := sum(sizes.values())) > MOST_VARIABLES:
+        raise RayflError(
+            f"the variables of trackers have {total:,} bytes, most of them {max(sizes, key=sizes.__getitem__)}, and "
+            f"may have {MOST_VARIABLES:,}: unset what the run does not need"
+        )
     return found

@@ -302,6 +302,9 @@ def test_the_writer_gets_the_drivers_variables_of_the_trackers_asked_for(
     assert trackers.environment(["mlflow"])["MLFLOW_TRACKING_URI"] == (tmp_path / "store").as_uri()
     assert trackers.environment(["wandb"])["WANDB_MODE"] == "online"
     assert not any(key.startswith("WANDB") for key in trackers.environment(["mlflow"]))
+    monkeypatch.setenv("WANDB_NOTES", "x" * 5000)
+    with refused(names=["WANDB_NOTES", "4,000"]):
+        trackers.environment(["wandb"])
 
 
 def test_no_package_tells_its_makers_of_its_use_unless_the_user_lets_it(monkeypatch: pytest.MonkeyPatch):
