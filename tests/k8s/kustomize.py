@@ -89,7 +89,7 @@ def _apply(manifest: Node, operation: Node) -> None:
 
 
 def _rename(node: Node, image: Node) -> None:
-    """Give every container's image of a name its new name and tag."""
+    """Give every container's image of a name its new name, tag and digest."""
     if isinstance(node, list):
         for one in node:
             _rename(one, image)
@@ -98,7 +98,10 @@ def _rename(node: Node, image: Node) -> None:
             name, _, tag = container["image"].partition(":")
             if name == image["name"]:
                 tag = image.get("newTag", tag)
-                container["image"] = image.get("newName", name) + (f":{tag}" if tag else "")
+                # A digest without a new tag takes the place of the old one.
+                digest = f"@{image['digest']}" if "digest" in image else ""
+                tag = "" if digest and "newTag" not in image else tag
+                container["image"] = image.get("newName", name) + (f":{tag}" if tag else "") + digest
         for one in node.values():
             _rename(one, image)
 

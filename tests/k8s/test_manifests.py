@@ -134,7 +134,7 @@ def test_a_users_overlay_names_image_queue_and_data(overlay: str, tmp_path: Path
         require_command(document["spec"]["entrypoint"])
     assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "rayfl"
     for pod in pods(document):
-        assert pod["containers"][0]["image"].startswith("registry.example.org/team/rayfl:0.1.0")
+        assert pod["containers"][0]["image"].startswith("registry.example.org/team/rayfl@sha256:0000")
     claim = {"claimName": "rayfl-data", "readOnly": True}
     for pod in ray_pods(document):
         (data,) = [volume for volume in pod["volumes"] if volume["name"] == "data"]
@@ -390,6 +390,19 @@ def test_the_network_policy_covers_every_pod() -> None:
     head = ray_pods(the("overlays/kind"))[0]["containers"][0]
     dashboard = {port["name"]: port["containerPort"] for port in head["ports"]}["dashboard"]
     assert operator["ports"] == [{"protocol": "TCP", "port": dashboard}]
+    # From one namespace alone: anybody may give a pod of theirs the operator's label.
+    install = "helm install kuberay-operator kuberay/kuberay-operator --version 1.7.0 --namespace"
+    (namespace,) = re.findall(f"{install} ([a-z]+) ", (K8S / "README.md").read_text(encoding="utf-8"))
+    (allowed,) = operator["from"]
+    assert allowed["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    # Metrics are read within the namespace, and names asked of the cluster's own servers.
+    (metrics,) = [rule for rule in policy["ingress"] if "reads-metrics" in str(rule)]
+    assert [set(one) for one in metrics["from"]] == [{"podSelector"}] and len(policy["ingress"]) == 3
+    (names,) = [rule for rule in policy["egress"] if "ports" in rule]
+    (servers,) = names["to"]
+    assert servers["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "kube-system"}
+    assert servers["podSelector"]["matchLabels"] == {"k8s-app": "kube-dns"}
+    assert {port["port"] for port in names["ports"]} == {53} and len(policy["egress"]) == 2
 
 
 # The job
