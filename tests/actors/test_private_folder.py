@@ -153,3 +153,34 @@ def test_folders_of_others_and_of_other_machines_stay(short: Path, monkeypatch: 
     found = {str(one) for one in short.glob("rayfl-*")}
     assert found == {elsewhere.path, empty.path, str(link), folder.path} and target.exists()
     folder.remove()
+
+
+_SERVER = """
+import sys
+from actors.fork_server import ForkServer
+
+server = ForkServer()
+print(server.folder.path, server.process.pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_folder_of_a_fork_server_that_was_killed_with_its_driver_is_removed_at_the_next_start(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BASE, str(short))
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    folder, pid = driver.stdout.readline().split()
+    server = psutil.Process(int(pid))
+    # Stopped first, so that it does not see its driver's end, and remove the folder itself.
+    server.suspend()
+    driver.kill()
+    driver.communicate(timeout=60)
+    server.kill()
+    psutil.wait_procs([server], timeout=60)
+    assert Path(folder, "socket").is_socket()
+    PrivateFolder().remove()
+    assert not Path(folder).exists()
