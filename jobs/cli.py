@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from actors import fork_server, parent_process
 from jobs import shipped
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
-from jobs.failures import FAILED, INTERRUPTED, sentences
+from jobs.failures import FAILED, sentences
 from jobs.standard_output import outliving_its_reader, print_table, say
 from rayfl.errors import RayflError
 from rayfl.version import __version__
@@ -69,6 +70,7 @@ def run(
     A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume, the command
     starts the run in --output, resumes it, or says that it is finished, so a scheduler may repeat the same command.
     """
+    began = time.monotonic()
     if resumed and overwrite:
         raise RayflError("--resume goes on with the run in --output and --overwrite replaces it: give one of them")
     settings = [*overrides, *_settings(rounds, actors, inline)]
@@ -91,13 +93,12 @@ def run(
         from jobs.run_and_print import print_result, run_or_resume
         from jobs.single import run as run_once
 
-        audience = Audience(display=display)
+        audience = Audience(display=display, began=began)
         if resumed:
             directory = run_or_resume(experiment, output, audience)
         else:
             directory = run_once(experiment, output, overwrite, audience)
-        if not print_result(directory, display):
-            raise click.exceptions.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(print_result(directory, audience))
 
 
 @main.command(cls=WithSettings)
@@ -116,6 +117,7 @@ def resume(
     KEY=VALUE may change settings that do not change the numbers, such as runtime.address. With runtime.mixed=true the
     run can be resumed even if torch, numpy or the hardware differ.
     """
+    began = time.monotonic()
     with outliving_its_reader(), Display("loading") as display:
         if isinstance(directory, Path):
             parent_process.report(run=str(directory))
@@ -126,8 +128,8 @@ def resume(
         from jobs.single import resume as go_on
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
-        if not print_result(go_on(directory, settings, Audience(display=display)), display):
-            raise click.exceptions.Exit(INTERRUPTED)
+        audience = Audience(display=display, began=began)
+        raise click.exceptions.Exit(print_result(go_on(directory, settings, audience), audience))
 
 
 # Any: a table of settings, and swept values.
@@ -172,6 +174,7 @@ def sweep(
 
     KEY=VALUE replaces single settings. KEY=VALUE for a swept KEY removes KEY from the sweep; sweep.KEY=[...] adds it.
     """
+    began = time.monotonic()
     settings = [*overrides, *_settings(rounds, actors, inline)]
     settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
     table, lists = _read(file, settings)
@@ -185,7 +188,8 @@ def sweep(
         from rayfl.experiment.sweep import combine
 
         combinations = combine(table, lists, settings)
-        raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, Audience(display=display)))
+        audience = Audience(display=display, began=began)
+        raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
 
 
 def _report_options(

@@ -1,5 +1,6 @@
 """The progress of a run: a live bar on a terminal or in a notebook, otherwise a line per round; and its log."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from logging import INFO, Handler, getLogger
 from typing import Literal
 
 from jobs.display import STOPPING, Display, Line
+from jobs.failures import INTERRUPTED, LIMIT
 from jobs.standard_output import say
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import OnRound, RoundRow
@@ -24,12 +26,24 @@ class Audience:
 
     display: the live area of the command. on_round: called with every round's row and means; if it raises, the run
     ends and can be resumed. stopping: asked after each round; if it returns true, the run ends as after a first Ctrl-C.
+    began: when the command began, by `time.monotonic`; `runtime.limit_s` counts from then.
     """
 
     show: Show = "all"
     on_round: OnRound = lambda row, means: None
     stopping: Callable[[], bool] = lambda: False
     display: Display = field(default_factory=lambda: Display(hidden=True))
+    began: float = field(default_factory=time.monotonic)
+
+    def is_over(self, limit_s: float | None) -> bool:
+        """Whether the command has taken `limit_s` seconds."""
+        return limit_s is not None and time.monotonic() - self.began >= limit_s
+
+    def stopped(self, limit_s: float | None) -> tuple[str, int]:
+        """The beginning of a sentence on a command that did not finish, and its exit code."""
+        if self.is_over(limit_s):
+            return f"stopped by runtime.limit_s={limit_s:g}", LIMIT
+        return "stopped", INTERRUPTED
 
 
 _WAVES = {"train": "client", "evaluate": "evaluating client", "reply": "answering client", "mix": "mixing client"}

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from actors import package_folder
 from jobs.console import Audience
-from jobs.display import Display
 from jobs.earlier_run import earlier_run, fetch_newer
 from jobs.looking import result_table
 from jobs.run_page import finish_up
@@ -42,19 +41,21 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, audience: A
     return folder.directory
 
 
-def print_result(directory: Path, display: Display) -> bool:
-    """Close the display and print the result of a run. Return False if the run ended before its last round."""
+def print_result(directory: Path, audience: Audience) -> int:
+    """Close the display and print the result of a run. Return the exit code: 0, or why the run ended before its end."""
     page, records = directory / "report.html", read_run(directory)
-    display.close()
+    audience.display.close()
     print_table(result_table(summary(records)), 100)
     say(f"run directory: {directory.absolute()}")
     if page.exists():
         say(f"report:        {page}")
-    if url := RunFolder(directory, str(dotted(records.experiment).get("output.directory", ""))).url:
+    settings = dotted(records.experiment)
+    if url := RunFolder(directory, str(settings.get("output.directory", ""))).url:
         say(f"copy: {url}")
     elif sentence := package_folder.warning(directory):
         say(sentence)
-    if not records.finished:
-        rounds = records.experiment["rounds"]
-        say(f"stopped after {len(records.rounds)} of {rounds} rounds; go on with: rayfl resume {directory}")
-    return records.finished
+    if records.finished:
+        return 0
+    stopped, code = audience.stopped(settings.get("runtime.limit_s"))
+    say(f"{stopped} after {len(records.rounds)} of {settings['rounds']} rounds; go on with: rayfl resume {directory}")
+    return code

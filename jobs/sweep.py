@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import getLogger
+from math import inf
 from pathlib import Path
 
 from actors import package_folder, parent_process, signals
 from jobs.console import Audience
 from jobs.display import Overall
 from jobs.earlier_run import earlier_run, require_same_platform
-from jobs.failures import FAILED, INTERRUPTED, sentence_and_code
+from jobs.failures import FAILED, sentence_and_code
 from jobs.looking import print_comparison
 from jobs.run_page import DRAWING, draw
 from jobs.single import go_on, run
@@ -32,6 +33,7 @@ from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
+from rayfl.settings import shown
 
 log = getLogger("rayfl")
 
@@ -60,7 +62,7 @@ def sweep(
 ) -> int:
     """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
 
-    0: all finished; 1: some failed; 130: a signal ended the sweep. Raise RayflError as `run_all` does.
+    0: all finished; 1: some failed; 75: runtime.limit_s ended the sweep; 130: a signal did. RayflError as `run_all`.
     """
     swept = run_all(combinations, directory, parallel, overwrite, audience)
     audience.display.close()
@@ -78,8 +80,9 @@ def sweep(
     for outcome in failed:
         say(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), sys.stderr)
     if len(finished) + len(failed) < len(combinations):
-        say(f"stopped with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
-        return INTERRUPTED
+        stopped, code = audience.stopped(min(one.experiment.runtime.limit_s or inf for one in combinations))
+        say(f"{stopped} with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
+        return code
     return FAILED if failed else 0
 
 
@@ -95,8 +98,8 @@ def run_all(
     `audience` follows the runs in this process. Raise RayflError, before anything is written, if a
     combination cannot run, or if its directory holds another experiment and `overwrite` is false.
     """
-    if parallel < 1:
-        raise RayflError(f"--parallel {parallel} is not allowed; it must be a whole number of at least 1")
+    if type(parallel) is not int or parallel < 1:
+        raise RayflError(f"--parallel {shown(parallel)} is not allowed; it must be a whole number of at least 1")
     first = combinations[0].experiment
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
@@ -121,7 +124,7 @@ def run_all(
                 outcomes += _one_by_one(waiting, directory, overwrite, audience, overall)
             else:
                 lines = audience.show == "all" and not audience.display.live
-                outcomes += Processes(directory, address, overwrite, overall, lines).run(waiting, parallel)
+                outcomes += Processes(directory, address, overwrite, overall, lines, audience).run(waiting, parallel)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     swept = Swept(directory, outcomes)
@@ -230,8 +233,8 @@ def _one_by_one(
             outcome = _attempt(one, directory / one.directory, overwrite, replace(audience, on_round=on_round))
             overall.over(one.title)
             yield outcome
-            # A signal during the last round leaves the run finished.
-            if outcome.status == "stopped" or stopping():
+            # A signal during the last round, or the limit, leaves the run finished.
+            if outcome.status == "stopped" or stopping() or audience.is_over(one.experiment.runtime.limit_s):
                 return
 
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from signal import SIGINT
 from typing import Literal
@@ -21,7 +23,7 @@ from actors.parent_process import ERROR_FILE
 from actors.signals import stoppable
 from jobs import console
 from jobs.display import Overall
-from jobs.failures import INTERRUPTED
+from jobs.failures import INTERRUPTED, LIMIT
 from jobs.standard_output import say
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
@@ -59,6 +61,7 @@ class Processes:
     overwrite: bool
     overall: Overall
     lines: bool
+    audience: console.Audience
     stopping: bool = False
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -100,7 +103,7 @@ class Processes:
         records = _Records(directory, self.overwrite)
         files.mkdir()
         with (files / "log").open("wb") as log, self.lock:
-            if self.stopping:
+            if self.stopping or self.audience.is_over(one.experiment.runtime.limit_s):
                 return None
             # A session of its own, so that a terminal's Ctrl-C reaches it once, from `stop`.
             process = subprocess.Popen(
@@ -132,8 +135,11 @@ class Processes:
     def _command(self, experiment: Experiment, directory: Path, file: Path) -> list[str]:
         """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
         file.write_text(toml.dumps(absolute(experiment.as_dict())), encoding="utf-8")
+        # The limit counts from the begin of the sweep.
+        ends = self.audience.began + (experiment.runtime.limit_s or inf)
+        left = [f"runtime.limit_s={max(1.0, ends - time.monotonic()):.0f}"] if ends < inf else []
         way = "--overwrite" if self.overwrite else "--resume"
-        return [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory), way]
+        return [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory), way, *left]
 
     def _environment(self, error: Path) -> dict[str, str]:
         here = str(Path(__file__).resolve().parents[1])
@@ -179,7 +185,7 @@ def _end(code: int, files: Path) -> tuple[Status, str]:
     """Status and error of a process: the sentence that it left in `files`, or else the last line of its log there."""
     if code == 0:
         return "finished", ""
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, LIMIT):
         return "stopped", ""
     if (files / "error").is_file():
         return "failed", (files / "error").read_text(encoding="utf-8")

@@ -169,6 +169,12 @@ class Runtime(Settings):
         le=1e9,
         description="seconds after which an actor that does not answer is replaced; default: never",
     )
+    limit_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        description="seconds after which the command ends its run, after the round under way; default: never",
+    )
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Runtime":

@@ -30,6 +30,7 @@ _ONLY_TIME = (
     "object_store_memory_mb",
     "start_timeout_s",
     "call_timeout_s",
+    "limit_s",
 )
 """Settings of `[runtime]` that change the time only. If `mixed` changed bits, platform.json has the machines."""
 

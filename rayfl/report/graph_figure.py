@@ -48,8 +48,9 @@ def _setting(run: Run, key: str, kind: type[Value]) -> Value:
     """The value of a dotted key. RayflError unless it is of this type."""
     found = dotted(run.experiment).get(key)
     if type(found) is not kind:
-        path, type_name = run.directory / EXPERIMENT, kind.__name__
-        raise RayflError(f"{path} has {key}={shown(found)}, and it must be {type_name}: restore it")
+        raise RayflError(
+            f"{run.directory / EXPERIMENT} has {key}={shown(found)}, and it must be {kind.__name__}: restore it"
+        )
     return found
 
 

@@ -7,7 +7,7 @@ of 0 some never agree, with a gap of 1 all agree at once. For directed graphs it
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def facts(topology: Topology, num_peers: int, seed: int, rounds: int) -> Facts:
     looked_at = min(rounds, MOST_ROUNDS) if topology.varying else 1
     graphs = [topology.receives(num_peers, seed, round) for round in range(looked_at)]
     degrees = np.stack([graph.sum(axis=1) for graph in graphs])
-    mean = sum(mixing_weights(graph, topology.weights) for graph in graphs) / looked_at
+    mean = reduce(np.add, (mixing_weights(graph, topology.weights) for graph in graphs)) / looked_at
     return Facts(
         num_peers=num_peers,
         num_rounds=looked_at,

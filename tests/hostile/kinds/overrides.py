@@ -92,6 +92,7 @@ CASES = [
     override("runtime.stack_width=0"),
     override("runtime.device=tpu"),
     override("runtime.call_timeout_s=0"),
+    override("runtime.limit_s=-5"),
     override("report.target=2"),
     override("report.last=0"),
     override("sweep=5", "sweep"),
