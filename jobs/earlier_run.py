@@ -1,6 +1,7 @@
 """Checks an earlier run: does it belong to this experiment, can this machine resume it, and with which settings?"""
 
 import json
+import platform as system
 import tomllib
 from collections.abc import Mapping, Sequence
 from logging import getLogger
@@ -12,9 +13,10 @@ from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, Runtime, make_experiment
 from rayfl.experiment.identity import determining_settings, experiment_files
-from rayfl.experiment.input_files import located, names_file
-from rayfl.experiment.table import read_table, with_overrides
-from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment
+from rayfl.experiment.input_files import located, require_copies
+from rayfl.experiment.table import read_table, split_override, with_overrides
+from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment, read_origin
+from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted, shown
@@ -121,14 +123,33 @@ def changed_settings(found: Run, experiment: Experiment) -> str:
 
 
 # Any: settings from Python.
+def require_asked(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> None:
+    """Raise RayflError if a run that began on another host would be copied to a storage, or would join a cluster, of
+    which only its own directory says so."""
+    if (host := read_origin(before.directory).get("host", "an unknown host")) == system.node():
+        return
+    asked = {".".join(split_override(one)[0]) for one in overrides} | {*(settings or {})}
+    begun = {key: str(value) for key, value in dotted(before.experiment).items() if value not in (None, "", "local")}
+    away = [key for key in begun if key == "runtime.address" or (key == "output.directory" and is_url(begun[key]))]
+    if unasked := [key for key in away if not {key, key.partition(".")[0]} & asked]:
+        key, value = unasked[0], begun[unasked[0]]
+        raise RayflError(
+            f"the run in {before.directory} began on another host ({host}), and has {key}={shown(value)}: give "
+            f"{key}={value} to obey that here, or another {key}"
+        )
+
+
+# Any: settings from Python.
 def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run, changed by `overrides`, and by `settings`, values by dotted key.
 
-    Raise RayflError if a change would alter the rounds done so far.
+    Raise RayflError if a change would alter the rounds done so far, and as `require_asked`.
     """
+    require_asked(before, overrides, settings)
     table, lists = with_overrides(located(before.experiment, before.directory), overrides, settings)
     if lists is not None:
         raise RayflError(f"sweep.{next(iter(lists), '')} is no setting of a run; give it to: rayfl sweep")
+    require_copies(before.experiment, table, before.directory)
     experiment = make_experiment(table)
     _require_same_settings(before, experiment)
     _require_more_rounds(before, experiment)
@@ -139,11 +160,6 @@ def _require_same_settings(before: Run, experiment: Experiment) -> None:
     """Raise RayflError if a setting that decides the numbers has changed, the number of rounds apart."""
     changes = _changes(before.experiment, experiment_files(experiment).table)
     for key, (old, new) in changes.items():
-        if names_file(key, old):
-            raise RayflError(
-                f"{key} names another file than {old}, with which the run in {before.directory} began; give {key}=FILE "
-                "with a copy of that file"
-            )
         if key != "rounds":
             raise RayflError(
                 f"a resumed run keeps its {key}={shown(old)}; start a new run to change it to {shown(new)}"

@@ -14,7 +14,8 @@ import click
 from actors.errors import ClusterError
 from actors.parent_process import TRACEBACK, leave_sentence, way_back
 from jobs.standard_output import discard_output, reader_has_left, say
-from rayfl.errors import ExitError, RayflError, one_line, reason, refusing_exits
+from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
+from rayfl.limits.regular_files import require_current_folder
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
 from rayfl.run_directory.disk import DiskError
 
@@ -24,6 +25,8 @@ MISTAKE = 2
 """The command refused a value of the user."""
 INTERRUPTED = 130
 """A signal ended the run: the shells' code for a command that SIGINT ended."""
+LIMIT = 75
+"""`runtime.limit_s` ended the run, or the sweep: "try again" of sysexits.h, as the same command goes on with it."""
 _LONGEST = 300
 """The number of letters shown of an unexpected error."""
 
@@ -36,6 +39,7 @@ def sentences() -> Iterator[None]:
     """
     try:
         with refusing_exits():
+            require_current_folder()
             yield
         sys.stdout.flush()
     except (click.ClickException, click.Abort, click.exceptions.Exit):
@@ -68,13 +72,13 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
         sentence, code = str(error), MISTAKE
     elif isinstance(error, OSError) and (error.filename or error.errno):
         place = error.filename or "a file"
-        sentence, code = f"{place} cannot be written: {reason(error)}; name another place", MISTAKE
+        sentence, code = f"{place} cannot be used: {reason(error)}; name another place", MISTAKE
     elif out_of_memory(error):
         lack = f" ({words})" if words else ""
         sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"
     else:
-        name = type(error).__name__
-        sentence = f"an error that rayfl did not expect: {name}{f': {words}' if words else ''}{advice}"
+        cause = f"{type(error).__name__}{f': {words}' if words else ''}{plugin_line(error)}"
+        sentence = f"an error that rayfl did not expect: {cause}{advice}"
     return one_line(sentence), code
 
 

@@ -33,6 +33,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, make_experiment
 from rayfl.experiment.sweep import combine
 from rayfl.experiment.table import read_table, with_overrides
+from rayfl.limits.regular_files import path_of
 from rayfl.report.results import RunResults, SweepResults
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import is_url, require_path
@@ -229,6 +230,9 @@ def _audience(
     on_round: Callable[[Round], object] | None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[Audience]:
+    if on_round is not None and not callable(on_round):
+        raise RayflError(f"on_round={shown(on_round)} is not allowed; it must be a function of a Round")
+
     def report_round(row: RoundRow, means: Mapping[str, float]) -> None:
         if on_round is not None:
             on_round(Round(**row._asdict(), planned=planned, metrics=dict(means)))
@@ -238,10 +242,10 @@ def _audience(
 
 
 def _path(directory: str | Path | None) -> Path | None:
-    """A directory of this machine. Raise RayflError for a URL."""
-    if directory is not None:
-        require_path(str(directory))
-    return None if directory is None else Path(directory)
+    """A directory of this machine. Raise RayflError for a URL, and for what is no path."""
+    path = path_of(directory, "directory")
+    require_path(str(directory))
+    return None if directory is None else path
 
 
 def _place(directory: str | Path | None) -> Path | str | None:
@@ -263,7 +267,7 @@ def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, A
 def _table(given: Given) -> dict[str, Any]:
     """All settings as a table."""
     if isinstance(given, str | Path):
-        return read_table(experiment_file(Path(given)))
+        return read_table(experiment_file(path_of(given, "experiment")))
     if isinstance(given, Experiment):
         # A choice that no name can import stays the object.
         plain = given.as_dict()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from actors import fork_server, package_folder, parent_process, signals
 from jobs import console
 from jobs.console import Audience
-from jobs.earlier_run import decides_numbers, found_again, require_same_platform, resumable
+from jobs.earlier_run import decides_numbers, found_again, require_asked, require_same_platform, resumable
 from jobs.run_page import RunPage, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
@@ -94,11 +94,13 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     If the run is finished, draw its page and complete its copy if they are missing.
 
     `overrides` may raise `rounds`, and change settings that do not change the numbers (runtime, output, checkpoint,
-    report). Raise RayflError for other changes, and if this machine computes other bits, unless runtime.mixed is set.
+    report). Raise RayflError for other changes, if this machine computes other bits, unless runtime.mixed is set, and
+    as `require_asked` for a run from another host.
     """
     audience = audience or Audience()
     directory, overrides = found_again(place, overrides)
     before = read_run(directory)
+    require_asked(before, overrides)
     # Any: values of overrides.
     changed: dict[str, Any] = {}
     for one in overrides:
@@ -219,6 +221,7 @@ def _play_rounds(
 ) -> None:
     """Play all rounds that are left. `listeners` are called after each round."""
     experiment, setup = prepared.experiment, prepared.setup
+    over = partial(audience.is_over, experiment.runtime.limit_s)
     following = console.following(experiment.rounds, experiment.label or experiment.name, audience)
     with following as show:
         for what in experiment.in_memory:
@@ -242,10 +245,10 @@ def _play_rounds(
                     trackers=experiment.output.track,
                     checkpoints=experiment.checkpoint,
                     resumed=resumed,
-                    stopping=lambda: stopping() or audience.stopping(),
+                    stopping=lambda: stopping() or audience.stopping() or over(),
                 )
         else:
             from actors.driver import Listener, play_on_ray
 
-            listener = Listener(on_round, show.wave, show.stopping, audience.stopping)
+            listener = Listener(on_round, show.wave, show.stopping, lambda: audience.stopping() or over())
             play_on_ray(experiment, setup, placement, directory, listener, resumed, prepared.files, prepared.platform)

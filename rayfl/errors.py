@@ -48,6 +48,20 @@ class UnknownKey(RayflError):
         return UnknownKey((*tables, *self.key), self.known)
 
 
+PLUGIN_MODULES = "rayfl_plugin_"
+"""The beginning of the names of the modules that plug-in files become."""
+
+
+def plugin_line(error: BaseException) -> str:
+    """The innermost line of a plug-in file that led to an error, as " (my_methods.py:12)"; "" if none did."""
+    frames = [
+        f" ({frame.f_code.co_filename}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(PLUGIN_MODULES)
+    ]
+    return frames[-1] if frames else ""
+
+
 class ExitError(RuntimeError):
     """Third-party code called sys.exit; the message says where."""
 
@@ -60,9 +74,7 @@ def refusing_exits() -> Iterator[None]:
     """
     try:
         yield
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:
+    except (SystemExit, GeneratorExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         words = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
         raise ExitError(

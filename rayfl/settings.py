@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from rayfl.errors import RayflError, UnknownKey
+from rayfl.errors import RayflError, UnknownKey, one_line, plugin_line
 
 KINDS = {
     bool: ("true or false", "values true or false"),
@@ -53,6 +53,11 @@ class Settings(BaseModel):
             super().__init__(**{key: _frozen(value) for key, value in values.items()})
         except ValidationError as error:
             raise explained_mistake(error, type(self), values) from None
+        # pydantic takes ValueErrors of validators alone; a plug-in's may raise anything.
+        except BaseException as error:
+            if isinstance(error, RayflError | KeyboardInterrupt) or not (line := plugin_line(error)):
+                raise
+            raise RayflError(one_line(f"{type(error).__name__}: {error}{line}; raise a ValueError instead")) from error
 
 
 # Any: what the user gave.
@@ -141,7 +146,7 @@ def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> RayflError:
     reason, tables = first["ctx"]["error"], tuple(str(part) for part in first["loc"])
     if not isinstance(reason, RayflError):
         file = getattr(sys.modules.get(model.__module__), "__file__", None) or model.__module__
-        reason = RayflError(f"{reason} ({model.__qualname__} in {file})")
+        reason = RayflError(f"{reason}{plugin_line(reason) or f' ({model.__qualname__} in {file})'}")
     # The validator of a field names the field itself.
     return reason if tables and reason.key[:1] == tables[-1:] else reason.under(*tables)
 

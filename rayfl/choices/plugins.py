@@ -24,13 +24,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfl.errors import RayflError, did_you_mean, reason
+from rayfl.errors import PLUGIN_MODULES, RayflError, did_you_mean, reason
 from rayfl.limits.regular_files import read_bytes
 
 GROUP = "rayfl.plugins"
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
-_PREFIX = "rayfl_plugin_"
 MEMORY = "in memory: "
 """The beginning of the name of an object that cannot be imported."""
 
@@ -45,7 +44,7 @@ class PluginFile:
     @property
     def module(self) -> str:
         """The name of the module that the file becomes."""
-        return f"{_PREFIX}{digest(self.source.encode())}"
+        return f"{PLUGIN_MODULES}{digest(self.source.encode())}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (self.path, self.source)
@@ -251,7 +250,7 @@ def short(name: str) -> str:
 
 def is_loaded(content: bytes) -> bool:
     """Whether this process has run a plugin file with this content."""
-    return f"{_PREFIX}{digest(content)}" in _files
+    return f"{PLUGIN_MODULES}{digest(content)}" in _files
 
 
 def would_run_code(name: str) -> bool:

@@ -6,6 +6,7 @@ files. In an experiment's TOML file a path is relative to that file, elsewhere t
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,6 @@ STAYING = {("data", "path"), ("data", "test_path")}
 """The settings that name files of samples. They are too large to be copied; `data.digest` has their digests."""
 _OPEN = ("data", "partition", "model", "method", "uplink", "downlink", "topology")
 """The tables in which a name may refer to a plugin file: my_methods.py:FedNova."""
-
-
-def names_file(key: str, value: object) -> bool:
-    """Whether the value of a dotted key is the path of a file, or refers to a plugin file."""
-    return tuple(key.split(".")) in KINDS or (key.split(".")[0] in _OPEN and plugins.file_of(value) is not None)
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,35 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
         return name
 
     return KeptFiles(mapped(table, kept), contents)
+
+
+# Any: settings of any type.
+def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory: Path) -> None:
+    """RayflError if a file that `table` names is not the one with which the run in `directory` began, by the digest in
+    the name of its copy.
+
+    began: the experiment of the run as its directory has it. A table that was made of it is checked before any code in
+    these files runs. A file that cannot be read, or of which `began` has none, is left to those who need it.
+    """
+    names: dict[tuple[str, ...], list[str]] = {}
+
+    def noted(key: tuple[str, ...], path: str) -> str:
+        names.setdefault(key, []).append(path)
+        return path
+
+    def checked(key: tuple[str, ...], path: str) -> str:
+        with suppress(OSError):
+            if key in names and key not in STAYING:
+                copy = input_name(KINDS.get(key, "plugin"), plugins.digest(read_bytes(Path(path))), Path(path).suffix)
+                if Path(copy).stem not in [Path(name).stem for name in names[key]]:
+                    raise RayflError(
+                        f"{'.'.join(key)} names a file with other content than {names[key][0]}, with which the run in "
+                        f"{directory} began; give {'.'.join(key)}=FILE with a copy of that file"
+                    )
+        return path
+
+    mapped(began, noted)
+    mapped(table, checked)
 
 
 # Any: a table of a TOML file, with a [sweep] or without.

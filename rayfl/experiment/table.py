@@ -147,6 +147,8 @@ def override(table: dict[str, Any], text: str) -> None:
 
 def split_override(text: str) -> tuple[list[str], str]:
     """["method", "lr"] and "0.1" of "method.lr=0.1". Raise RayflError if it is no override."""
+    if not isinstance(text, str):
+        raise RayflError(f"{shown(text)} is not an override; write a text as 'method.lr=0.1'")
     key, sign, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not sign or not all(path):

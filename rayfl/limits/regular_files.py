@@ -8,9 +8,11 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from rayfl.errors import RayflError
 from rayfl.limits.memory import in_words, machine_bytes
+from rayfl.settings import shown
 
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -18,6 +20,9 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+_LONGEST_PART = 255
+"""Bytes of a file's name, on most file systems."""
 
 
 class Unopened(OSError):
@@ -46,6 +51,28 @@ def require_regular(path: Path, most: int | None = None) -> None:
     if status.st_size > limit:
         whose = "it may have" if most is not None else "this machine has memory for"
         raise Unopened(f"it has {in_words(status.st_size)}, which is more than the {in_words(limit)} that {whose}")
+
+
+def require_current_folder() -> None:
+    """RayflError if the current directory was deleted: torch's libraries would end the process without a word."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise RayflError("the current directory was deleted: change to another one, and try again") from None
+
+
+# Any: an argument of a Python function.
+def path_of(given: Any, what: str) -> Path:
+    """The path that an argument gives; "" and None are the current directory. RayflError if it can be none."""
+    require_current_folder()
+    try:
+        path = Path("" if given is None else given)
+        longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    except (TypeError, ValueError):
+        raise RayflError(f"{what}={shown(given)} is no path: give a text or a pathlib.Path") from None
+    if longest > _LONGEST_PART or "\0" in str(path):
+        raise RayflError(f"{what}={shown(given)}: names of files have at most {_LONGEST_PART} bytes, no null character")
+    return path
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:

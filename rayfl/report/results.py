@@ -4,17 +4,18 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from rayfl.errors import RayflError, did_you_mean, one_line
 from rayfl.experiment.identity import determining_settings
+from rayfl.limits.regular_files import path_of
 from rayfl.report import wording
 from rayfl.report.groups import curve, groups
 from rayfl.report.series import COST_TITLES, cost, is_accuracy, metric_names, series
@@ -54,7 +55,7 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     if isinstance(directory, str) and is_url(directory):
         return RunResults(read_run(copy_for_reading(directory)))
     require_path(str(directory))
-    place = Path(directory).absolute()
+    place = path_of(directory, "directory").absolute()
     found = [RunResults(read_run(one)) for one in run_directories(place)]
     return found[0] if found[0].directory == place else SweepResults(place, found)
 
@@ -130,8 +131,8 @@ class RunResults:
 
         It takes inputs as they are in the data's files, and preprocesses them as the run did; its `network` is the
         network alone. A class from your own file or module is imported, so its code runs. The data are not read. Raise
-        RayflError if the run has saved no global model, if the class is gone, or if the method's weights are not those
-        of the network.
+        RayflError if the run has saved no global model, if the class is gone or changed, or if the method's weights are
+        not those of the network.
         """
         if "global" not in self.model_names and "personal" in self.model_names:
             raise RayflError(f"{self.directory} has no global model, only personal ones: use personal_model(client)")
@@ -179,24 +180,31 @@ class RunResults:
     def _architecture(self) -> "Architecture":
         """The run's architecture."""
         from rayfl.choices.kinds import resolve
-        from rayfl.experiment.input_files import located
         from rayfl.models.base import Architecture
 
         if self._experiment is not None:
             return self._experiment.model
-        return resolve(Architecture, located({"model": self.settings.get("model")}, self.directory)["model"])
+        return resolve(Architecture, self._located({"model": self.settings.get("model")})["model"])
 
     @property
     def _data(self) -> "tuple[Dataset, Precision]":
         """The run's dataset, without its samples, and its precision; the data are read if an earlier rayfl saved the
         models."""
         from rayfl.experiment.experiment import make_experiment
-        from rayfl.experiment.input_files import located
 
         if (inputs := read_model_inputs(self.directory)) is not None:
             return inputs.without_samples(), inputs.precision
-        experiment = self._experiment or make_experiment(located(self.settings, self.directory))
+        experiment = self._experiment or make_experiment(self._located(self.settings))
         return experiment.data.load(), experiment.runtime.precision
+
+    # Any: tables of the experiment.
+    def _located(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Tables of the run's experiment with the places of its files. RayflError if one is not as the run began."""
+        from rayfl.experiment.input_files import located, require_copies
+
+        found = located(table, self.directory)
+        require_copies(self.settings, found, self.directory)
+        return found
 
     def plot(self, name: str, against: Against = "round", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric, such as "own/accuracy", by default on a new figure of pyplot, and return matplotlib's axes.

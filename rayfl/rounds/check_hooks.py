@@ -190,7 +190,7 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
             )
 
 
-def _updated(found: Any, method: object, args: tuple[Any, ...]) -> None:
+def _updated(found: Any, method: Any, args: tuple[Any, ...]) -> None:
     if len(found) != 2:
         raise _WrongAnswerError(f"returns {len(found)} values; it must return {_UPDATE}")
     state, metrics = found
@@ -199,6 +199,13 @@ def _updated(found: Any, method: object, args: tuple[Any, ...]) -> None:
     if lost := _lost(args[0], state):
         raise _WrongAnswerError(
             f"returns a server state without {lost!r}, which it was given; it must return the whole state"
+        )
+    models = map(checked_hook(method.model), (args[0], state))
+    before, now = ({name: list(tensor.shape) for name, tensor in one.items()} for one in models)
+    if changed := [name for name in before if now.get(name) != before[name]]:
+        raise _WrongAnswerError(
+            f"returns a model whose {changed[0]!r} has the shape {now.get(changed[0])}, not {before[changed[0]]}: a "
+            "round keeps the shapes"
         )
 
 

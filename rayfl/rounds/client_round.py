@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rayfl.compress.base import Message, message_bits
 from rayfl.data.transfer import to_memory
+from rayfl.errors import plugin_line
 from rayfl.methods.base import Carry, Context, Reply, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
@@ -183,4 +184,6 @@ def naming_round_and_client(round: int, client: int) -> Iterator[None]:
     except BaseException as error:
         if out_of_memory(error):
             raise OutOfMemory(f"round {round}, client {client}: out of memory ({error_text(error)})") from error
-        raise ClientError(f"round {round}, client {client}: {type(error).__name__}: {error}") from error
+        raise ClientError(
+            f"round {round}, client {client}: {type(error).__name__}: {error}{plugin_line(error)}"
+        ) from error
