@@ -12,7 +12,6 @@ from typing import Any
 
 from rayfl.errors import RayflError
 from rayfl.limits.memory import in_words, machine_bytes
-from rayfl.settings import shown
 
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -23,6 +22,8 @@ _KINDS = (
 
 _LONGEST_PART = 255
 """Bytes of a file's name, on most file systems."""
+_SHOWN = 80
+"""The most letters of an argument that a sentence shows."""
 
 
 class Unopened(OSError):
@@ -69,9 +70,11 @@ def path_of(given: Any, what: str) -> Path:
         path = Path("" if given is None else given)
         longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
     except (TypeError, ValueError):
-        raise RayflError(f"{what}={shown(given)} is no path: give a text or a pathlib.Path") from None
+        raise RayflError(f"{what}={repr(given)[:_SHOWN]} is no path: give a text or a pathlib.Path") from None
     if longest > _LONGEST_PART or "\0" in str(path):
-        raise RayflError(f"{what}={shown(given)}: names of files have at most {_LONGEST_PART} bytes, no null character")
+        raise RayflError(
+            f"{what}={repr(given)[:_SHOWN]}: names of files have at most {_LONGEST_PART} bytes, no null character"
+        )
     return path
 
 
