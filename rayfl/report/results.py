@@ -15,8 +15,10 @@ import pandas as pd
 
 from rayfl.errors import RayflError, did_you_mean, one_line
 from rayfl.experiment.identity import determining_settings
+from rayfl.experiment.report_options import agreed_options
 from rayfl.limits.regular_files import path_of
 from rayfl.report import wording
+from rayfl.report.comparison import comparison
 from rayfl.report.groups import curve, groups
 from rayfl.report.series import COST_TITLES, cost, is_accuracy, metric_names, series
 from rayfl.report.summary import Summary, summary
@@ -270,11 +272,11 @@ class SweepResults:
         return f"sweep of {len(self.runs)} runs" + (f", {finished} of them finished" * (finished < len(self.runs)))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a row per run."""
-        return (
-            f"<p>{escape(self._state())}</p>{self.summary.to_html(index=False, na_rep='')}"
-            f"<p><code>{escape(str(self.directory))}</code></p>"
-        )
+        """What a notebook shows: the table of `rayfl compare`, with mean and deviation over each method's seeds."""
+        runs = [one.arrow for one in self.runs]
+        heads, rows = comparison(runs, agreed_options([run.experiment for run in runs])).results
+        table = pd.DataFrame(list(rows), columns=list(heads)).to_html(index=False)
+        return f"<p>{escape(self._state())}</p>{table}<p><code>{escape(str(self.directory))}</code></p>"
 
 
 def _state(found: RunResults) -> str:

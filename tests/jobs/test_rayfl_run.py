@@ -1,5 +1,6 @@
 """`rayfl.run`, `stream`, `resume`, `sweep`, `load`: the command's bits, as Python objects; mistakes as exceptions."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,11 @@ def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
     np.testing.assert_allclose(
         np.sort([line.get_ydata() for line in lines], axis=0), np.sort([means["fedavg"], means["local"]], axis=0)
     )
-    assert "method.name" in found._repr_html_()
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in found._repr_html_().split("<tr")]
+    shown = {cells[0].partition("(")[0]: cells for cells in rows if cells}
+    own = found.summary[found.summary["method.name"] == "local"]["own/accuracy"]
+    assert set(shown) == {"local", "FedAvg"} and shown["local"][1] == "1, 2"
+    assert f"{100 * own.mean():.1f} \u00b1 {100 * own.std():.1f} % (2)" in shown["local"]
     check_sentence(repr(found), ["4 runs", tmp_path / "sweep"])
     # What has finished is not run again.
     again = API.sweep(directory=tmp_path / "sweep", progress=False, **given)
