@@ -33,7 +33,8 @@ def _benchmark(function: Callable[..., int | None]) -> click.Command:
     @functools.wraps(function)
     def command(path: Path, overwrite: bool, **options: Any) -> None:
         with sentences():
-            sys.exit(function(Results(name, path, overwrite), **options))
+            code = function(Results(name, path, overwrite), **options)
+        sys.exit(code)
 
     overwriting = click.option(
         "--overwrite", is_flag=True, help="Also replace files that this benchmark did not write."
@@ -145,6 +146,20 @@ def start(results: Results, repeats: int) -> None:
     from benchmarks.start import bench_start
 
     bench_start(repeats, results)
+
+
+@_benchmark
+@click.argument("methods", nargs=-1, metavar="[METHOD]...")
+@click.option("--limit", "limit_s", type=float, help="Begin no further method after this many seconds.")
+def settings(results: Results, methods: Sequence[str], limit_s: float | None) -> int:
+    """Give each METHOD, by default all, every setting: what changes, what is refused, and what does nothing.
+
+    Methods that the JSON file has already are left out, so that the next call goes on. The exit code is 1 if a
+    setting does nothing without a word.
+    """
+    from benchmarks.settings import bench_settings
+
+    return bench_settings(methods, results, limit_s)
 
 
 @_benchmark

@@ -24,7 +24,7 @@ class RayflError(ValueError):
     def under(self, *tables: str) -> "RayflError":
         """The same mistake, with the path of the outer `tables` before its key."""
         if self.key:
-            return RayflError(self.reason, (*tables, *self.key), self.lead)
+            return type(self)(self.reason, (*tables, *self.key), self.lead)
         return RayflError(f": {self.reason}", tables) if tables else self
 
 
@@ -46,6 +46,10 @@ class UnknownKey(RayflError):
 
     def under(self, *tables: str) -> RayflError:
         return UnknownKey((*tables, *self.key), self.known)
+
+
+class UnusedSetting(RayflError):
+    """A setting was given that does nothing beside the others."""
 
 
 PLUGIN_MODULES = "rayfl_plugin_"

@@ -1,17 +1,18 @@
 """Settings: the validated, frozen values that a user writes (an experiment, hyper-parameters, a compressor)."""
 
 import difflib
+import functools
 import sys
 from collections import abc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from rayfl.errors import RayflError, UnknownKey, one_line, plugin_line
+from rayfl.errors import RayflError, UnknownKey, UnusedSetting, one_line, plugin_line
 
 KINDS = {
     bool: ("true or false", "values true or false"),
@@ -36,6 +37,15 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+# Any: values of other settings.
+def unused_with(**others: Any) -> dict[str, Any]:
+    """For a field's `json_schema_extra`: the values of another setting beside which this one does nothing.
+
+    `beta2: float = Field(default=0.99, json_schema_extra=unused_with(server_optimizer=["adagrad"]))`
+    """
+    return {"unused_with": others}
+
+
 class Settings(BaseModel):
     """A frozen record that refuses unknown keys and wrong types with one sentence (`RayflError`).
 
@@ -58,6 +68,35 @@ class Settings(BaseModel):
             if isinstance(error, RayflError | KeyboardInterrupt) or not (line := plugin_line(error)):
                 raise
             raise RayflError(one_line(f"{type(error).__name__}: {error}{line}; raise a ValueError instead")) from error
+
+    def unused(self) -> Mapping[str, str]:
+        """The settings that do nothing beside the others, by name, each with the reason ("as ...", "without ...").
+
+        By default those that their fields declare by `unused_with`. A setting in a table has a dotted name.
+        """
+        fields = type(self).model_fields.items()
+        extras = {name: one.json_schema_extra for name, one in fields if isinstance(one.json_schema_extra, dict)}
+        return {
+            name: f"beside {other}={shown(value)}"
+            for name, extra in extras.items()
+            for other, values in cast(dict[str, Any], extra.get("unused_with", {})).items()
+            if (value := getattr(self, other)) in values
+        }
+
+    @model_validator(mode="after")
+    def _nothing_is_unused(self) -> Self:
+        for key, why in self.unused().items():
+            *tables, name = key.split(".")
+            table = functools.reduce(getattr, tables, self)
+            if table.is_given(name):
+                raise UnusedSetting(f"={shown(getattr(table, name))} does nothing {why}; remove it", (*tables, name))
+        return self
+
+    def is_given(self, name: str) -> bool:
+        """Whether a setting differs from its default. A default that is written out misleads nobody."""
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        # As texts: a comparison of arrays has no one answer.
+        return repr(getattr(self, name)) != repr(default)
 
 
 # Any: what the user gave.

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from rayfl.choices.kinds import named  # noqa: E402
 from rayfl.experiment.experiment import Experiment  # noqa: E402
 from rayfl.experiment.prepare import prepare  # noqa: E402
-from rayfl.methods.base import Method  # noqa: E402
+from rayfl.methods.base import Method, PeerHalf  # noqa: E402
 from rayfl.rounds.executor import InlineExecutor  # noqa: E402
 from rayfl.run_directory.play_run import final_models  # noqa: E402
 from rayfl.testing.comparison import contents  # noqa: E402
@@ -71,11 +71,8 @@ ending = contextlib.ExitStack()
 # Any: an experiment's tables.
 def experiment(name: str, **options: Any) -> Experiment:
     """The experiment of the contracts, with the method's own batch size."""
-    table = {"name": name, **every_method.HYPER.get(name, {})}
-    if "retention_ratio" in options.get("clients", {}):
-        # The method's own goes instead: both are refused.
-        table.pop(named(Method)[name].own_retention, None)
-    return every_method.experiment(name, **{"method": table, **options})
+    method = {"name": name, **every_method.own(name, options.get("clients", {}))}
+    return every_method.experiment(name, **{"method": method, **options})
 
 
 def digest(*parts: bytes) -> str:
@@ -178,10 +175,11 @@ def cases() -> Iterator[tuple[str, Callable[[], Hashes]]]:
             yield f"{engine} {name}", lambda name=name, engine=engine: inline(with_runtime(name, engine=engine))
         if not kind.own_compression:
             top = {"name": "topk", "keep_ratio": 0.2}
+            clients = {"count": 6, **({} if issubclass(kind, PeerHalf) else {"per_round": 4})}
             yield (
                 f"topk {name}",
-                lambda name=name, top=top: inline(
-                    experiment(name, uplink=top, runtime={"engine": "loop"}, clients={"count": 6, "per_round": 4})
+                lambda name=name, top=top, clients=clients: inline(
+                    experiment(name, uplink=top, runtime={"engine": "loop"}, clients=clients)
                 ),
             )
     for compressor in VARIANTS:

@@ -72,14 +72,17 @@ def facts(method: type[Method]) -> list[str]:
     if method.personalized:
         found.append("Every client ends with a model of its own.")
     if method.own_compression:
-        found.append("It compresses in its own way: `[uplink]` and `[downlink]` may not be set.")
-    if method.uses_graph or issubclass(method, PeerHalf):
+        found.append("It compresses in its own way.")
+    if method.uses_graph or (issubclass(method, PeerHalf) and method.gather):
         found.append("It takes a graph, the [`[topology]`](../topologies.md) table.")
     if method.splits:
         shares = ", ".join(f"{share:g} of the train split ({split})" for split, share in method.splits.items())
         found.append(f"It sets samples aside: {shares}; `[splits]` says otherwise.")
     if method.honours_retention:
         found.append("It follows `clients.retention_ratio`.")
+    if unused := method.unused(method.Hyper()):
+        settings = ", ".join(f"`{key}`" for key in sorted(unused))
+        found.append(f"It refuses {settings}: they [do nothing](../../how-to/settings.md) here.")
     if method.depends_on_num_rounds:
         found.append("Its rounds depend on their number, so a run that has begun cannot be made longer.")
     return found

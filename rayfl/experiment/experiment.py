@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from rayfl.choices import plugins
-from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference
+from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference, require_read
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -28,7 +28,7 @@ from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.object_storage import is_url, require_url
 from rayfl.run_directory.trackers.tracker import TrackerName
-from rayfl.settings import Settings, shown
+from rayfl.settings import Settings, dotted, shown, unused_with
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
 
@@ -151,7 +151,10 @@ class Runtime(Settings):
         default="auto", description="loop: clients one by one; vmap: several at once"
     )
     stack_width: int | None = Field(
-        default=None, ge=1, description="clients that the engine vmap trains at once; default: by the model's size"
+        default=None,
+        ge=1,
+        description="clients that the engine vmap trains at once; default: by the model's size",
+        json_schema_extra=unused_with(engine=["loop"]),
     )
     precision: Precision = Field(
         default="fp32", description="of a model's products: fp32; tf32 (GPUs only); bf16: autocast, weights stay fp32"
@@ -296,6 +299,10 @@ class Output(Settings):
         return names
 
 
+NO_RATIO = (None, 0.1)
+"""What the `keep_ratio` of a compressor is where it is not given."""
+
+
 class Experiment(Settings):
     """The whole description of a run; each table of the TOML file is a field."""
 
@@ -338,14 +345,25 @@ class Experiment(Settings):
             raise RayflError(f"={shown(name)} has {len(name)} letters; use at most {LONGEST_NAME}", key=("name",))
         return name
 
+    def unused(self) -> Mapping[str, str]:
+        return self.method.kind.unused(self.method.hyper)
+
+    @model_validator(mode="after")
+    def _every_setting_is_read(self) -> "Experiment":
+        """Refuse settings of classes from elsewhere that no code reads, and two settings for the same thing."""
+        for table, chosen in (*self, ("method", self.method.hyper)):
+            if isinstance(chosen, Settings):
+                require_read(table, self.method.kind if table == "method" else type(chosen), chosen)
+        hyper, names = self.method.hyper, self.method.kind.own_retention
+        own = [f"method.{name}={shown(getattr(hyper, name))}" for name in names if hyper.is_given(name)]
+        uplink = {} if self.method.kind.honours_retention else dotted(self.uplink.to_table())
+        own += [f"uplink.{key}={one}" for key, one in uplink.items() if "keep_ratio" in key and one not in NO_RATIO]
+        if own and self.clients.retention_ratio is not None:
+            raise RayflError(f"{own[0]} and clients.retention_ratio are both given; give one of them")
+        return self
+
     @model_validator(mode="after")
     def _fits(self) -> "Experiment":
-        if self.method.kind.own_compression:
-            for name in ("uplink", "downlink"):
-                if getattr(self, name) != Dense():
-                    raise RayflError(
-                        f"method {self.method.name!r} compresses in its own way; remove the [{name}] table"
-                    )
         if self.downlink.name == "feedback":
             raise RayflError(
                 " 'feedback' is not allowed, because a downlink keeps no memory; give its inner compressor alone",

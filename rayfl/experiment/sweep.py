@@ -9,24 +9,28 @@ Combinations come in the order of the table, and the last key changes fastest. A
 `label`, which legends and directories then show.
 """
 
+import functools
 import hashlib
 import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Choice
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, UnusedSetting
 from rayfl.experiment.experiment import Experiment, make_experiment
+from rayfl.experiment.identity import lies_in
 from rayfl.experiment.table import copied, override, put, read_table, split_override, with_overrides
 from rayfl.methods.base import Method
 from rayfl.settings import shown
 
+_LOG = getLogger("rayfl")
 _LONGEST_NAME = 120
 """The most letters of a directory's name; a longer one is cut and ends in a digest."""
 _SEED = "seed"
@@ -36,11 +40,15 @@ MOST_COMBINATIONS = 10_000
 
 @dataclass(frozen=True)
 class Combination:
-    """One experiment of a sweep. title: its swept settings; directory: its name inside the sweep's directory."""
+    """One experiment of a sweep. title: its swept settings; directory: its name inside the sweep's directory.
+
+    left_out: settings that stand beside `[sweep]` and do nothing in this experiment, by dotted key, with the sentence.
+    """
 
     title: str
     directory: str
     experiment: Experiment
+    left_out: Mapping[str, RayflError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,11 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
     swept = tuple(f"{key}." for key in lists)
     inside = [one for one in overrides if ".".join(split_override(one)[0]).startswith(swept)]
     found = [_combination(table, items, inside) for items in itertools.product(*_items(lists))]
+    for key, times in Counter(key for one in found for key in one.left_out).items():
+        first = next(one for one in found if key in one.left_out)
+        if times == len(found):
+            raise RayflError(f"{first.title:.200}: {first.left_out[key]}")
+        _LOG.warning("%s does nothing in %d of %d runs, such as %r: left out", key, times, len(found), first.title)
     for names in ([one.title for one in found], [one.directory for one in found]):
         (name, times), *_ = Counter(names).most_common(1)
         if times > 1:
@@ -149,10 +162,26 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
             override(own, one)
         if label and all(item.key != "label" for item in items):
             own["label"] = label
-        experiment = make_experiment(own)
+        experiment, left_out = _without_unused(own, [item.key for item in items])
     except ValueError as error:
         raise RayflError(f"{title:.200}: {error}") from None
-    return Combination(title, directory_name(title), experiment)
+    return Combination(title, directory_name(title), experiment, left_out)
+
+
+# Any: tables of a file.
+def _without_unused(table: dict[str, Any], swept: Sequence[str]) -> tuple[Experiment, dict[str, RayflError]]:
+    """The experiment without the settings that do nothing in it, and these; one that is swept itself is refused."""
+    try:
+        return make_experiment(table), {}
+    except UnusedSetting as error:
+        key, (*tables, name) = ".".join(error.key), error.key
+        inner = functools.reduce(lambda outer, part: outer[part] if isinstance(outer, dict) else None, tables, table)
+        # An object from Python is not changed.
+        if not isinstance(inner, dict) or any(lies_in(key, one) or lies_in(one, key) for one in swept):
+            raise
+        del inner[name]
+        experiment, others = _without_unused(table, swept)
+        return experiment, {key: error, **others}
 
 
 def directory_name(title: str) -> str:

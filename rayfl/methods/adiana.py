@@ -64,6 +64,11 @@ class ADIANAHyper(GradientWork):
     beta: float | None = Field(default=None, ge=0, le=1, description="share of the old z in z")
     l1: float = Field(default=0.0, ge=0, description="l1 ||x||_1 is part of the objective, by its proximal step")
 
+    def unused(self) -> Mapping[str, str]:
+        found = {"smoothness": (self.eta,), "strong_convexity": (self.theta1, self.gamma, self.beta)}
+        found = {name: "beside numbers that would follow from it" for name, given in found.items() if None not in given}
+        return {**super().unused(), **found}
+
     @model_validator(mode="after")
     def _consistent(self) -> "ADIANAHyper":
         if self.strong_convexity > self.smoothness:

@@ -36,6 +36,7 @@ from rayfl.methods.hook_types import (
     Work,
 )
 from rayfl.population.client import Traits
+from rayfl.settings import unused_with
 from rayfl.task import Task
 from rayfl.topology.graphs import Topology
 from rayfl.tree import State, Tree
@@ -76,7 +77,16 @@ __all__ = [
     "WeightedMean",
     "Work",
     "encode_broadcast",
+    "unused_with",
 ]
+
+
+_OF_SERVERS = (
+    "downlink",
+    *(f"clients.{name}" for name in ("per_round", "fraction", "deadline_s", "take_first", "upload_loss")),
+    "clients.dropout_after_download",
+)
+_OF_EXCHANGES = ("topology", "uplink", "downlink", "clients.uplink_mbps", "clients.downlink_mbps")
 
 
 class Method(Kind, ABC):
@@ -100,8 +110,8 @@ class Method(Kind, ABC):
     """Whether a method with a server uses the experiment's topology, as a graph over its clients."""
     honours_retention: bool = False
     """Whether a client's retention ratio (`clients.retention_ratio`) changes what it keeps or sends."""
-    own_retention: str = ""
-    """The setting that, where it is given, says what all clients keep, so that `clients.retention_ratio` is refused."""
+    own_retention: ClassVar[tuple[str, ...]] = ()
+    """Settings of `Hyper` that cannot be given beside `clients.retention_ratio`: they say the same for all clients."""
     judged_after_training: bool = True
     """Whether a client is also evaluated right after its local work. False if that work leaves its model alone."""
     needs_one_omega: bool = False
@@ -150,6 +160,25 @@ class Method(Kind, ABC):
         twin = copy.copy(self)
         twin.task = task
         return twin
+
+    # Any: `hyper` is an instance of the method's own Hyper.
+    @classmethod
+    def unused(cls, hyper: Any) -> Mapping[str, str]:
+        """Settings outside `[method]` that do nothing with this method, by dotted key, each with the reason.
+
+        They are refused before anything starts. `Hyper.unused` has those of `[method]` itself.
+        """
+        name = cls.__name__
+        found = {} if cls.uses_graph else {"topology": f"as {name} has a server"}
+        if issubclass(cls, PeerHalf):
+            found = dict.fromkeys(_OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
+        if cls.own_compression:
+            found |= dict.fromkeys(("uplink", "downlink"), f"as {name} compresses in its own way")
+        if not cls.gather:
+            found |= dict.fromkeys(_OF_EXCHANGES, f"as clients of {name} exchange nothing")
+        if not cls.personalized and cls.eval_stages is Method.eval_stages:
+            found["evaluation.personal_on_pooled"] = f"as clients of {name} have no models of their own"
+        return found
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""

@@ -41,9 +41,11 @@ from rayfl.methods.base import (
     State,
     Traits,
     Tree,
+    unused_with,
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
+from rayfl.methods.shared.lr_schedules import NOT_EXPONENTIAL
 from rayfl.methods.shared.masks import Distribution, Prune
 from rayfl.models import flops
 
@@ -54,7 +56,13 @@ class DisPFLHyper(LocalWork):
     """Hyper-parameters of Dis-PFL, with the paper's values."""
 
     lr: float = Field(default=0.1, gt=0, description="client learning rate, eta")
-    lr_decay: float = Field(default=0.998, gt=0, le=1, description="the learning rate of round t is lr * lr_decay ** t")
+    lr_decay: float = Field(
+        default=0.998,
+        gt=0,
+        le=1,
+        description="the learning rate of round t is lr * lr_decay ** t",
+        json_schema_extra=NOT_EXPONENTIAL,
+    )
     epochs: int | None = Field(default=None, ge=1, description="local epochs a round (5 where steps is not given)")
     batch_size: int = Field(default=128, ge=0, description="examples a batch, b; 0: the whole split")
     weight_decay: float = Field(default=5e-4, ge=0, description="L2 penalty added to the gradient")
@@ -62,7 +70,12 @@ class DisPFLHyper(LocalWork):
         default=None, gt=0, le=1, description="share of the entries kept; default: clients.retention_ratio, else 0.5"
     )
     distribution: Distribution = Field(default="erk", description="densities of the tensors: erk, or uniform")
-    erk_power: float = Field(default=1.0, ge=0, description="exponent of the raw ERK densities")
+    erk_power: float = Field(
+        default=1.0,
+        ge=0,
+        description="exponent of the raw ERK densities",
+        json_schema_extra=unused_with(distribution=["uniform"]),
+    )
     prune: Prune = Field(default="all", description="all tensors, or weights_only: biases and norms stay dense")
     different_initial: bool = Field(default=True, description="whether masks start different, or as one mask")
     anneal: float = Field(default=0.5, ge=0, le=1, description="share of the kept entries that round 0 moves, alpha_0")
@@ -91,10 +104,10 @@ class DisPFL(GradientMethod, PeerHalf, on_device=True):
     hyper: DisPFLHyper
     paper: ClassVar[str] = "Dai et al., ICML 2022"
     personalized: ClassVar[bool] = True
-    own_retention: ClassVar[str] = "density"
     depends_on_num_rounds: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     honours_retention: ClassVar[bool] = True
+    own_retention: ClassVar[tuple[str, ...]] = ("density",)
     gather: Mapping[str, Gather] = {"weights": ElementwiseMean("sent")}
 
     def plan(self, round: int, coin: float) -> Plan:

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.methods.base import Batch, Context, Finished, Message, ModelState, Plan, RayflError, Stage, Tree
+from rayfl.methods.base import Batch, Context, Finished, Message, ModelState, Plan, RayflError, Stage, Tree, unused_with
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 
@@ -37,7 +37,9 @@ class DittoHyper(LocalTraining):
     )
     lam: float = Field(default=0.5, ge=0, description="pull of the global model on the personal one, lambda")
     pull: Literal["joint", "after"] = Field(
-        default="joint", description="joint: a step along g + lam (v - x); after: along g, then off goes lr lam (v - x)"
+        default="joint",
+        description="joint: a step along g + lam (v - x); after: along g, then off goes lr lam (v - x)",
+        json_schema_extra=unused_with(lam=[0]),
     )
     personal_epochs: int | None = Field(
         default=None, ge=1, description="local epochs of the personal model (3 where personal_steps is not given)"

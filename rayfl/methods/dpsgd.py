@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, NotRequired
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -35,11 +35,11 @@ from rayfl.methods.base import (
     Message,
     ModelState,
     PeerHalf,
-    RayflError,
     Stage,
     Traits,
     Tree,
     WeightedMean,
+    unused_with,
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
@@ -57,18 +57,14 @@ class DPSGDHyper(LocalWork):
     density: float | None = Field(
         default=None, gt=0, lt=1, description="share of the entries that the models of all peers have; left out: all"
     )
-    distribution: Distribution = Field(default="uniform", description="densities of the tensors: uniform, or erk")
+    distribution: Distribution = Field(
+        default="uniform",
+        description="densities of the tensors: uniform, or erk",
+        json_schema_extra=unused_with(density=[None]),
+    )
     epochs: int | None = Field(
         default=None, ge=1, description="local epochs a round, E (where steps is not given: 1, and one step with lian)"
     )
-
-    @model_validator(mode="after")
-    def _something_is_masked(self) -> "DPSGDHyper":
-        if self.density is None and self.distribution != "uniform":
-            raise RayflError(
-                f"={self.distribution!r} needs a density; give one, or leave it out", key=("distribution",)
-            )
-        return self
 
     def default_work(self) -> dict[str, int]:
         return {"steps": 1} if self.order == "lian" else super().default_work()

@@ -47,6 +47,7 @@ from rayfl.methods.base import (
     Topology,
     Traits,
     Tree,
+    unused_with,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 
@@ -67,7 +68,12 @@ class FedFomoHyper(LocalWork):
         description="others' models that a client downloads, M (left out: 10, or all others where they are fewer)",
     )
     epsilon: float = Field(default=0.3, ge=0, le=1, description="chance in round 0 that a model is chosen at random")
-    epsilon_decay: float = Field(default=0.05, ge=0, description="by how much epsilon falls a round")
+    epsilon_decay: float = Field(
+        default=0.05,
+        ge=0,
+        description="by how much epsilon falls a round",
+        json_schema_extra=unused_with(epsilon=[0]),
+    )
 
 
 class FedFomoCarry(LocalCarry):

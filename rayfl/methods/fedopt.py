@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from rayfl.methods.base import unused_with
 from rayfl.methods.shared.optimizers import Adagrad, AdaptiveAdam, Optimizer, SecondMoment, Yogi
 from rayfl.methods.shared.server_optimizer import ServerStepping, ServerSteps
 
@@ -27,7 +28,13 @@ class FedOptHyper(ServerSteps):
     beta1: float | None = Field(
         default=None, ge=0, lt=1, description="momentum of the server (left out: 0.9, and 0 with adagrad)"
     )
-    beta2: float = Field(default=0.99, ge=0, lt=1, description="memory of the second moment, of adam and yogi")
+    beta2: float = Field(
+        default=0.99,
+        ge=0,
+        lt=1,
+        description="memory of the second moment, of adam and yogi",
+        json_schema_extra=unused_with(server_optimizer=["adagrad"]),
+    )
     tau: float = Field(default=1e-3, gt=0, description="adaptivity: added to the root of the second moment")
     second_moment: SecondMoment = Field(
         default="momentum", description="what is squared: the mean with momentum, or the raw delta"

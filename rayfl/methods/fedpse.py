@@ -67,7 +67,7 @@ class FedPSEHyper(LocalTraining):
         default=0.1,
         gt=0,
         le=1,
-        description="share of the entries sent each way, k/n = 1 - p; clients.retention_ratio goes before",
+        description="share of the entries sent each way, k/n = 1 - p; or clients.retention_ratio",
     )
     scope: Scope = Field(default="tensor", description="top k of every tensor, or of the whole model")
     aggregation: Literal["ewa", "naive"] = Field(
@@ -114,6 +114,7 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True):
     personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     honours_retention: ClassVar[bool] = True
+    own_retention: ClassVar[tuple[str, ...]] = ("keep_ratio",)
     metrics_with_variance: tuple[str, ...] = ("correlation_distance",)
 
     def keep_ratio(self, client: Traits) -> float:

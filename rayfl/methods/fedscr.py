@@ -11,7 +11,7 @@ a residual for the next round (compress/structured.py says how scores are made).
   variance = the mean over all earlier rounds of the variance of the senders' training losses.
   Divergence and significance are of the client's last round, known to itself; before its first one the threshold is as
   given. Up goes the loss, down the variance, four bytes each.
-- A client with a retention ratio of its own has it in place of keep_ratio.
+- A client with a retention ratio of its own has it in place of keep_ratio, with a dense downlink.
 - Rows and columns of matrices are cut like filters and channels, and every tensor has a residual.
 - The model goes down whole. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:
   the server cuts its mean and its own residual as clients do, C = cut(A + mean), A <- A + mean - C, x <- x - C, and who
@@ -50,10 +50,13 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    unused_with,
 )
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 from rayfl.methods.shared.stored_packets import buffers, packet_of
+
+NOT_ADAPTIVE = unused_with(adaptive=[False])
 
 
 class FedSCRHyper(LocalTraining):
@@ -77,9 +80,15 @@ class FedSCRHyper(LocalTraining):
         default="dense", description="what comes down: the model, or filters and channels of its change"
     )
     adaptive: bool = Field(default=False, description="each client's threshold follows its divergence and significance")
-    divergence_factor: float = Field(default=1.0, ge=0, description="weight of the divergence, d1")
-    significance_factor: float = Field(default=1.0, ge=0, description="weight of the significance, d2")
-    variance_factor: float = Field(default=1.0, ge=0, description="weight of the mean variance of losses, d3")
+    divergence_factor: float = Field(
+        default=1.0, ge=0, description="weight of the divergence, d1", json_schema_extra=NOT_ADAPTIVE
+    )
+    significance_factor: float = Field(
+        default=1.0, ge=0, description="weight of the significance, d2", json_schema_extra=NOT_ADAPTIVE
+    )
+    variance_factor: float = Field(
+        default=1.0, ge=0, description="weight of the mean variance of losses, d3", json_schema_extra=NOT_ADAPTIVE
+    )
 
     @model_validator(mode="after")
     def _one_rule(self) -> "FedSCRHyper":
@@ -137,6 +146,8 @@ class FedSCR(FedAvg, on_device=True):
     hyper: FedSCRHyper
     paper: ClassVar[str] = "Wu et al., IEEE TPDS 2021"
     own_compression: ClassVar[bool] = True
+    # A structured downlink is one cut for all clients.
+    own_retention: ClassVar[tuple[str, ...]] = ("keep_ratio", "downlink")
     gather: Mapping[str, Gather] = {"delta": WeightedMean(), "loss": Collect()}
 
     @property

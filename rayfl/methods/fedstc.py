@@ -56,7 +56,7 @@ class FedSTCHyper(LocalTraining):
         default=0.1,
         gt=0,
         le=1,
-        description="share of the entries sent each way, p; clients.retention_ratio goes before, up",
+        description="share of the entries sent each way, p; or, up, clients.retention_ratio",
     )
     scope: Scope = Field(default="tensor", description="largest entries of every tensor, or of the whole model")
 
@@ -90,6 +90,7 @@ class FedSTC(GradientMethod, KeptModel, on_device=True):
     gather: Mapping[str, Gather] = {"update": WeightedMean()}
     own_compression: ClassVar[bool] = True
     honours_retention: ClassVar[bool] = True
+    own_retention: ClassVar[tuple[str, ...]] = ("keep_ratio",)
 
     @cached_property
     def ternary(self) -> Ternary:

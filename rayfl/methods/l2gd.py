@@ -17,7 +17,7 @@ step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), whic
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -87,6 +87,11 @@ class L2GD(Method, ExchangedModelServer, on_device=True):
     paper: ClassVar[str] = "Hanzely and Richtarik, 2020; Bergou et al., 2022"
     personalized: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"model": WeightedMean()}
+
+    # Any: see Method.
+    @classmethod
+    def unused(cls, hyper: Any) -> Mapping[str, str]:
+        return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step a round"}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         hyper, gam = self.hyper, self.hyper.gam(num_clients)

@@ -21,10 +21,24 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Metrics, ModelState, Sum, Traits, Tree
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Metrics,
+    ModelState,
+    Sum,
+    Traits,
+    Tree,
+    unused_with,
+)
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
 from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.uplink import UplinkMemory, compressed
+
+NEVER_LAZY = unused_with(threshold=[0])
 
 
 class LAGHyper(GradientStep):
@@ -33,7 +47,9 @@ class LAGHyper(GradientStep):
     threshold: float = Field(
         default=0.1, ge=0, description="weight of each of the last squared steps, xi; 0: no laziness"
     )
-    num_steps: int = Field(default=10, ge=1, description="how many steps the rule remembers, D")
+    num_steps: int = Field(
+        default=10, ge=1, description="how many steps the rule remembers, D", json_schema_extra=NEVER_LAZY
+    )
     weighting: Literal["uniform"] = Field(default="uniform", description="the objective is the plain mean over clients")
 
 

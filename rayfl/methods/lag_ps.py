@@ -29,14 +29,16 @@ from rayfl.methods.base import (
     Tree,
     encode_broadcast,
 )
-from rayfl.methods.lag import LAG, Known, LAGHyper, LAGServer
+from rayfl.methods.lag import LAG, NEVER_LAZY, Known, LAGHyper, LAGServer
 from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class LAGPSHyper(LAGHyper):
     """Hyper-parameters of LAG-PS."""
 
-    smoothness: float = Field(default=1.0, gt=0, description="Lipschitz constant of every client's gradient, L")
+    smoothness: float = Field(
+        default=1.0, gt=0, description="Lipschitz constant of every client's gradient, L", json_schema_extra=NEVER_LAZY
+    )
 
 
 class LAGPSServer(LAGServer):

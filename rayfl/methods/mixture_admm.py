@@ -48,6 +48,7 @@ from rayfl.methods.base import (
     Sum,
     Topology,
     Tree,
+    unused_with,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 from rayfl.methods.shared.model_server import ModelServer
@@ -65,7 +66,10 @@ class MixtureADMMHyper(LocalWork):
         default="gradient", description="local steps; or the minimiser of a quadratic by one Newton step"
     )
     cg_iterations: int = Field(
-        default=50, ge=1, description="iterations of conjugate gradients in closed_form, at most"
+        default=50,
+        ge=1,
+        description="iterations of conjugate gradients in closed_form, at most",
+        json_schema_extra=unused_with(x_step=["gradient"]),
     )
     mu: float | None = Field(
         default=None, gt=0, description="strong convexity of the f_i, to check that rho is large enough"
@@ -77,11 +81,14 @@ class MixtureADMMHyper(LocalWork):
             raise RayflError(
                 f"={self.beta:g} must be at most rho={self.rho:g}, or y runs away; lower beta", key=("beta",)
             )
-        if self.x_step == "closed_form":
-            for name, field in LocalWork.model_fields.items():
-                if getattr(self, name) != field.default:
-                    raise RayflError(f"={getattr(self, name)} belongs to x_step='gradient'; leave it out", key=(name,))
         return self
+
+    def default_work(self) -> dict[str, int]:
+        return super().default_work() if self.x_step == "gradient" else {}
+
+    def unused(self) -> Mapping[str, str]:
+        gradient = LocalWork.model_fields if self.x_step == "closed_form" else ()
+        return {**super().unused(), **dict.fromkeys(gradient, "beside x_step='closed_form'")}
 
     @property
     def multiplier_step(self) -> float:

@@ -30,7 +30,7 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.data.batches import examples_by_batch
-from rayfl.methods.base import Batch, Context, Plan, Stage, State, Tree
+from rayfl.methods.base import Batch, Context, Plan, Stage, State, Tree, unused_with
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
@@ -49,7 +49,12 @@ class PerFedAvgHyper(LocalTraining):
     variant: Literal["hf", "fo", "exact"] = Field(
         default="hf", description="Hessian-vector product: hf, from two gradients; fo, left out; exact"
     )
-    delta: float = Field(default=1e-3, gt=0, description="distance from w at which hf takes its two gradients")
+    delta: float = Field(
+        default=1e-3,
+        gt=0,
+        description="distance from w at which hf takes its two gradients",
+        json_schema_extra=unused_with(variant=["fo", "exact"]),
+    )
     adapt_batch_size: int = Field(
         default=0, ge=0, description="examples of the adaptation before an evaluation; 0: the whole split"
     )

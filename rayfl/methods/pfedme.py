@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 from rayfl import tree
 from rayfl.methods.base import Aggregate, Batch, Context, Finished, Message, ModelState, Plan, RayflError, Stage, Tree
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel, Weighting
+from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalTraining, OwnModel, Weighting
 
 
 class PFedMeHyper(LocalTraining):
@@ -50,14 +50,11 @@ class PFedMeHyper(LocalTraining):
     beta: float = Field(default=1.0, gt=0, description="how far x moves to the clients' mean; above 1: beyond it")
     personal: Literal["theta", "w"] = Field(default="theta", description="the model that a client is judged by")
 
+    def unused(self) -> Mapping[str, str]:
+        return {**super().unused(), **dict.fromkeys(NOT_PLAIN, "as theta and w move by plain steps")}
+
     @model_validator(mode="after")
     def _stable_steps(self) -> "PFedMeHyper":
-        if self.optimizer != "sgd" or self.momentum or self.clip_norm is not None:
-            raise RayflError(
-                f"={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: theta and w "
-                "move by plain steps; leave all three out",
-                key=("optimizer",),
-            )
         largest = self.lr * (2 if self.lr_schedule == "cosine-literal" else 1)
         if largest * self.lam >= 1:
             raise RayflError(

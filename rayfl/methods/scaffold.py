@@ -18,7 +18,7 @@ The sign is ours on the wire: the change that goes up is c_i - c_i+.
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NotRequired
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -32,14 +32,14 @@ from rayfl.methods.base import (
     Message,
     ModelState,
     Plan,
-    RayflError,
     Stage,
     Sum,
     Traits,
     Tree,
     WeightedMean,
+    unused_with,
 )
-from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining, Weighting
+from rayfl.methods.shared.local_training import NOT_PLAIN, GradientMethod, LocalCarry, LocalTraining, Weighting
 from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
@@ -55,17 +55,15 @@ class ScaffoldHyper(LocalTraining):
     option: Literal["I", "II"] = Field(
         default="II", description="new control variate: I, a gradient at x; II, the mean of the local gradients"
     )
-    control_batch_size: int = Field(default=0, ge=0, description="examples of option I's gradient; 0: the whole split")
+    control_batch_size: int = Field(
+        default=0,
+        ge=0,
+        description="examples of option I's gradient; 0: the whole split",
+        json_schema_extra=unused_with(option=["II"]),
+    )
 
-    @model_validator(mode="after")
-    def _plain_steps(self) -> "ScaffoldHyper":
-        if self.optimizer != "sgd" or self.momentum or self.clip_norm is not None:
-            raise RayflError(
-                f"={self.optimizer!r}, momentum={self.momentum} and clip_norm={self.clip_norm}: SCAFFOLD "
-                "corrects plain SGD steps; leave all three out",
-                key=("optimizer",),
-            )
-        return self
+    def unused(self) -> Mapping[str, str]:
+        return {**super().unused(), **dict.fromkeys(NOT_PLAIN, "as SCAFFOLD corrects plain SGD steps")}
 
 
 class ScaffoldState(UplinkMemory):

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Self, TypedDict
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
@@ -36,7 +36,6 @@ from rayfl.methods.base import (
     Method,
     ModelState,
     Plan,
-    RayflError,
     Stage,
     Traits,
     Tree,
@@ -60,14 +59,9 @@ class STEMHyper(LearningRate):
         default=None, gt=0, description="w / sigma^2 of the paper's schedules of eta and a; by default neither is used"
     )
 
-    @model_validator(mode="after")
-    def _one_schedule(self) -> Self:
-        if self.schedule_offset is not None and (self.lr_schedule != "exponential" or self.lr_decay != 1):
-            raise RayflError(
-                f"={self.schedule_offset} is a schedule of its own; leave out lr_schedule and lr_decay",
-                key=("schedule_offset",),
-            )
-        return self
+    def unused(self) -> Mapping[str, str]:
+        others = () if self.schedule_offset is None else ("lr_schedule", "lr_decay")
+        return {**super().unused(), **dict.fromkeys(others, f"beside schedule_offset={self.schedule_offset}")}
 
     def for_num_rounds(self, rounds: int) -> Self:
         return super().for_num_rounds(max(rounds - 1, 1))

@@ -24,9 +24,9 @@ Where the sources differ or are silent:
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -37,7 +37,6 @@ from rayfl.methods.base import (
     Message,
     ModelState,
     Plan,
-    RayflError,
     Stage,
     Traits,
     Tree,
@@ -62,14 +61,11 @@ class SubFedAvgHyper(GateHyper):
     )
     min_accuracy: float = Field(default=0.5, ge=0, le=1, description="validation accuracy above which it prunes")
 
-    @model_validator(mode="after")
-    def _counts_epochs(self) -> Self:
-        if self.steps is not None:
-            raise RayflError(
-                f"={self.steps} has no first and last epoch, by whose masks Sub-FedAvg decides; give epochs",
-                key=("steps",),
-            )
-        return self
+    def unused(self) -> Mapping[str, str]:
+        return {
+            **super().unused(),
+            "steps": "as Sub-FedAvg decides by the first and last of its epochs",
+        }
 
 
 class SubFedAvgState(ModelState):

@@ -27,16 +27,12 @@ def check_setup(setup: Setup) -> None:
             "model has no convolution or linear layer); remove it",
             ("clients", "sparse_speedup"),
         )
-    if setup.is_peer:
-        check_peers(setup.method, setup.population.settings)
     name = type(setup.method).__name__
     if setup.topology is None:
         if setup.is_peer and setup.method.gather:
             raise RayflError(f"{name} exchanges among peers; add a [topology] table")
         if setup.method.uses_graph:
             raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
-    elif not setup.is_peer and not setup.method.uses_graph:
-        raise RayflError(f"{name} has a server; remove the [topology] table")
     else:
         # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
         mixing_weights(setup.topology.receives(setup.num_clients, setup.seed, 0), setup.topology.weights)
@@ -44,28 +40,11 @@ def check_setup(setup: Setup) -> None:
     checked_hook(setup.method.check_model)(setup.initial)
 
 
-def check_peers(method: Method, clients: Clients) -> None:
-    """Reject settings that need a server."""
-    for name in ("dropout_after_download", "upload_loss", "deadline_s", "take_first"):
-        if getattr(clients, name):
-            raise RayflError(
-                f"={getattr(clients, name)} needs a server, and {type(method).__name__} has none; remove it, or use "
-                "dropout_before_download and dropout_after_training",
-                ("clients", name),
-            )
-
-
 def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
     """Reject retention ratios that neither method nor uplink uses, or that the method's theory does not cover."""
-    if clients.retention_ratio is None:
+    if clients.retention_ratio is None or method.honours_retention:
         return
     name, key = type(method).__name__, ("clients", "retention_ratio")
-    if method.own_retention and (own := getattr(method.hyper, method.own_retention, None)) is not None:
-        raise RayflError(
-            f" and method.{method.own_retention}={own} both say what clients of {name} keep; remove one of them", key
-        )
-    if method.honours_retention:
-        return
     if uplink.keeping(1.0) is None:
         raise RayflError(
             f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "

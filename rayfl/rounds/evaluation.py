@@ -43,7 +43,7 @@ def evaluate_client(
         metrics |= _named(f"own{suffix}", means(setup, params, test, own))
     if setup.evaluation.train and len(trained_on):
         metrics |= _named(f"own_train{suffix}", means(setup, params, setup.dataset.train, trained_on))
-    if setup.evaluation.personal_on_pooled and setup.method.personalized:
+    if setup.evaluation.personal_on_pooled and (setup.method.personalized or setup.method.eval_stages(ctx.round)):
         metrics |= _named(f"personal_pooled{suffix}", means(setup, params, test, np.arange(len(test))))
     return metrics
 

@@ -52,7 +52,7 @@ def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
             **options,
         }
         tables["clients"] = {"count": NUM_CLIENTS, **options.get("clients", {})}
-        if issubclass(method, PeerHalf):
+        if issubclass(method, PeerHalf) and method.gather:
             tables.setdefault("topology", "ring")
         return prepare(Experiment(**tables))
 

@@ -1,6 +1,6 @@
 """The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from rayfl.compress.base import Message
 from rayfl.compress.scalar import CountCodec
 from rayfl.compress.sparse import TopK
+from rayfl.determinism.seeding import NOBODY, FirstDraws
 from rayfl.methods.base import PeerHalf
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
@@ -60,9 +61,14 @@ def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = No
     assert_same_bits(contents(one, run_states[-1]), contents(many, other_states[-1]))
 
 
+def all_but_one(make: Make, num_clients: int) -> dict[str, int]:
+    """The setting of all clients but one a round; none for peers, who all train."""
+    return {} if make().is_peer else {"per_round": num_clients - 1}
+
+
 def a_run_goes_on_from_its_checkpoint(make: Make, num_clients: int, folder: Path) -> None:
     """A checkpoint after two of four rounds, with clients missing, holds all that the other two need."""
-    clients = {"per_round": num_clients - 1, "dropout_after_training": 0.2}
+    clients = {**all_but_one(make, num_clients), "dropout_after_training": 0.2}
     here = make(rounds=4, clients=clients)
     records, run_states = play(here)
     executor = InlineExecutor(here)
@@ -75,18 +81,26 @@ def a_run_goes_on_from_its_checkpoint(make: Make, num_clients: int, folder: Path
     assert_same_bits(contents(executor, run_states[-1]), contents(executor, later_states[-1]))
 
 
-def no_hook_modifies_what_it_was_given(setup: Setup, played: Played) -> None:
+def no_hook_modifies_what_it_was_given(setup: Setup, played: Played, unread: Collection[str] = ()) -> None:
     """Arguments and the method's own values are the same after every call, and states have the keys that are declared.
 
-    The watch itself changes nothing.
+    Every setting of the method is read, or declared in `Hyper.unused`, but for `unread`. The watch itself changes
+    nothing.
     """
     here, log = watched(setup)
+    if not hasattr(here.method, "inner"):
+        # The constructor may read settings, too.
+        type(setup.method)(here.method.task, here.method.hyper)
+    here.method.check(here.num_clients, here.topology, here.seed)
+    here.method.init_params(here.initial, FirstDraws(here.seed, NOBODY))
     records, run_states = play(here)
+    settings = setup.method.hyper
+    assert type(settings).model_fields.keys() - log.read - settings.unused().keys() <= {*unread}
     assert log.modified == []
     assert log.undeclared == []
     assert rows(records) == rows(played[0])
     assert {"begin", "step", "finish"} <= set(log.calls)
-    assert ("mix" if isinstance(here.method, PeerHalf) else "server_update") in log.calls
+    assert not here.method.gather or ("mix" if here.is_peer else "server_update") in log.calls
     assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(setup), played[1][-1]))
 
 
@@ -95,7 +109,8 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
 
     Comm is the entries that the receivers see, times 4 bytes.
     """
-    clients = {"per_round": num_clients - 1, "dropout_after_training": 0.2, "dropout_before_download": 0.2}
+    faults = {"dropout_after_training": 0.2, "dropout_before_download": 0.2}
+    clients = {**all_but_one(make, num_clients), **faults}
     here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
     records, _ = play(here)
     messages = [*log.up.values(), *log.broadcasts.values(), *(m for row in log.down.values() for m in row)]

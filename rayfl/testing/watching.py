@@ -13,6 +13,7 @@ from torch import Tensor
 from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf
 from rayfl.rounds.setup import Setup
+from rayfl.settings import Settings
 from rayfl.tree import Tree
 
 CLIENT_HOOKS = (
@@ -44,6 +45,8 @@ class Log:
     down: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
     up: dict[tuple[int, int], dict[str, Packet]] = field(default_factory=dict)
     broadcasts: dict[int, Message] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    """The settings of the method that its hooks have read."""
     waiting: list[tuple[dict[str, Packet], str]] = field(default_factory=list)
     """Where the packets belong that the engine makes next, of the trees that the last client to finish sends."""
     depth: int = 0
@@ -85,6 +88,19 @@ def watched_uplink(uplink: Compressor, log: Log) -> Compressor:
     return kind(**{name: getattr(uplink, name) for name in type(uplink).model_fields})
 
 
+def watched_settings(settings: Settings, log: Log) -> Settings:
+    """The same settings, which note the names of those that are read."""
+    plain = type(settings)
+
+    def read(self: Settings, name: str) -> Any:
+        if name in plain.model_fields:
+            log.read.add(name)
+        return plain.__getattribute__(self, name)
+
+    kind = type("Watched", (plain,), {"__module__": plain.__module__, "__getattribute__": read})
+    return kind.model_construct(**dict(settings))
+
+
 def watched(setup: Setup) -> tuple[Setup, Log]:
     """The setup with its method under watch."""
     log, method = Log(), setup.method
@@ -96,7 +112,8 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     # Of the method's own module, so that it is called as the method is.
     kind = type("Watched", (type(method),), {"__module__": type(method).__module__, **hooks})
     twin = kind.__new__(kind)
-    vars(twin).update(vars(method))
+    # Without cached properties, which may have read settings before.
+    vars(twin).update(own_values(method), hyper=watched_settings(method.hyper, log))
     return replace(setup, method=twin, uplink=watched_uplink(setup.uplink, log)), log
 
 

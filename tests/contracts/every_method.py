@@ -83,13 +83,20 @@ def experiment(name: str, **options: Any) -> Experiment:
         "data": "digits",
         "partition": {"name": "dirichlet-class", "alpha": 1.0},
         "model": {"name": "mlp", "hidden": [12]},
-        "method": {"name": name, **batches(named(Method)[name]), **HYPER.get(name, {})},
+        "method": {"name": name, **batches(named(Method)[name]), **own(name, options.get("clients", {}))},
         **options,
     }
     tables["clients"] = {"count": 6, **options.get("clients", {})}
-    if issubclass(named(Method)[name], PeerHalf) or named(Method)[name].uses_graph:
+    kind = named(Method)[name]
+    if kind.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         tables.setdefault("topology", "ring")
     return Experiment(**tables)
+
+
+def own(name: str, clients: Options) -> Options:
+    """A method's hyper-parameters under contract, without a share that `clients` give instead."""
+    instead = named(Method)[name].own_retention if "retention_ratio" in clients else ()
+    return {key: value for key, value in HYPER.get(name, {}).items() if key not in instead}
 
 
 def batches(kind: type[Method]) -> Options:
@@ -102,7 +109,8 @@ def batches(kind: type[Method]) -> Options:
 
 def on_digits(name: str) -> Callable[..., Setup]:
     def make(engine: str = "loop", **options: Any) -> Setup:
-        runtime = {"engine": engine, "stack_width": options.pop("stack_width", 4)}
+        width = options.pop("stack_width", 4)
+        runtime = {"engine": engine, "stack_width": None if engine == "loop" else width}
         return prepare(experiment(name, runtime=runtime, **options))
 
     return make

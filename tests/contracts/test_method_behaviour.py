@@ -21,7 +21,8 @@ NOBODY = 1 - 1e-12
 
 @every_method
 def test_no_hook_modifies_what_it_was_given(case: Case):
-    contracts.no_hook_modifies_what_it_was_given(case.make(), played(case)[1:])
+    # No layer of these models is a convolution.
+    contracts.no_hook_modifies_what_it_was_given(case.make(), played(case)[1:], unread=["first_conv"])
 
 
 def test_the_watch_sees_a_modification():

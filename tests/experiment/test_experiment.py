@@ -36,9 +36,10 @@ EXPERIMENTS: list[dict[str, Any]] = [
     {},
     {"name": "a.b-c_1", "seed": 2**62, "method": {"name": "fedpse", "keep_ratio": 0.25, "batch_size": 0, "steps": 3}},
     {"method": "local", "data": {"name": "fashion-mnist", "root": "/data/fashion mnist"}, "model": "convnet2"},
+    {"method": "dpsgd", "topology": {"name": "erdos-renyi", "p": 0.25}},
     {
         "method": {"name": "fedavg", "weighting": "uniform", "lr": 1e-05, "clip_norm": 3},
-        "uplink": {"name": "feedback", "inner": {"name": "topk", "keep_ratio": 0.01, "scope": "model"}},
+        "uplink": {"name": "feedback", "inner": {"name": "topk", "scope": "model"}},
         "downlink": {"name": "dense", "dtype": "bf16"},
         "model": {"name": "mlp", "hidden": []},
         "clients": {
@@ -50,7 +51,6 @@ EXPERIMENTS: list[dict[str, Any]] = [
         },
         "data": {"name": "synthetic", "shape": [1, 16, 16], "samples_per_group": 10},
         "partition": {"name": "natural"},
-        "topology": {"name": "erdos-renyi", "p": 0.25},
         "runtime": {
             "executor": "inline",
             "stack_width": 2,
@@ -153,7 +153,8 @@ def test_a_file_is_an_experiment_named_after_it(tmp_path: Path):
     ],
 )
 def test_overrides(override: str, path: str, value: Any, tmp_path: Path):
-    experiment: Any = read(written(tmp_path), [override])
+    peers = ["method=dpsgd"] if "topology" in override else []
+    experiment: Any = read(written(tmp_path), [*peers, override])
     for part in path.split("."):
         experiment = getattr(experiment, part)
     assert experiment == value

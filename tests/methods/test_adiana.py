@@ -127,7 +127,10 @@ def followed(method: ADIANA, here: Setup, given: Parameters) -> dict[str, list[n
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_follows_algorithm_2(hyper: dict[str, Any], engine: str):
-    method = ADIANA(Quadratic(), ADIANA.Hyper(**{"smoothness": 1.5, "strong_convexity": 0.5, **hyper}))
+    method = ADIANA(
+        Quadratic(),
+        ADIANA.Hyper(**{"strong_convexity": 0.5, **({} if "eta" in hyper else {"smoothness": 1.5}), **hyper}),
+    )
     here = setup(method, rounds=12, uplink=RandK(), engine=engine)
     executor = InlineExecutor(here)
     records, run_states = play(here, executor)

@@ -28,7 +28,7 @@ def own_accuracy(name: str) -> float:
         "evaluation": {"every": 0, "pooled": False},
         "runtime": {"engine": "vmap", "stack_width": 20},
     }
-    if issubclass(find(Method, name), PeerHalf):
+    if (kind := find(Method, name)).gather and issubclass(kind, PeerHalf):
         tables["topology"] = "ring"
     return play(prepare(Experiment(**tables)))[0][-1].means["own/accuracy"]
 

@@ -227,8 +227,8 @@ def test_graphs_that_do_not_fit_are_refused(name: str, tmp_path: Any):
 def test_fedu_needs_a_graph_and_other_server_methods_refuse_one():
     with refused(names=["FedU", "graph", "add", "[topology]"]):
         made("fedu", {})
-    with refused(names=["FedAvg", "server", "remove", "[topology]"]):
-        made("fedavg", {}, topology=Ring())
+    with refused(names=["FedAvg", "server", "remove", "topology"]):
+        experiment("fedavg", topology="ring")
     with refused(names=["server", "FedU", "remove"]):
         from rayfl.experiment.prepare import prepare
 

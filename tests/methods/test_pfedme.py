@@ -143,7 +143,7 @@ def test_the_defaults_are_the_papers_but_for_the_step_of_theta():
         (PFedMe, {"personal_lr": 0.2}, ["personal_lr=0.2", "15", "lower"]),
         (PFedMac, {"lr": 0.5, "lam": 2.0}, ["lr=0.5", "lam=2.0", "below 1"]),
         (PFedMac, {"personal_lr": 1.0, "weight_decay": 2.0}, ["personal_lr=1.0", "times 2", "lower"]),
-        (PFedMe, {"momentum": 0.9}, ["momentum=0.9", "clip_norm", "leave all three out"]),
+        (PFedMe, {"momentum": 0.9}, ["momentum=0.9", "plain steps", "remove"]),
     ],
 )
 def test_settings_that_diverge_are_refused(kind: type[PFedMe], settings: dict[str, Any], names: list[str]):

@@ -134,7 +134,7 @@ def test_a_cosine_takes_the_rounds_that_step():
 def test_two_schedules_are_refused():
     given: tuple[dict[str, Any], ...] = ({"lr_decay": 0.9}, {"lr_schedule": "cosine"}, {"lr_schedule": "constant"})
     for other in given:
-        with refused(names=["schedule_offset=2.0", "lr_schedule"]):
+        with refused(names=["schedule_offset=2.0", *other]):
             STEM.Hyper(schedule_offset=2.0, **other)
 
 

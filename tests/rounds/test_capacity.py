@@ -27,7 +27,7 @@ CLIENTS = {"work": "capacity", "examples_per_s": SPEEDS}
 )
 def test_a_slow_client_measures_on_all_its_examples(name: str, measuring: str, engine: str):
     hyper = {"name": name, "lr": 0.1, "batch_size": 10, **({"elastic": True} if measuring == "heldout" else {})}
-    runtime = {"engine": engine, "stack_width": 4}
+    runtime = {"engine": engine}
     made = experiment(name, clients=CLIENTS, method=hyper, rounds=1, runtime=runtime, evaluation={"every": 0})
     here = prepare(made)
     assert here.population.traits(0).work_share == 0.1

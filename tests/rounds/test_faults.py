@@ -5,13 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import Shuffled, play
 from tests.methods.reference import played, setup_of
-from tests.refusals import refused
 from tests.three_clients import DOWN, SIZES, UP, end, fated, near, one_round, row, three
 
 
@@ -118,10 +116,3 @@ def test_a_client_that_returns_is_billed_what_it_missed(tmp_path: Any):
     assert 0 < caught_up <= missed
     late = row(records[3], 2).simulated_s - caught_up / DOWN
     assert late == pytest.approx(row(records[3], 0).simulated_s + 3.0)
-
-
-@pytest.mark.parametrize("clients", [{"deadline_s": 2.0}, {"take_first": 2}, {"upload_loss": 0.1}])
-def test_peers_have_no_server_that_hangs_up(clients: dict[str, Any]):
-    name = next(iter(clients))
-    with refused(names=[f"clients.{name}=", "server", "Local", "remove"]):
-        check_setup(setup_of("local", {}, clients=clients))

@@ -17,8 +17,6 @@ from rayfl.compress.ternary import Ternary
 from rayfl.methods.base import Method
 from rayfl.methods.fedscr import FedSCR
 from rayfl.methods.shared.elastic import Elastic
-from rayfl.population.sampling import Clients
-from rayfl.rounds.check_setup import check_retention
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
@@ -125,22 +123,6 @@ def test_what_uses_no_share_is_refused():
         made("fedscr", threshold=0.3)
     with refused(names=["clients.retention_ratio", "DIANA", "uplink"]):
         made("diana", TopK(keep_ratio=0.5), alpha=0.5)
-
-
-@pytest.mark.parametrize(
-    ("name", "setting"),
-    [
-        ("dispfl", "density"),
-        *((name, "target_density") for name in ("subfedavg", "lotteryfl", "lottery_dsgd")),
-        *((name, "retention_ratio") for name in ("mcepl", "ind_mask", "ind_weipru", "avr_weipru", "par_weipru")),
-    ],
-)
-def test_two_settings_for_what_clients_keep_are_refused(name: str, setting: str):
-    # Before, the method's own went first, and accuracies were recorded by ratios that nobody had.
-    kind = find(Method, name)
-    with refused(names=["clients.retention_ratio", f"method.{setting}=0.3", kind.__name__, "remove"]):
-        check_retention(kind(**{setting: 0.3}), Dense(), Clients(count=3, retention_ratio=0.5))
-    check_retention(kind(), Dense(), Clients(count=3, retention_ratio=0.5))
 
 
 def test_methods_that_honour_them_are_known():

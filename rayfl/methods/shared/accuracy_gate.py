@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.methods.base import Batch, Context, Stage, Tree
+from rayfl.methods.base import Batch, Context, Stage, Tree, unused_with
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
+from rayfl.methods.shared.local_training import ADAM, GradientMethod, LocalCarry, LocalWork
 
 GATE = "gate"
 """The stage that counts."""
@@ -18,7 +18,9 @@ GATE = "gate"
 class GateHyper(LocalWork):
     """Hyper-parameters of pruning behind a gate."""
 
-    momentum: float = Field(default=0.5, ge=0, lt=1, description="momentum of sgd")
+    momentum: float = Field(
+        default=0.5, ge=0, lt=1, description="momentum of sgd", json_schema_extra=unused_with(optimizer=ADAM)
+    )
     prune_ratio: float = Field(default=0.1, gt=0, lt=1, description="share of the kept weights that a pruning removes")
     min_accuracy: float = Field(default=0.2, ge=0, le=1, description="validation accuracy above which it prunes")
     target_density: float | None = Field(
@@ -50,7 +52,7 @@ class GatedPruning(GradientMethod):
     personalized: ClassVar[bool] = True
     own_compression: ClassVar[bool] = True
     honours_retention: ClassVar[bool] = True
-    own_retention: ClassVar[str] = "target_density"
+    own_retention: ClassVar[tuple[str, ...]] = ("target_density",)
     splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
 
     def gate_stage(self) -> Stage:

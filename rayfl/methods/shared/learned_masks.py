@@ -19,7 +19,7 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
-from rayfl.methods.base import Context, FirstDraws, Traits, Tree
+from rayfl.methods.base import Context, FirstDraws, Traits, Tree, unused_with
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
 from rayfl.methods.shared.one_gradient import GradientCarry
@@ -47,7 +47,13 @@ class HiddenMaskHyper(MaskedPeerHyper):
     fil: int = Field(
         default=20, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
     )
-    fil_share: float = Field(default=0.05, gt=0, le=1, description="at most this share of a filter's entries for fil")
+    fil_share: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="at most this share of a filter's entries for fil",
+        json_schema_extra=unused_with(fil=[0]),
+    )
     weight_init: WeightInit = Field(
         default="model",
         description="fixed weights of the layers: model's own, uniform on [-1, 1], signed_constant or kaiming (normal)",

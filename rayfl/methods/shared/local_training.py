@@ -23,12 +23,16 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     Upload,
+    unused_with,
 )
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
 from rayfl.tree import Difference
 
 Weighting = Literal["samples", "uniform"]
+ADAM = ["adam", "adamw"]
+NOT_PLAIN = ("optimizer", "momentum", "clip_norm")
+"""Settings with which steps are not those of plain SGD."""
 
 
 class LocalCarry(TypedDict):
@@ -61,7 +65,13 @@ class LocalWork(LearningRate):
     optimizer: OptimizerName = Field(
         default="sgd", description="client optimizer, fresh every round; nesterov is sgd with Nesterov's momentum"
     )
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd and nesterov")
+    momentum: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="momentum of sgd and nesterov",
+        json_schema_extra=unused_with(optimizer=ADAM),
+    )
     weight_decay: float = Field(
         default=0.0, ge=0, description="L2 penalty added to the gradient; adamw: decay of the weights themselves"
     )
@@ -71,10 +81,6 @@ class LocalWork(LearningRate):
     def _one_amount_of_work(self) -> "LocalWork":
         if self.epochs is not None and self.steps is not None:
             raise RayflError(f"={self.epochs} and steps={self.steps} are both given; give one of them", key=("epochs",))
-        if self.momentum and self.optimizer not in ("sgd", "nesterov"):
-            raise RayflError(
-                f"={self.momentum} belongs to optimizer='sgd' or 'nesterov', not {self.optimizer!r}", key=("momentum",)
-            )
         if self.optimizer == "nesterov" and not self.momentum:
             raise RayflError(
                 "=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9", key=("momentum",)

@@ -3,11 +3,12 @@
 import math
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rayfl.methods.base import HyperParameters, RayflError
+from rayfl.methods.base import HyperParameters, RayflError, unused_with
 
 LrSchedule = Literal["constant", "exponential", "cosine", "cosine-literal"]
+NOT_EXPONENTIAL = unused_with(lr_schedule=["constant", "cosine", "cosine-literal"])
 
 
 class LearningRate(HyperParameters):
@@ -24,27 +25,18 @@ class LearningRate(HyperParameters):
         description="learning rate by round: constant, exponential, cosine (to 0), cosine-literal (from 2 lr to 0)",
     )
     lr_decay: float = Field(
-        default=1.0, gt=0, le=1, description="factor of exponential: the rate of round r is lr * lr_decay ** r"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="factor of exponential: the rate of round r is lr * lr_decay ** r",
+        json_schema_extra=NOT_EXPONENTIAL,
     )
     lr_rounds: int | None = Field(
-        default=None, ge=1, description="rounds that the cosine takes, R; by default all of the experiment"
+        default=None,
+        ge=1,
+        description="rounds that the cosine takes, R; by default all of the experiment",
+        json_schema_extra=unused_with(lr_schedule=["constant", "exponential"]),
     )
-
-    @model_validator(mode="after")
-    def _schedule_uses_what_is_given(self) -> Self:
-        # A class's own default is no contradiction, because the user did not set it.
-        if self.lr_schedule != "exponential" and self.lr_decay != type(self).model_fields["lr_decay"].default:
-            raise RayflError(
-                f"={self.lr_decay} belongs to lr_schedule='exponential', not {self.lr_schedule!r}; leave one out",
-                key=("lr_decay",),
-            )
-        if self.lr_rounds is not None and not self.is_cosine:
-            raise RayflError(
-                f"={self.lr_rounds} belongs to lr_schedule='cosine' or 'cosine-literal', not "
-                f"{self.lr_schedule!r}; leave one out",
-                key=("lr_rounds",),
-            )
-        return self
 
     @property
     def is_cosine(self) -> bool:

@@ -1,6 +1,6 @@
 """Peers that take one minibatch a round and keep a share of the weights of each layer."""
 
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
 import torch
 from pydantic import Field
@@ -30,7 +30,7 @@ class MaskedPeer(OneGradient, PeerHalf):
     personalized: bool = True
     own_compression: bool = True
     honours_retention: bool = True
-    own_retention: str = "retention_ratio"
+    own_retention: ClassVar[tuple[str, ...]] = ("retention_ratio",)
 
     def plan(self, round: int, coin: float) -> Plan:
         hyper = self.hyper

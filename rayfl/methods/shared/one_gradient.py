@@ -1,6 +1,7 @@
 """Clients whose round is one gradient, which `finish` uses."""
 
-from typing import TypedDict, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, TypedDict, TypeVar, cast
 
 from torch import Tensor
 
@@ -21,6 +22,11 @@ OneStep = TypeVar("OneStep", bound=GradientCarry)
 
 class OneGradient(Method):
     """A client whose one step stores the gradient and leaves the model alone."""
+
+    # Any: see Method.
+    @classmethod
+    def unused(cls, hyper: Any) -> Mapping[str, str]:
+        return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step a round"}
 
     def step(self, carry: OneStep, batch: Batch, *, stage: Stage) -> OneStep:
         loss, gradient = self.value_and_grad(carry["params"], batch)

@@ -52,7 +52,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[Setup, Factors], list[np.n
     **{
         f"fedopt {kind}": (
             "fedopt",
-            {"server_optimizer": kind, "server_lr": 0.1, "beta1": 0.7, "beta2": 0.8, "tau": 0.05},
+            {"server_optimizer": kind, "server_lr": 0.1, "beta1": 0.7, "tau": 0.05}
+            | ({} if kind == "adagrad" else {"beta2": 0.8}),
             lambda here, zeta, kind=kind: followed(here, Moments(kind, 0.1, 0.7, 0.8, 0.05), factors=zeta),
         )
         for kind in ("adagrad", "adam", "yogi")

@@ -48,15 +48,15 @@ def test_the_length_is_filled_in_where_it_counts():
     [
         (
             {"lr_schedule": "cosine", "lr_decay": 0.9},
-            ["lr_decay=0.9", "lr_schedule='exponential'", "cosine"],
+            ["lr_decay=0.9", "lr_schedule='cosine'"],
         ),
         (
             {"lr_schedule": "constant", "lr_decay": 0.9},
-            ["lr_decay=0.9", "lr_schedule='exponential'", "constant"],
+            ["lr_decay=0.9", "lr_schedule='constant'"],
         ),
         (
             {"lr_rounds": 5},
-            ["lr_rounds=5", "lr_schedule='cosine'", "cosine-literal", "exponential"],
+            ["lr_rounds=5", "lr_schedule='exponential'"],
         ),
         (
             {"lr_schedule": "linear"},
@@ -137,5 +137,5 @@ def test_every_method_with_a_decay_has_the_schedules():
 
 def test_a_decay_that_a_method_has_by_default_is_no_contradiction():
     assert DisPFLHyper(lr_schedule="constant").model_dump()["lr_decay"] == 0.998
-    with refused(names=["lr_decay=1.0", "lr_schedule='exponential'", "constant"]):
+    with refused(names=["lr_decay=1.0", "lr_schedule='constant'"]):
         DisPFLHyper(lr_schedule="constant", lr_decay=1.0)
