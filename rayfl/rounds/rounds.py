@@ -34,6 +34,7 @@ from rayfl.rounds.worker_jobs import (
     EvaluateJob,
     MaskJob,
     MeanModelJob,
+    PersonalModelJob,
     PooledJob,
     ReplyJob,
     RoundInputs,
@@ -41,6 +42,9 @@ from rayfl.rounds.worker_jobs import (
 from rayfl.topology.graphs import link_weights, mixing_weights
 from rayfl.topology.statistics import round_metrics
 from rayfl.tree import Arrays, Tree
+
+AT_ONCE = 4
+"""Models that a worker makes before they are taken, since all together can be larger than memory."""
 
 
 def first_run_state(setup: Setup) -> RunState:
@@ -218,3 +222,24 @@ def mean_model(round: Round) -> Arrays:
     inputs = round.run_state.inputs(round.setup.state_slots, everyone)
     (answer,) = round.run([Job(MeanModelJob(everyone), inputs, num_outputs=1)])
     return round.executor.get(answer.outputs[0])
+
+
+def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> Iterator[tuple[int, Tree]]:
+    """Yield each client and its model at the end of a run, a few at a time.
+
+    A client that keeps a model of its own and was never selected is left out.
+    """
+    number = setup.rounds - 1
+    inputs = RoundInputs(number, setup.plan(number))
+    round = Round(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(number)))
+    keeps_own = setup.method.personalized and setup.stateful
+    with naming_round(number):
+        ship_model(round)
+        round.change_inputs(server=None if setup.is_peer else tree.to_arrays(run_state.server))
+        clients = sorted(run_state.states) if keeps_own else range(setup.num_clients)
+        width = AT_ONCE * executor.num_workers
+        for first in range(0, len(clients), width):
+            jobs = round.client_jobs(PersonalModelJob, clients[first : first + width], setup.state_slots, 1)
+            for job, made in zip(jobs, round.run(jobs), strict=True):
+                for client, model in zip(job.work.clients, made.outputs, strict=True):
+                    yield client, tree.to_tensors(executor.get(model))

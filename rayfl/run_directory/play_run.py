@@ -12,8 +12,7 @@ import pyarrow as pa
 from rayfl import tree
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.personal_models import personal_models
-from rayfl.rounds.rounds import RunState, first_run_state, simulate
+from rayfl.rounds.rounds import RunState, first_run_state, personal_models, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.disk import writing

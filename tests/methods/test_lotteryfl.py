@@ -14,7 +14,7 @@ from rayfl import tree
 from rayfl.methods.lotteryfl import LotteryFL
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.personal_models import personal_models
+from rayfl.rounds.rounds import personal_models
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of
 from tests.methods.test_lottery_dsgd import HYPER, RATIO, accuracy, trained

@@ -15,7 +15,7 @@ from rayfl.methods.shared.accuracy_gate import GATE
 from rayfl.methods.subfedavg import SubFedAvg
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.personal_models import personal_models
+from rayfl.rounds.rounds import personal_models
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of, softmax_gradient
 from tests.population.fates import with_fate

@@ -13,7 +13,7 @@ from rayfl.methods.base import Carry, Context, Finished, ModelState, State, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.evaluation import means
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.personal_models import personal_models
+from rayfl.rounds.rounds import personal_models
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import Shuffled, play
