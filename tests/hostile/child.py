@@ -51,7 +51,7 @@ def command(argv: Sequence[str], directory: Path, scratch: Path) -> Outcome:
         start_or_join._start = start_or_join._join = ray.shutdown = no_ray
         if argv[0] in ("report", "sweep"):
             # Pages go without the library that draws their charts: to make it takes seconds, and no case is about it.
-            page.javascript = str
+            page.vega_javascript = str
         return main(args=list(argv), prog_name="rayfl")
 
     return forked(run, directory, scratch)
