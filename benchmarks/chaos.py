@@ -205,7 +205,7 @@ def experiment(method: str, rounds: int = 80) -> Experiment:
     kind = find(Method, method)
     of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}
     if issubclass(kind, PeerHalf):
-        of_kind = {"clients": {"count": 10}, "topology": "ring"}
+        of_kind = {"clients": {"count": 10}, **({"topology": "ring"} if kind.gather else {})}
     if method == "fedavg":
         of_kind["uplink"] = {"name": "feedback", "inner": {"name": "topk", "keep_ratio": 0.1}}
     settings: dict[str, Any] = {

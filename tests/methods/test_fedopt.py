@@ -45,6 +45,8 @@ def server_of(hyper: dict[str, Any]) -> Moments:
 @pytest.mark.parametrize("kind", KINDS)
 def test_follows_its_equations(kind: str, hyper: dict[str, Any], clients: dict[str, Any], engine: str):
     hyper = {**HYPER, "server_optimizer": kind, **hyper}
+    if kind == "adagrad":
+        hyper.pop("beta2", None)
     here = made("fedopt", hyper, rounds=8, engine=engine, clients=clients)
     server = server_of(hyper)
     path = followed(here, server)
