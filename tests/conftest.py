@@ -1,9 +1,8 @@
 """Set up test processes as rayfl sets up its own, and share one local Ray among the tests that use it.
 
-Under pytest-xdist (`-n 4 --dist loadfile`) two processes begin with the tests on Ray, which leave cores idle while they
-wait, and the other processes with the tests that compute. One process takes all tests on the shared Ray, and the tests
-of a file that start a Ray themselves go to one process. Every other file goes to one process too, so that its tests
-share their fixtures.
+Under pytest-xdist (`-n 3 --dist loadfile`) the tests on Ray come first: one process takes all tests on the shared Ray,
+and the tests of a file that start a Ray themselves go to one process. Every other file goes to one process too, so that
+its tests share their fixtures.
 """
 
 from rayfl.determinism.process import prepare_process
@@ -29,13 +28,10 @@ ON_RAY = "rayfl/on_ray"
 SHARED = "shared ray"
 """The scope of the tests on the shared Ray."""
 
-_BEGIN_ON_RAY = 2
-"""The number of processes that begin with the tests on Ray."""
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests on Ray first."""
+    """Put the tests on Ray first: they take longest, and leave cores idle while processes start."""
     on_ray = {item.nodeid: scope for item in items if (scope := ray_scope(item))}
     items.sort(key=lambda item: (item.nodeid not in on_ray, on_ray.get(item.nodeid) != SHARED))
     if hasattr(config, "workerinput") and getattr(config, "cache", None) is not None:
@@ -77,12 +73,6 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
 
         def _split_scope(self, nodeid: str) -> str:
             return self.on_ray.get(nodeid) or super()._split_scope(nodeid)
-
-        # Any: a type of xdist.
-        def _assign_work_unit(self, node: Any) -> None:
-            if self.nodes.index(node) >= _BEGIN_ON_RAY:
-                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-            super()._assign_work_unit(node)
 
     # In the order of collection, the tests on Ray first.
     config.option.loadscopereorder = False
