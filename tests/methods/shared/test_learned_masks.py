@@ -116,7 +116,7 @@ def cnn(**hyper: Any) -> Setup:
 
 @pytest.mark.parametrize("lasso", [0.0, 0.05])
 def test_the_straight_through_gradient_is_autograds(lasso: float):
-    here = cnn(lasso=lasso, fil=0)
+    here = cnn(lasso=lasso, fil=0, weight_scale=1)
     method, state, ctx = here.method, here.first_state(0), here.context(0, here.plan(0), 0, "client")
     assert isinstance(method, IndMask)
     assert list(state["scores"]) == ["conv.weight", "head.weight"]
