@@ -179,7 +179,10 @@ def contents(directory: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize(
     ("given", "rounds"),
-    [({"method": {"name": "fedavg", "lr_schedule": "cosine"}}, 6), ({"method": "dispfl", "topology": "ring"}, 6)],
+    [
+        ({"method": {"name": "fedavg", "lr_schedule": "cosine"}}, 6),
+        ({"method": "dispfl", "topology": "ring", "clients": {"count": 10}}, 6),
+    ],
 )
 def test_rounds_that_follow_their_number_are_not_made_more(tmp_path: Path, given: dict[str, Any], rounds: int):
     settings = {"runtime": {"executor": "inline"}, "output": {"report": False}, **given}

@@ -118,8 +118,8 @@ def test_the_server_and_all_clients_see_one_coin():
     here = setup(Watched(Quadratic(), Watched.Hyper(lr=0.1)), rounds=30, uplink=RandK())
     play(here)
     for round in range(1, 30):
-        # Four clients, and the server before and after them.
-        assert seen[round] == [seeding.coin(here.seed, round) < RATIO] * 6
+        # Four clients, and the server before and after them; the clock asks for each client, too.
+        assert len(seen[round]) >= 6 and set(seen[round]) == {seeding.coin(here.seed, round) < RATIO}
     assert {coin for coins in seen.values() for coin in coins} == {False, True}
 
 

@@ -32,7 +32,7 @@ def browser():
 def pages(tmp_path_factory) -> dict[str, Path]:
     """A comparison of methods, a run among peers with masks, and runs of strange names and numbers."""
     folder = tmp_path_factory.mktemp("pages")
-    small = {"rounds": 3, "clients": {"count": 4, "uplink_mbps": 1.0}, "model": "logistic"}
+    small = {"rounds": 3, "clients": {"count": 4, "examples_per_s": 500.0}, "model": "logistic"}
     methods = [
         played(folder / name, name=name, seed=1, method=name, evaluation={"every": 1}, **small)
         for name in ("fedavg", "fedpse", "local")
