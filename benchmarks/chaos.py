@@ -204,8 +204,9 @@ def experiment(method: str, rounds: int = 80) -> Experiment:
     """Unequal clients on digits, some of which vanish; a checkpoint every 4 rounds. FedAvg's uplink has feedback."""
     kind = find(Method, method)
     of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}
+    exchanges = bool(kind.gather)
     if issubclass(kind, PeerHalf):
-        of_kind = {"clients": {"count": 10}, **({"topology": "ring"} if kind.gather else {})}
+        of_kind = {"clients": {"count": 10}, **({"topology": "ring"} if exchanges else {})}
     if method == "fedavg":
         of_kind["uplink"] = {"name": "feedback", "inner": {"name": "topk", "keep_ratio": 0.1}}
     settings: dict[str, Any] = {

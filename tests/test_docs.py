@@ -235,7 +235,7 @@ def merged(piece: dict[str, Any]) -> dict[str, Any]:
         whole[key] = {**whole.get(key, {}), **value} if joins else value
     method = whole["method"]
     kind = find(Method, method["name"] if isinstance(method, dict) else method)
-    return {"topology": "ring", **whole} if issubclass(kind, PeerHalf) and kind.gather else whole
+    return {"topology": "ring", **whole} if kind.gather and issubclass(kind, PeerHalf) else whole
 
 
 @each_page
