@@ -49,6 +49,15 @@ def _precisions() -> list[Any]:
     return [one for one in found if hasattr(one, "fp32_precision")]
 
 
+def _use_deterministic_algorithms(on: bool, warn_only: bool) -> None:
+    """Switch them only if they are not so already: torch's switch loads its compiler, which takes over a second."""
+    if (on, warn_only) != (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    ):
+        torch.use_deterministic_algorithms(on, warn_only=warn_only)
+
+
 @contextmanager
 def own_flags() -> Iterator[None]:
     """Context manager and decorator: compute with torch's first settings whatever the caller set, and restore those.
@@ -72,11 +81,11 @@ def own_flags() -> Iterator[None]:
         restored.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         restored.callback(
-            torch.use_deterministic_algorithms,
+            _use_deterministic_algorithms,
             torch.are_deterministic_algorithms_enabled(),
-            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        torch.use_deterministic_algorithms(False)
+        _use_deterministic_algorithms(False, warn_only=False)
         # Any: a flag that older versions of torch do not have.
         onednn: Any = torch.backends.mkldnn
         if hasattr(onednn, "enabled"):

@@ -45,6 +45,19 @@ def test_what_is_not_needed_is_not_loaded():
     assert done.stdout.splitlines() == [modules for modules, _ in NEEDED_FIRST]
 
 
+def test_a_run_loads_no_compiler(tmp_path: Path):
+    program = (
+        "import rayfl, sys\n"
+        "rayfl.run(data='digits', partition='iid', clients={'count': 2}, model='logistic', method='fedavg', rounds=1,\n"
+        f"    runtime={{'executor': 'inline'}}, directory={str(tmp_path / 'run')!r}, progress=False)\n"
+        "print(*({'torch._inductor', 'torch._dynamo'} & set(sys.modules)), 'over')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "over"
+
+
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
     """A run's directory without rounds."""
