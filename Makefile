@@ -28,7 +28,7 @@ demo: $(HAS_RAYFL)
 	@$(BIN)/rayfl run $(EXPERIMENT) $(ARGS)
 
 test: $(HAS_TEST)
-	@$(if $(ARGS),,echo "The whole suite takes 10 to 15 minutes on two cores; pytest shows the percentage done.")
+	@$(if $(ARGS),,echo "The whole suite takes 10 to 20 minutes on two cores; pytest shows the percentage done.")
 	@$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 hostile: $(HAS_TEST)
