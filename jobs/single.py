@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from logging import getLogger
+from logging import INFO, WARNING, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +80,7 @@ def run(
 
 
 def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple[RunFolder, Experiment]:
-    """Return the run's folder (`output` as in `run`), and the experiment with `output.directory` set to the copy's
-    location."""
+    """Return the run's folder (`output` as in `run`), and the experiment whose `output.directory` is the copy's."""
     home = experiment.output.directory
     folder = RunFolder.named(experiment.name, home) if output is None else RunFolder.at(output, home)
     changed = experiment.output.model_copy(update={"directory": folder.output})
@@ -91,11 +90,11 @@ def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple
 def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
     """Resume an interrupted run, or extend it to more rounds; returns its directory. `place`: a directory or a URL.
 
-    If the run is finished, draw its page and complete its copy if they are missing.
+    If the run is finished, draw its page and complete its copy if they are missing. `overrides` may raise `rounds`, and
+    change settings that do not change the numbers (runtime, output, checkpoint, report).
 
-    `overrides` may raise `rounds`, and change settings that do not change the numbers (runtime, output, checkpoint,
-    report). Raise RayflError for other changes, if this machine computes other bits, unless runtime.mixed is set, and
-    as `require_asked` for a run from another host.
+    Raise RayflError for other changes, if this machine computes other bits, unless runtime.mixed is set, and as
+    `require_asked` for a run from another host.
     """
     audience = audience or Audience()
     directory, overrides = found_again(place, overrides)
@@ -151,8 +150,8 @@ def _play(
 
     `opening` makes the directory of a new run, and yields it; `before`: the run to go on with.
     """
-    if folder.url is None:
-        _warn_of_package(folder.directory.parent)
+    if folder.url is None and (sentence := package_folder.warning(folder.directory.parent)):
+        _log_once(WARNING, sentence)
     resume = None if before is None else f"rayfl resume {folder.directory}"
     with ExitStack() as copying:
         with _ray(prepared, audience, resume) as pool, opening as folder:
@@ -171,25 +170,18 @@ def _play(
                 listeners = (round_done, page.load)
                 _play_rounds(prepared, pool, folder.directory, audience, listeners, resumed=before is not None)
             except MethodError as error:
-                way_back = f"rayfl resume {folder.directory}"
-                raise MethodError(f"{error}; the rounds before it are kept, go on with: {way_back}") from error
+                kept = f"the rounds before it are kept, go on with: rayfl resume {folder.directory}"
+                raise MethodError(f"{error}; {kept}") from error
             page.begin()
         page.finish()
     return folder.directory
 
 
 @cache
-def _warn_of_package(folder: Path) -> None:
-    """Log a warning, once, if Ray will delete what is written to this folder."""
-    if sentence := package_folder.warning(folder):
-        _LOG.warning(sentence)
-
-
-@cache
-def _tell_columns(place: str, *lines: str) -> None:
-    """Log which columns of a table are inputs; once, since every run of a sweep reads it."""
+def _log_once(level: int, *lines: str) -> None:
+    """Log lines once in a process: every run of a sweep has them."""
     for line in lines:
-        _LOG.info("%s: %s", place, line)
+        _LOG.log(level, line)
 
 
 @contextmanager
@@ -226,11 +218,11 @@ def _play_rounds(
     with following as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
-        _tell_columns(setup.dataset.train.place, *setup.dataset.columns_in_words(10))
+        _log_once(INFO, *(f"{setup.dataset.train.place}: {line}" for line in setup.dataset.columns_in_words(10)))
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
-            for listener in listeners:
-                listener()
+            for after_round in listeners:
+                after_round()
             show(row, means)
             audience.on_round(row, means)
 

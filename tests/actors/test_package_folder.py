@@ -41,7 +41,7 @@ def test_a_run_there_says_at_its_beginning_and_end_how_to_keep_it(package: Path,
     for command in (["run", "small.toml"], ["resume", directory, "--rounds", "2"]):
         caplog.clear()
         # Each command has a process of its own.
-        single._warn_of_package.cache_clear()
+        single._log_once.cache_clear()
         result = rayfl(*command)
         assert result.exit_code == 0, result.output
         assert [one for one in caplog.messages if one == warning(directory.parent)] != []
