@@ -63,7 +63,7 @@ def content_digest(path: Path) -> str:
 
 
 def sample_digest(path: Path) -> str:
-    """SHA-256 of blocks of a file, or of the whole file if it is small. OSError if it cannot be read."""
+    """SHA-256 of blocks of a file, or of the whole file if it is small. Raise OSError if it cannot be read."""
     found, size = hashlib.sha256(), path.stat().st_size
     with open(path, "rb") as file:
         for block in range(_BLOCKS):
@@ -98,7 +98,7 @@ def _digest(found: Sequence[Found], size: int) -> str:
         try:
             digests.append((name, status.st_size, _of_file(path) if whole else sample_digest(path)))
         except OSError as error:
-            raise RayflError(f"{path} cannot be read ({reason(error)}); mend or remove it") from None
+            raise RayflError(f"{path} cannot be read ({reason(error)}); repair or remove it") from None
     if whole and len(digests) == 1 and not digests[0][0]:
         return digests[0][2][:LENGTH]
     together = hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:LENGTH]

@@ -19,7 +19,7 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
-from rayfl.methods.base import Context, FirstDraws, Traits, Tree, unused_with
+from rayfl.methods.base import Context, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
 from rayfl.methods.shared.one_gradient import GradientCarry
@@ -38,21 +38,11 @@ class HiddenMaskHyper(MaskedPeerHyper):
     lr: float = Field(default=0.3, gt=0, description="learning rate of the scores, eta (1 in MCE-PL)")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the scores (5e-4 in the authors' code)")
     lasso: float = Field(default=1e-3, ge=0, description="weight of the group lasso, lambda (0 in the authors' code)")
-    retention_ratio: float | None = Field(
-        default=None, gt=0, le=1, description="share of a layer kept, r; default: clients.retention_ratio, else 0.5"
-    )
     fc_retention_ratio: float | None = Field(
         default=None, gt=0, le=1, description="the same for layers of two dimensions (0.9 in the authors' code)"
     )
     fil: int = Field(
         default=20, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
-    )
-    fil_share: float = Field(
-        default=0.05,
-        gt=0,
-        le=1,
-        description="at most this share of a filter's entries for fil",
-        json_schema_extra=unused_with(fil=[0]),
     )
     weight_init: WeightInit = Field(
         default="model",

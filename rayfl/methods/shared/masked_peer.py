@@ -5,7 +5,7 @@ from typing import ClassVar, TypedDict
 import torch
 from pydantic import Field
 
-from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, Stage, State, Tree
+from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, Stage, State, Tree, unused_with
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.one_gradient import GradientCarry, OneGradient
 from rayfl.models import flops
@@ -18,9 +18,22 @@ class Masked(TypedDict):
 
 
 class MaskedPeerHyper(LearningRate):
-    """Hyper-parameters of a peer whose round is one minibatch."""
+    """Hyper-parameters of a peer whose round is one minibatch, and of what it keeps of each layer."""
 
     batch_size: int = Field(default=128, ge=0, description="examples of a round's one batch, b; 0: the whole split")
+    retention_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="share of a layer kept, r; default: clients.retention_ratio, else 0.5"
+    )
+    fil: int = Field(
+        default=0, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
+    )
+    fil_share: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="at most this share of a filter's entries for fil",
+        json_schema_extra=unused_with(fil=[0]),
+    )
 
 
 class MaskedPeer(OneGradient, PeerHalf):

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.sparse import sparse_packet
-from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree, unused_with
+from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.learned_masks import layer_masks, layer_ratios, masked_part
 from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
@@ -32,20 +32,7 @@ class PrunedWeightsHyper(MaskedPeerHyper):
 
     lr: float = Field(default=0.3, gt=0, description="learning rate (0.001 in MCE-PL, for thousands of rounds)")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the weights (5e-4 in the authors' code)")
-    retention_ratio: float | None = Field(
-        default=None, gt=0, le=1, description="share of a layer kept, r; default: clients.retention_ratio, else 0.5"
-    )
     hard: bool = Field(default=True, description="whether pruned weights are lost, instead of only left out")
-    fil: int = Field(
-        default=0, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
-    )
-    fil_share: float = Field(
-        default=0.05,
-        gt=0,
-        le=1,
-        description="at most this share of a filter's entries for fil",
-        json_schema_extra=unused_with(fil=[0]),
-    )
 
 
 class WeightsState(Masked):
