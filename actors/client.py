@@ -17,6 +17,7 @@ from rayfl.errors import RayflError, refusing_exits
 from rayfl.limits.gpu import tensor_fraction
 from rayfl.own_packages import OwnPackages
 from rayfl.rounds.worker import Worker
+from rayfl.settings_read import read_here
 
 # Any: Ray makes a handle's methods when the program runs.
 Actor = Any
@@ -67,6 +68,10 @@ class ClientActor(OwnPackages):
 
     def ping(self) -> None:
         """Answer, as a sign of life."""
+
+    def settings_read(self) -> frozenset[tuple[str, str]]:
+        """What code has read in this process (`rayfl.settings_read`)."""
+        return read_here()
 
     # Any: a job, its inputs and its outputs; rayfl/rounds/worker_jobs.py lists their types.
     def call(self, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:

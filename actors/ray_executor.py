@@ -28,6 +28,7 @@ from rayfl.gather import Handle
 from rayfl.rounds.errors import ClientError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
 from rayfl.rounds.worker_jobs import RoundInputs
+from rayfl.settings_read import read_here
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,13 @@ class RayExecutor:
     def pids(self) -> list[int]:
         """The processes of the actors that are ready."""
         return [joined.pid for joined in self.pool.ready.values()]
+
+    def settings_read(self) -> frozenset[tuple[str, str]] | None:
+        """Those of this process and of all actors; None if an actor has died."""
+        try:
+            return read_here().union(*ray.get([actor.settings_read.remote() for actor in self.pool.ready]))
+        except RayError:
+            return None
 
     @property
     def num_workers(self) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, Union, cast, get_args, get_ori
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from rayfl import settings_read
 from rayfl.errors import RayflError, UnknownKey, UnusedSetting, one_line, plugin_line
 
 KINDS = {
@@ -55,6 +56,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
     )
+
+    # Any: as pydantic has it.
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        settings_read.watch(cls)
 
     # Any: the values are the user's, and pydantic is what gives them their types.
     def __init__(self, **values: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "rayfl"
 FLOORS = (
     {"errors", "version", "tree", "own_packages"},
+    {"settings_read"},
     {"settings", "determinism", "limits"},
     {"choices"},
     {"data", "topology", "population"},

@@ -8,8 +8,6 @@ in `rayfl/methods/` is a new method. Classes outside the package are found too (
 import importlib
 import inspect
 import pkgutil
-import re
-import sys
 from collections.abc import Mapping
 from functools import cache
 from logging import getLogger
@@ -18,13 +16,8 @@ from typing import Any, ClassVar
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
 
 from rayfl.choices import plugins
-from rayfl.errors import RayflError, UnknownName, UnusedSetting, did_you_mean
+from rayfl.errors import RayflError, UnknownName, did_you_mean
 from rayfl.settings import Settings, shown
-
-_NOT_SEARCHED = ("rayfl", "pydantic", "torch", "abc", "builtins", "typing")
-_HARMLESS = re.compile(r"def \w+\(\s*(self|cls)\b|\w+ = self\.hyper\n")
-_READS_ANY = re.compile(r"\b(getattr|vars|model_dump|model_fields|__dict__|eval|exec)\b|\b(self|hyper)\b(?![.:\w])")
-"""Code that may read any setting: by a name that only a run knows, or in a function that gets all settings."""
 
 
 class Kind:
@@ -214,26 +207,3 @@ def from_table(kind: type[Choice]) -> BeforeValidator:
 
 TO_TABLE = PlainSerializer(lambda choice: choice.to_table())
 """A serialiser for such fields. By itself, pydantic writes the fields of the base class only."""
-
-
-def require_read(table: str, kind: type, settings: Settings) -> None:
-    """Raise UnusedSetting if a setting of `table` is given that rayfl does not declare and no code of `kind` reads.
-
-    The code is that of the files of `kind`, of the class of its settings, and of their bases outside rayfl; the
-    contracts prove that our own classes read all settings, or declare them in `unused`.
-    """
-    bases = {*kind.__mro__, *type(settings).__mro__}
-    declared = [getattr(base, "model_fields", ()) for base in bases if base.__module__.startswith("rayfl.")]
-    own = {base.__module__ for base in bases if base.__module__.partition(".")[0] not in _NOT_SEARCHED}
-    try:
-        code = "\n".join(inspect.getsource(sys.modules[name]) for name in own)
-    except (OSError, TypeError):
-        return
-    for name in {*type(settings).model_fields}.difference(*declared):
-        read = _READS_ANY.search(_HARMLESS.sub("", code)) or re.search(rf"\.{name}\b|['\"]{name}['\"]", code)
-        if settings.is_given(name) and not read:
-            raise UnusedSetting(
-                f"={shown(getattr(settings, name))} does nothing, as no code of {kind.__name__} "
-                f"({plugins.place_of(kind)}) reads it; remove it, or read it there",
-                (table, name),
-            )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from rayfl.choices import plugins
-from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference, require_read
+from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -349,11 +349,8 @@ class Experiment(Settings):
         return self.method.kind.unused(self.method.hyper)
 
     @model_validator(mode="after")
-    def _every_setting_is_read(self) -> "Experiment":
-        """Refuse settings of classes from elsewhere that no code reads, and two settings for the same thing."""
-        for table, chosen in (*self, ("method", self.method.hyper)):
-            if isinstance(chosen, Settings):
-                require_read(table, self.method.kind if table == "method" else type(chosen), chosen)
+    def _one_ratio(self) -> "Experiment":
+        """Refuse two settings for the same thing."""
         hyper, names = self.method.hyper, self.method.kind.own_retention
         own = [f"method.{name}={shown(getattr(hyper, name))}" for name in names if hyper.is_given(name)]
         uplink = {} if self.method.kind.honours_retention else dotted(self.uplink.to_table())

@@ -4,12 +4,14 @@ import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from rayfl import tree
+from rayfl.choices import plugins
 from rayfl.choices.kinds import Kind
 from rayfl.data.batches import Batch
 from rayfl.data.check import checked_dataset
@@ -26,7 +28,8 @@ from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
-from rayfl.settings import shown
+from rayfl.settings import Settings, shown
+from rayfl.settings_read import Given, class_id, is_ours
 from rayfl.task import Classification
 from rayfl.tree import Tree
 
@@ -74,7 +77,23 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         identity=identity,
     )
     check(setup, experiment, task)
-    return setup
+    return replace(setup, unread=[one for one in given_elsewhere(experiment) if not one.is_read])
+
+
+def given_elsewhere(experiment: Experiment) -> list[Given]:
+    """The settings that are given to classes from elsewhere and that no class of ours declares."""
+    found: list[Given] = []
+    for table, settings in (*experiment, ("method", experiment.method.hyper)):
+        if isinstance(settings, Settings):
+            kind = experiment.method.kind if table == "method" else type(settings)
+            of = f"{kind.__name__} ({plugins.place_of(kind)})"
+            declared = [getattr(base, "model_fields", ()) for base in type(settings).__mro__ if is_ours(base)]
+            found += [
+                Given(table, name, shown(value), class_id(type(settings)), of)
+                for name, value in settings
+                if settings.is_given(name) and not any(name in fields for fields in declared)
+            ]
+    return found
 
 
 @contextmanager

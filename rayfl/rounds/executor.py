@@ -11,6 +11,7 @@ from rayfl.gather import Handle
 from rayfl.rounds.errors import SMALLER, ClientError, OutOfMemory
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
+from rayfl.settings_read import read_here
 
 # Any: only the executor knows the type of its references (a Ray ObjectRef, or the value itself).
 Ref = Any
@@ -81,6 +82,10 @@ class Executor(Protocol):
         """A handle with which workers can open the packet behind a reference."""
         ...
 
+    def settings_read(self) -> frozenset[tuple[str, str]] | None:
+        """The settings that code has read in all processes (`settings_read.Given.id`); None if one does not answer."""
+        ...
+
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs, which are of one class. Raise ClientError if a client's own code fails."""
         ...
@@ -118,6 +123,10 @@ class InlineExecutor:
     def handle(self, ref: Ref) -> Handle:
         """The packet itself."""
         return InlinePacket(ref)
+
+    def settings_read(self) -> frozenset[tuple[str, str]]:
+        """Those of this process."""
+        return read_here()
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs in this process."""

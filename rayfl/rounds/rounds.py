@@ -39,6 +39,7 @@ from rayfl.rounds.worker_jobs import (
     ReplyJob,
     RoundInputs,
 )
+from rayfl.settings_read import require_read
 from rayfl.topology.graphs import link_weights, mixing_weights
 from rayfl.topology.statistics import round_metrics
 from rayfl.tree import Arrays, Tree
@@ -60,9 +61,14 @@ def simulate(
     run_state: RunState | None = None,
     rounds: int | None = None,
 ) -> RunState:
-    """Run from `run_state` (None: from the start) to `rounds` (None: the experiment's); `on_round` after each round."""
+    """Run from `run_state` (None: from the start) to `rounds` (None: the experiment's); `on_round` after each round.
+
+    Raise UnusedSetting after the first round that evaluates, if a setting of `Setup.unread` is still unread.
+    """
     one_round = peer_round if setup.is_peer else server_round
     with fixed(setup.threads, torch.device("cpu")):
+        # What the rounds before a resumed one have read is not known.
+        unread = setup.unread if run_state is None else ()
         run_state = run_state or first_run_state(setup)
         while run_state.round < (setup.rounds if rounds is None else rounds):
             begun = time.perf_counter()
@@ -70,6 +76,9 @@ def simulate(
                 run_state, record = one_round(setup, executor, run_state)
             record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
             on_round(record, run_state)
+            if unread and setup.evaluated(record.row.round) and (read := executor.settings_read()) is not None:
+                require_read(unread, read, record.row.round)
+                unread = ()
     return run_state
 
 

@@ -1,5 +1,6 @@
 """Setup: everything in an experiment that is the same in all rounds. Every worker has it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +28,7 @@ from rayfl.rounds import engines, stacking
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings
+from rayfl.settings_read import Given
 from rayfl.topology.graphs import Topology, link_weights
 from rayfl.tree import Arrays, State, Tree
 
@@ -71,6 +73,8 @@ class Setup:
     precision: Precision = "fp32"
     identity: str = ""
     """A digest of everything that decides the numbers, which checkpoints store; "" if nobody compares it."""
+    unread: Sequence[Given] = ()
+    """Settings of classes from elsewhere that no code had read when this was made."""
 
     # Any: fields and what was computed from them.
     def __getstate__(self) -> dict[str, Any]:

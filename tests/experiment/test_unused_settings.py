@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs import single
 from rayfl import tree
 from rayfl.choices.kinds import named
 from rayfl.data.batches import Batch
@@ -18,7 +19,8 @@ from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.population.sampling import Clients
 from rayfl.rounds import evaluation
-from rayfl.testing.executors import play
+from rayfl.run_directory.record import read_run
+from rayfl.testing.executors import play as played
 from rayfl.testing.watching import watched
 from tests.contracts.every_method import experiment
 from tests.contracts.seams.quadratic import Quadratic, setup
@@ -96,7 +98,7 @@ def test_models_that_adapt_are_evaluated_on_the_pooled_set(name: str, rate: str)
     """One step on all of its examples, from the global model: x - rate * gradient, as the pages say."""
     own = {"batch_size": 0, "steps": 1} if name == "fedavg_ft" else {"steps": 2}
     here = prepare(experiment(name, method={"name": name, **own}, rounds=1, evaluation={"personal_on_pooled": True}))
-    (record,), (run_state,) = play(here)
+    (record,), (run_state,) = played(here)
     found = {(row.client, row.name): row.value for row in record.metrics}
     model = here.server_half.model(run_state.server)
     for client in range(6):
@@ -215,8 +217,8 @@ class PassedOn(Mine):
 
 @pytest.fixture
 def mine(tmp_path: Path) -> str:
-    """The path of somebody's method."""
-    (tmp_path / "mine.py").write_text(OWN)
+    """The path of somebody's method, which no test before has loaded."""
+    (tmp_path / "mine.py").write_text(f"{OWN}# {tmp_path}\n")
     return str(tmp_path / "mine.py")
 
 
@@ -224,14 +226,26 @@ def own_experiment(method: dict[str, Any]) -> Experiment:
     return Experiment(**{**experiment("fedavg").as_dict(), "method": method})
 
 
-def test_a_strangers_setting_that_no_code_reads(mine: str):
-    with refused(names=["method.forgotten=2.0", "Mine", mine, "remove"]):
-        own_experiment({"name": f"{mine}:Mine", "forgotten": 2.0})
-    for name in ("read", "also_read", "lr", "clip_norm"):
-        own_experiment({"name": f"{mine}:Mine", name: 0.5})
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_a_strangers_setting_that_no_code_reads(mine: str, tmp_path: Path, executor: str):
+    def play(kind: str, **hyper: float) -> Path:
+        chosen = {"name": f"{mine}:{kind}", **hyper}
+        runtime = {"executor": executor, "actors": 2}
+        runtime = {**runtime, "num_cpus": 0.5} if executor == "ray" else {"executor": executor}
+        small = {"clients": Clients(count=4), "runtime": runtime, "output": {"report": False, "track": []}}
+        tables = {**own_experiment(chosen).as_dict(), "rounds": 3, **small}
+        return single.run(Experiment(**tables), tmp_path / f"{kind}{len([*tmp_path.iterdir()])}")
+
+    with refused(names=["method.forgotten=2.0", "Mine", mine, "round 0", "remove"]):
+        play("Mine", read=0.5, forgotten=2.0)
+    if executor == "ray":
+        # In the client actors alone, as the others read it.
+        assert read_run(play("Mine", also_read=0.5)).rounds.num_rows == 3
+        return
+    play("Mine", read=0.5, also_read=0.5, lr=0.5, clip_norm=0.5)
     for kind, more in (("ByName", BY_NAME), ("PassedOn", PASSED_ON)):
-        Path(mine).write_text(OWN + more)
-        own_experiment({"name": f"{mine}:{kind}", "forgotten": 2.0})
+        Path(mine).write_text(f"{OWN}{more}# {tmp_path}\n")
+        play(kind, forgotten=2.0)
 
 
 def test_the_watch_sees_a_setting_that_is_not_read():
@@ -242,7 +256,7 @@ def test_the_watch_sees_a_setting_that_is_not_read():
         hyper: CarelessHyper
 
     here, log = watched(setup(Careless(Quadratic(), CarelessHyper(lr=0.1)), rounds=1))
-    play(here)
+    played(here)
     assert CarelessHyper.model_fields.keys() - log.read - here.method.hyper.unused().keys() == {"forgotten"}
     assert "lr_rounds" in here.method.hyper.unused()
 
