@@ -39,7 +39,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
-from rayfl.task import Classification
+from rayfl.task import NetworkTask
 
 R18 = Workload(
     "R18",
@@ -240,15 +240,15 @@ class Bare:
 
     def __init__(self, setup: Setup) -> None:
         hyper, task = setup.method.hyper, setup.method.task
-        assert isinstance(hyper, LocalTraining) and isinstance(task, Classification)
+        assert isinstance(hyper, LocalTraining) and isinstance(task, NetworkTask)
         self.setup, self.hyper, self.task = setup, hyper, task
         data = setup.device_data
         self.augment = setup.dataset.augment
         self.normalise = data.normalise
         self.inputs, self.labels = data.train.inputs, data.train.labels
         if not self.augment:
-            self.inputs = laid_out(data.normalise(self.inputs), task.memory_format)
-        self.net = task.build().to(setup.device)
+            self.inputs = laid_out(data.normalise(self.inputs), task.network.memory_format)
+        self.net = task.network.build().to(setup.device)
         self.parameters = list(self.net.parameters())
         self.model = [parameter.detach().clone() for parameter in self.parameters]
         self.draw = np.random.default_rng(0)
@@ -280,7 +280,7 @@ class Bare:
             inputs = self.inputs[chosen]
             if crops is not None:
                 inputs = self.normalise(cropped(inputs, crops[:, start : start + size]))
-                inputs = laid_out(inputs, self.task.memory_format)
+                inputs = laid_out(inputs, self.task.network.memory_format)
             optimizer.zero_grad()
             self.loss(inputs, self.labels[chosen]).backward()
             optimizer.step()

@@ -28,7 +28,7 @@ from rayfl.determinism.process import environment
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
-from rayfl.task import Classification
+from rayfl.task import NetworkTask
 
 ACTORS = 2
 PEERS = {"flower": ("Flower", "flwr"), "pfl_research": ("pfl-research", "pfl"), "blazefl": ("BlazeFL", "blazefl")}
@@ -159,7 +159,7 @@ def files(workload: Workload) -> Work:
 def files_of(workload: Workload, setup: Setup) -> Work:
     """The same with the data, the clients and the rounds of a setup."""
     task, hyper, shards = setup.method.task, setup.method.hyper.model_dump(), setup.partition.train
-    assert isinstance(task, Classification)
+    assert isinstance(task, NetworkTask)
     # Any: a table of an experiment.
     model: dict[str, Any] = dict(workload.model)
     rounds = setup.rounds
@@ -169,7 +169,7 @@ def files_of(workload: Workload, setup: Setup) -> Work:
         channels=tuple(model.get("channels", ())),
         hidden=tuple(model["hidden"]),
         num_parameters=tree.num_entries(setup.initial),
-        memory_format=task.memory_format,
+        memory_format=task.network.memory_format,
         lr=hyper["lr"],
         batch_size=hyper["batch_size"],
         epochs=None if hyper["steps"] else hyper["epochs"],

@@ -344,6 +344,7 @@ def _catalogue(command: str, table: str) -> None:
 for _command, _table in {
     "methods": "method",
     "models": "model",
+    "tasks": "task",
     "datasets": "data",
     "partitions": "partition",
     "compressors": "uplink",

@@ -16,6 +16,8 @@ FLOORS = (
     {"choices"},
     {"data", "topology", "population"},
     {"models", "compress"},
+    {"network"},
+    {"tasks"},
     {"task", "gather"},
     {"methods"},
     {"rounds"},
@@ -58,7 +60,7 @@ def test_every_room_has_a_floor_and_every_floor_its_rooms():
 
 
 def test_the_reader_finds_every_form_of_import():
-    source = "import rayfl.data.batches\nfrom rayfl import tree\ndef f():\n    from rayfl.task import Task"
+    source = "import rayfl.data.batches\nfrom rayfl import tree\ndef f():\n    from rayfl.task import BoundTask"
     assert list(rooms(source)) == ["data", "tree", "task"]
 
 

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from rayfl import tree
 from rayfl.data.batches import Batch
-from rayfl.task import Classification, Task
+from rayfl.task import BoundTask
 from rayfl.tree import Tree
+from tests.bound_tasks import classification
 from tests.models.examples import pad
 from tests.refusals import refused
 
 FORMS = pytest.mark.parametrize("form", ["plain", "functional"])
 
 
-class Bowl(Task):
+class Bowl(BoundTask):
     """0.5 x' A x - b' x over x = (u, v) in two tensors; `idle` is no part of it. A is not diagonal."""
 
     A = torch.tensor([[4.0, 1.0, -2.0], [1.0, 3.0, 0.5], [-2.0, 0.5, 5.0]])
@@ -38,7 +39,7 @@ class Bowl(Task):
 NOTHING = Batch(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
 
 
-def formed(task: Task, form: str) -> Task:
+def formed(task: BoundTask, form: str) -> BoundTask:
     return task if form == "plain" else task.functional()
 
 
@@ -110,7 +111,7 @@ def examples(weights: Tensor | None = None) -> Batch:
 @FORMS
 def test_the_gradient_of_softmax_regression(form: str):
     """For logits W x + b and cross-entropy it is mean_n (softmax - onehot) x'."""
-    task = formed(Classification(logistic), form)
+    task = formed(classification(logistic), form)
     params, batch = task.init(3), examples()
     errors = torch.softmax(batch.inputs @ params["1.weight"].T + params["1.bias"], dim=1)
     errors[torch.arange(3), batch.labels] -= 1
@@ -122,7 +123,7 @@ def test_the_gradient_of_softmax_regression(form: str):
 
 @FORMS
 def test_padding_counts_for_nothing(form: str):
-    task = formed(Classification(logistic), form)
+    task = formed(classification(logistic), form)
     params, two = task.init(3), Batch(*(part[:2] for part in examples()[:2] if part is not None))
     padded = task.grad(params, examples(torch.tensor([1.0, 1.0, 0.0])))
     for name, wanted in task.grad(params, two).items():
@@ -132,7 +133,7 @@ def test_padding_counts_for_nothing(form: str):
 
 
 def test_accuracy_is_counted_for_each_example():
-    task = Classification(logistic)
+    task = classification(logistic)
     # Logits are x0 and x1, so the predictions are 0, 1 and, at a tie, the first: 0.
     params = {"1.weight": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), "1.bias": torch.zeros(2)}
     metrics = task.metrics(params, examples())
@@ -142,7 +143,7 @@ def test_accuracy_is_counted_for_each_example():
 
 
 def test_initial_parameters_belong_to_their_seed():
-    task = Classification(logistic)
+    task = classification(logistic)
     state = torch.random.get_rng_state()
     first, again, other = task.init(1), task.init(1), task.init(2)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -155,11 +156,11 @@ def test_batch_norm_is_refused():
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
 
     with refused(names=["'1'", "BatchNorm2d", "GroupNorm"]):
-        Classification(build)
+        classification(build)
 
 
 def test_group_norm_is_not():
-    task = Classification(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()))
+    task = classification(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()))
     assert {name: tuple(tensor.shape) for name, tensor in task.init(1).items() if name[0] == "1"} == {
         "1.weight": (4,),
         "1.bias": (4,),
@@ -175,14 +176,14 @@ def recurrent() -> nn.Module:
 
 
 def test_what_cannot_run_under_vmap_says_so():
-    facts = {build: Classification(build) for build in (logistic, dropping, recurrent)}
+    facts = {build: classification(build) for build in (logistic, dropping, recurrent)}
     assert [task.stochastic for task in facts.values()] == [False, True, False]
     assert [task.vmappable for task in facts.values()] == [True, False, False]
-    assert Classification(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0))).vmappable
+    assert classification(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0))).vmappable
 
 
 def test_dropout_drops_in_training_and_not_while_judging():
-    task = Classification(dropping)
+    task = classification(dropping)
     params = task.init(0)
     losses = {task.loss(params, examples()).item() for _ in range(5)}
     assert len(losses) > 1
@@ -192,9 +193,9 @@ def test_dropout_drops_in_training_and_not_while_judging():
 
 
 def test_a_task_pickles_without_storage_and_computes_the_same():
-    task = Classification(logistic)
+    task = classification(logistic)
     copy = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own bytes
-    assert all(parameter.is_meta for parameter in copy.module.parameters())
+    assert all(parameter.is_meta for parameter in copy.network.module.parameters())
     params = task.init(1)
     assert torch.equal(copy.grad(params, examples())["1.weight"], task.grad(params, examples())["1.weight"])
 
@@ -217,7 +218,7 @@ def _recurrent() -> nn.Module:
 
 
 def test_a_recurrent_model_reads_the_parameters_it_is_given():
-    task = Classification(_recurrent)
+    task = classification(_recurrent)
     params, inputs = task.init(1), torch.randn(5, 6, 3, generator=torch.Generator().manual_seed(0))
     module = _recurrent()
     module.load_state_dict(params)
@@ -238,7 +239,7 @@ def test_a_tied_parameter_is_put_in_everywhere():
         def forward(self, inputs: Tensor) -> Tensor:
             return self.second(self.first(inputs))
 
-    task = Classification(Tied)
+    task = classification(Tied)
     batch = Batch(torch.eye(2), torch.zeros(2, dtype=torch.int64))
     weight = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
     # Row i of the output is W W e_i: W^2 = [[1, 4], [0, 1]], transposed.
@@ -247,7 +248,7 @@ def test_a_tied_parameter_is_put_in_everywhere():
 
 def test_bf16_rounds_the_factors_of_products_and_nothing_that_stays():
     """A linear layer: 16 bits into the product and out of it; parameters, gradients and the loss are float32."""
-    plain, rounded = (Classification(lambda: nn.Linear(20, 3), (20,), precision=word) for word in ("fp32", "bf16"))
+    plain, rounded = (classification(lambda: nn.Linear(20, 3), (20,), precision=word) for word in ("fp32", "bf16"))
     draw = torch.Generator().manual_seed(0)
     batch = Batch(torch.randn(8, 20, generator=draw), torch.arange(8) % 3)
     params = plain.init(0)
@@ -267,7 +268,7 @@ def test_bf16_rounds_the_factors_of_products_and_nothing_that_stays():
 
 
 def test_bf16_goes_on_under_vmap_and_after_pickling():
-    task = Classification(partial(nn.Linear, 20, 3), (20,), precision="bf16")
+    task = classification(partial(nn.Linear, 20, 3), (20,), precision="bf16")
     task = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own bytes
     draw = torch.Generator().manual_seed(1)
     batches = [Batch(torch.randn(8, 20, generator=draw), torch.arange(8) % 3) for _ in range(2)]

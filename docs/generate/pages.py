@@ -31,6 +31,7 @@ from rayfl.report import wording
 from rayfl.run_directory.run_files import PARTS
 from rayfl.run_directory.tables import SCHEMAS
 from rayfl.settings import Settings
+from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,7 @@ COMMANDS = {
     Method: "methods",
     Compressor: "compressors",
     Architecture: "models",
+    Task: "tasks",
     Source: "datasets",
     PartitionScheme: "partitions",
     Topology: "topologies",

@@ -1,8 +1,8 @@
 """Finds the object that a name or a table of an experiment file, or an object from Python, describes.
 
-There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Source`, `PartitionScheme` or `Topology` in
-its package is a new compressor, model, dataset, partition or topology, found by its class attribute `name`; a new file
-in `rayfl/methods/` is a new method. Classes outside the package are found too (plugins.py).
+There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Task`, `Source`, `PartitionScheme` or
+`Topology` in its package is a new compressor, model, task, dataset, partition or topology, found by its class attribute
+`name`; a new file in `rayfl/methods/` is a new method. Classes outside the package are found too (plugins.py).
 """
 
 import importlib

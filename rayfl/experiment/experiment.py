@@ -29,7 +29,8 @@ from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.object_storage import is_url, require_url
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.settings import Settings, dotted, shown, unused_with
-from rayfl.task import Task
+from rayfl.task import BoundTask
+from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -49,7 +50,7 @@ class MethodChoice:
         """The name by which the method is found again."""
         return reference(self.kind)
 
-    def make(self, task: Task, rounds: int) -> Method:
+    def make(self, task: BoundTask, rounds: int) -> Method:
         """The method on a task, for an experiment of `rounds` rounds."""
         chosen = self.kind(task, self.hyper.for_num_rounds(rounds))
         return chosen if self.elastic is None else Elastic(chosen, self.elastic)
@@ -314,6 +315,7 @@ class Experiment(Settings):
     partition: Annotated[PartitionScheme, from_table(PartitionScheme), TO_TABLE]
     clients: Clients
     model: Annotated[Architecture, from_table(Architecture), TO_TABLE]
+    task: Annotated[Task, from_table(Task), TO_TABLE] | None = None
     method: Annotated[MethodChoice, BeforeValidator(_choice), PlainSerializer(MethodChoice.to_table)]
     uplink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
     downlink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)

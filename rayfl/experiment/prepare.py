@@ -22,6 +22,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.limits import memory
 from rayfl.models.given_weights import read_weights
+from rayfl.network import Network
 from rayfl.population.sampling import Population
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.check_setup import check_setup
@@ -30,7 +31,8 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import Settings, shown
 from rayfl.settings_read import Given, class_id, is_ours
-from rayfl.task import Classification
+from rayfl.task import NetworkTask
+from rayfl.tasks.classification import Classification
 from rayfl.tree import Tree
 
 
@@ -49,10 +51,10 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.count)
-        weights = task.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
+        weights = task.network.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
         if model.start is not None:
             weights = read_weights(Path(model.start), weights, model.name)
-        params = task.keep_constants(weights)
+        params = task.network.keep_constants(weights)
         initial = checked_hook(method.init_params)(params, seeding.FirstDraws(seed, seeding.NOBODY))
     if model.start is not None and any(initial[name] is not params[name] for name in params):
         raise RayflError(f"method {experiment.method.name!r} starts from weights of its own; remove model.start")
@@ -104,7 +106,8 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
     except (RayflError, HookError, OSError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        chosen = (type(experiment.data), type(experiment.partition), type(experiment.topology), experiment.method.kind)
+        tables = (experiment.data, experiment.partition, experiment.task, experiment.topology)
+        chosen = (*map(type, tables), experiment.method.kind)
         modules = {one.__module__ for kind in chosen for one in kind.__mro__ if issubclass(one, Kind)}
         frames = [one for one in traceback.walk_tb(error.__traceback__) if one[0].f_globals["__name__"] in modules]
         if not frames or out_of_memory(error):
@@ -113,31 +116,34 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
         raise HookError(f"{code.co_qualname} ({code.co_filename}:{line}): {error_text(error)}") from error
 
 
-def make_task(experiment: Experiment, dataset: Dataset) -> Classification:
-    """The model on the data's samples. Raise RayflError if this machine has no memory for it and its gradient."""
-    model = experiment.model
+def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
+    """The task, by default classification, bound to the model on the data's samples.
+
+    Raise RayflError if the three do not fit, or if this machine has no memory for the model and its gradient.
+    """
+    model, task = experiment.model, experiment.task or Classification()
     options = ", ".join(f"model.{key}={shown(value)}" for key, value in model if isinstance(value, int | tuple))
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
     # The module has no storage here, and torch counts its entries in 64 bits.
     try:
-        build = model.builder(dataset.input_shape, dataset.num_classes)
-        task = Classification(build, dataset.input_shape, model.memory_format, experiment.runtime.precision)
+        build = model.builder(dataset.input_shape, task.num_outputs(dataset))
+        network = Network(build, dataset.input_shape, model.memory_format, experiment.runtime.precision)
     except (RuntimeError, OverflowError, TypeError):
         if not options:
             raise
         raise RayflError(f"{what} has more entries than torch can count; make it smaller") from None
-    entries = sum(math.prod(parameter.shape) for parameter in task.module.parameters())
+    entries = sum(math.prod(parameter.shape) for parameter in network.module.parameters())
     memory.require(2 * 4 * entries, f"{what} with its gradient", "make it smaller")
-    return task
+    task.check(dataset, network)
+    return NetworkTask(network, task)
 
 
-def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
+def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
     """Raise RayflError if the data are tokens and the model does not embed all of them, or if only the model has
     tokens.
     """
-    embedded = [
-        layer.num_embeddings for layer in task.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-    ]
+    layers = task.network.module.modules()
+    embedded = [layer.num_embeddings for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     if dataset.kind == "text" and not embedded:
         # Whole numbers in somebody's file are taken for tokens.
         cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
@@ -156,7 +162,7 @@ def check_inputs(task: Classification, model: str, dataset: Dataset) -> None:
         )
 
 
-def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tree) -> None:
+def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: Tree) -> None:
     """Raise RayflError unless the model returns logits [2, num_classes] for two train samples, as the loss needs them.
 
     It runs in evaluation mode (first in training mode, if there are buffers that it could change) and restores torch's
@@ -165,11 +171,11 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
     samples = dataset.train
     inputs = dataset.normalise(torch.from_numpy(samples.inputs[:2]))
     batch = Batch(inputs, torch.from_numpy(samples.labels[:2]))
-    shape, wanted = list(inputs.shape), [len(inputs), dataset.num_classes]
+    shape, wanted = list(inputs.shape), [len(inputs), *task.task.output_shape(dataset)]
     given = f"model {model!r} gets inputs {shape}, {len(inputs)} samples of dataset {dataset.name!r}"
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad():
-            if task.buffer_slots:
+            if task.network.buffer_slots:
                 task.outputs(params, batch)
             found = task.evaluated(params, batch)
     except (KeyboardInterrupt, RayflError):
@@ -182,7 +188,7 @@ def check_outputs(task: Classification, model: str, dataset: Dataset, params: Tr
         raise RayflError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
 
 
-def check(setup: Setup, experiment: Experiment, task: Classification) -> None:
+def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     """Raise RayflError if data, model, method, engine and machine do not fit each other."""
     check_inputs(task, experiment.model.name, setup.dataset)
     check_outputs(task, experiment.model.name, setup.dataset, setup.initial)

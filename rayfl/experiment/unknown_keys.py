@@ -14,6 +14,7 @@ from rayfl.errors import RayflError, UnknownKey
 from rayfl.methods.base import Method
 from rayfl.models.base import Architecture
 from rayfl.settings import Settings, listed
+from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
 
 CHOSEN: Mapping[str, type[Kind]] = {
@@ -24,6 +25,7 @@ CHOSEN: Mapping[str, type[Kind]] = {
     "uplink": Compressor,
     "downlink": Compressor,
     "topology": Topology,
+    "task": Task,
 }
 """The tables that choose a method, a model, ... by its name, and have its settings."""
 OTHER_WORDS: Mapping[str, str] = {

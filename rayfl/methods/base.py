@@ -37,7 +37,7 @@ from rayfl.methods.hook_types import (
 )
 from rayfl.population.client import Traits
 from rayfl.settings import unused_with
-from rayfl.task import Task
+from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
 from rayfl.tree import State, Tree
 
@@ -69,7 +69,6 @@ __all__ = [
     "Stage",
     "State",
     "Sum",
-    "Task",
     "Topology",
     "Traits",
     "Tree",
@@ -139,11 +138,11 @@ class Method(Kind, ABC):
         if room == cls.package:
             cls.name = file
 
-    task: Task
+    task: BoundTask
     hyper: HyperParameters
 
     # Any: settings are whatever the method's Hyper declares and validates.
-    def __init__(self, task: Task | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+    def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
         """Take an instance of the method's `Hyper`, or make it of `settings`. Raises ValueError for another class.
 
         A method without a task, such as FedAvg(lr=0.1), describes an experiment's method and cannot train.
@@ -155,7 +154,7 @@ class Method(Kind, ABC):
             name = type(self).__name__
             raise RayflError(f"{name} takes {name}.Hyper(...), and was given a {type(hyper).__name__}")
 
-    def with_task(self, task: Task) -> Self:
+    def with_task(self, task: BoundTask) -> Self:
         """The same method on another form of its task."""
         twin = copy.copy(self)
         twin.task = task

@@ -126,7 +126,7 @@ class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
         if stage.name == TRAIN:
             return super().step(carry, batch, stage=stage)
         compared = (carry["received"], *candidates(carry))
-        losses = torch.stack([self.task.metrics(model, batch)["loss"].double() for model in compared])
+        losses = torch.stack([self.task.losses(model, batch)[0].double() for model in compared])
         losses = losses if batch.weights is None else losses * batch.weights
         # Sums, since only the end of the stage knows the number of examples.
         return {**carry, "losses": carry["losses"] + losses.sum(dim=1)}

@@ -35,14 +35,13 @@ from rayfl.methods.base import (
     ModelState,
     Plan,
     RayflError,
-    Task,
     Traits,
     Tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.model_server import KeptModel
 from rayfl.methods.shared.neuron_matching import Layer, Prior, merge
-from rayfl.task import Classification
+from rayfl.task import BoundTask, NetworkTask
 
 
 class PFNMHyper(LocalWork):
@@ -66,7 +65,7 @@ class PFNM(GradientMethod, KeptModel, on_device=True):
     own_compression: ClassVar[bool] = True
 
     # Any: see Method.
-    def __init__(self, task: Task | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+    def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(task, hyper, **settings)
         if task is not None and not _fully_connected(task):
             raise RayflError(
@@ -107,15 +106,16 @@ def layers(params: Tree) -> list[Layer]:
     return list(zip(arrays[::2], arrays[1::2], strict=True))
 
 
-def _fully_connected(task: Task) -> bool:
+def _fully_connected(task: BoundTask) -> bool:
     """Whether the network is linear layers with biases and a ReLU after each of them but the last."""
-    if not isinstance(task, Classification):
+    if not isinstance(task, NetworkTask):
         return False
-    if not all(isinstance(part, nn.Sequential | nn.Flatten | nn.Linear | nn.ReLU) for part in task.module.modules()):
+    modules = list(task.network.module.modules())
+    if not all(isinstance(part, nn.Sequential | nn.Flatten | nn.Linear | nn.ReLU) for part in modules):
         return False
-    parts = [part for part in task.module.modules() if isinstance(part, nn.Linear | nn.ReLU)]
+    parts = [part for part in modules if isinstance(part, nn.Linear | nn.ReLU)]
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     alternating = all(isinstance(a, nn.Linear) != isinstance(b, nn.Linear) for a, b in pairwise(parts))
     ends = bool(parts) and isinstance(parts[0], nn.Linear) and isinstance(parts[-1], nn.Linear)
-    biased = [name for _, name, _ in task.slots] == ["weight", "bias"] * len(linear)
+    biased = [name for _, name, _ in task.network.slots] == ["weight", "bias"] * len(linear)
     return len(linear) > 1 and alternating and ends and biased

@@ -160,7 +160,7 @@ class RunResults:
         import torch
 
         from rayfl.models.predictor import Predictor
-        from rayfl.task import named_weights
+        from rayfl.network import named_weights
 
         architecture, (data, precision) = self._architecture, self._data
         # Building a module draws its first weights, which must not change the program's own random numbers.

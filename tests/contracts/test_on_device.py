@@ -25,7 +25,7 @@ from rayfl.rounds import client_round
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from rayfl.task import Objective, Task
+from rayfl.task import BoundTask, Objective
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import play
 from rayfl.tree import State, Tree
@@ -35,10 +35,10 @@ from tests.pretended_gpu import PretendedGpu
 from tests.refusals import refused
 
 
-class MadeUp(Task):
+class MadeUp(BoundTask):
     """A task whose gradients are entrywise formulas of the parameters and the labels."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: BoundTask) -> None:
         self.task, self.vmappable = task, task.vmappable
 
     def init(self, seed: int) -> Tree:

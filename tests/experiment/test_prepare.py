@@ -12,7 +12,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.models.base import Architecture
 from rayfl.rounds.setup import Setup
-from rayfl.task import Classification
+from rayfl.task import NetworkTask
 from tests.refusals import refused
 
 BASE: dict[str, Any] = {
@@ -36,8 +36,8 @@ def test_everything_is_in_its_place():
     assert (setup.seed, setup.rounds, setup.num_clients) == (7, 2, 5)
     assert (setup.stack_width, setup.threads, setup.engine_name, setup.device_name) == (3, 2, "vmap", "cpu")
     assert setup.uplink.name == "topk"
-    assert isinstance(setup.method.task, Classification)
-    assert (setup.precision, setup.method.task.precision) == ("bf16", "bf16")
+    assert isinstance(setup.method.task, NetworkTask)
+    assert (setup.precision, setup.method.task.network.precision) == ("bf16", "bf16")
     # 10 groups of 20 samples, 2 of each for the test: 180 over 5 clients.
     assert setup.population.num_examples.tolist() == [36] * 5
     assert {name: tensor.shape for name, tensor in setup.initial.items()} == {"1.weight": (4, 8), "1.bias": (4,)}

@@ -31,9 +31,10 @@ def warm_up() -> None:
     from rayfl.data.torchvision import torchvision
     from rayfl.methods.base import Method
     from rayfl.models.base import Architecture
+    from rayfl.tasks.base import Task
     from rayfl.topology.graphs import Topology
 
-    for kind in (Compressor, Source, PartitionScheme, Method, Architecture, Topology):
+    for kind in (Compressor, Source, PartitionScheme, Method, Architecture, Task, Topology):
         known(kind)
     torchvision()
     assert jobs.sweep and jobs.single

@@ -27,7 +27,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Evaluation, Setup
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 
 Vectors = dict[str, np.ndarray]
 """Parameters by name, float64."""
@@ -63,7 +63,7 @@ def setup_of(
 ) -> Setup:
     """A method on `sizes[i]` consecutive examples for client i; by default logistic regression on `vectors`."""
     dataset = dataset or vectors(sizes)
-    task = Classification(build or Logistic().builder(dataset.input_shape, dataset.num_classes))
+    task = classification(build or Logistic().builder(dataset.input_shape, dataset.num_classes))
     kind = find(Method, method)
     cuts = np.cumsum(sizes)[:-1]
     empty = Shards.empty(len(sizes))

@@ -21,8 +21,9 @@ from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import gather_rows
 from rayfl.rounds.worker_jobs import MixJob
-from rayfl.task import Classification
+from rayfl.task import NetworkTask
 from rayfl.topology.graphs import RandomNeighbours
+from tests.bound_tasks import classification
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, played, setup_of
 
 
@@ -145,21 +146,21 @@ def test_the_density_is_the_methods_or_the_clients_or_half():
 
 
 def test_defaults_are_the_papers():
-    method = DisPFL(Classification(lambda: nn.Linear(2, 2)))
+    method = DisPFL(classification(lambda: nn.Linear(2, 2)))
     train, search = method.plan(3, 0.0).stages
     assert (train.epochs, train.steps, train.batch_size) == (5, None, 128)
     assert (search.epochs, search.steps, search.batch_size) == (None, 1, 128)
     assert train.lr == pytest.approx(0.1 * 0.998**3)
     assert (method.hyper.weight_decay, method.hyper.momentum, method.hyper.anneal) == (5e-4, 0.0, 0.5)
     (only,) = (
-        DisPFL(Classification(lambda: nn.Linear(2, 2)), DisPFL.Hyper(steps=2, regrow="random")).plan(0, 0.0).stages
+        DisPFL(classification(lambda: nn.Linear(2, 2)), DisPFL.Hyper(steps=2, regrow="random")).plan(0, 0.0).stages
     )
     assert (only.epochs, only.steps) == (None, 2)
 
 
 def test_the_search_looks_without_dropout():
     # With dropout of 1 - 1e-9 the training loss has no gradient; the search's is that of the linear layer alone.
-    task = Classification(lambda: nn.Sequential(nn.Dropout(0.999999), nn.Linear(3, 2)))
+    task = classification(lambda: nn.Sequential(nn.Dropout(0.999999), nn.Linear(3, 2)))
     method = DisPFL(task, DisPFL.Hyper(batch_size=0))
     batch = Batch(torch.eye(3), torch.tensor([0, 1, 0]))
     params = {"1.weight": torch.zeros(2, 3), "1.bias": torch.zeros(2)}
@@ -187,8 +188,8 @@ def test_metrics_of_a_round():
     assert record.means["comm/busiest_received_megabytes"] == pytest.approx(2 * 4 * message / 1e6)
 
 
-def _counted() -> Classification:
-    return Classification(MLP(hidden=(8,)).builder((DIM,), NUM_CLASSES), (DIM,))
+def _counted() -> NetworkTask:
+    return classification(MLP(hidden=(8,)).builder((DIM,), NUM_CLASSES), (DIM,))
 
 
 def test_the_loss_is_the_mean_over_training_steps_alone():

@@ -11,7 +11,7 @@ from torch import Tensor
 from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
 from rayfl.methods.fedsgd import FedSGD
-from rayfl.task import Task
+from rayfl.task import BoundTask
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from rayfl.tree import Tree
@@ -83,7 +83,7 @@ def test_the_uplink_compresses_the_gradient():
         np.testing.assert_allclose(sent, np.where(largest, gradient, 0), rtol=1e-5, atol=1e-6)
 
 
-class Line(Task):
+class Line(BoundTask):
     """y = a x + b with the squared error (a x + b - y)^2 of one point."""
 
     def init(self, seed: int) -> Tree:

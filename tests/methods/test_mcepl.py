@@ -22,8 +22,8 @@ from rayfl.models.convolutional import AlexNetMCEPL
 from rayfl.models.dense import MLP
 from rayfl.population.client import Traits
 from rayfl.rounds.setup import Setup
-from rayfl.task import Classification
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology
+from tests.bound_tasks import classification
 from tests.contracts.every_method import experiment
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, initial, played, setup_of, softmax_gradient
 from tests.population.fates import with_fate
@@ -178,7 +178,7 @@ def test_every_layer_keeps_its_number_in_all_rounds(method: str):
 
 
 def alexnet(**hyper: Any) -> MCEPL:
-    return MCEPL(Classification(AlexNetMCEPL().builder((3, 32, 32), 10), (3, 32, 32)), MCEPL.Hyper(**hyper))
+    return MCEPL(classification(AlexNetMCEPL().builder((3, 32, 32), 10), (3, 32, 32)), MCEPL.Hyper(**hyper))
 
 
 def test_the_alexnet_s_mask_is_153_416_bytes():

@@ -17,7 +17,7 @@ from rayfl.methods.shared.neuron_matching import Prior, merge
 from rayfl.models.dense import MLP
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, server_round
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 from tests.methods.reference import SIZES, played, setup_of, vectors
 from tests.refusals import refused
 
@@ -107,7 +107,7 @@ def test_independent_starts_differ_and_common_ones_do_not():
 )
 def test_other_networks_are_refused(build):
     with refused(names=["pfnm", "ReLU", "fully connected", "model"]):
-        PFNM(Classification(build))
+        PFNM(classification(build))
 
 
 def test_it_learns_digits_in_one_round():

@@ -20,8 +20,8 @@ from rayfl.models.dense import MLP
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import gather_rows
 from rayfl.rounds.worker_jobs import MixJob
-from rayfl.task import Classification
 from rayfl.topology.graphs import RandomNeighbours
+from tests.bound_tasks import classification
 from tests.methods.reference import (
     DIM,
     NUM_CLASSES,
@@ -133,7 +133,7 @@ def test_the_two_means_by_hand():
     job = MixJob({0: dict.fromkeys(range(3), 1 / 3)}, (0, 1, 2))
     expected = {"avr_weipru": [5.0, 2.0, 2.0, 0.0, 0.0, 8 / 3], "par_weipru": [5.0, 3.0, 6.0, 0.0, 0.0, 8.0]}
     for name, numbers in expected.items():
-        method = find(Method, name)(Classification(lambda: torch.nn.Linear(2, 2)))
+        method = find(Method, name)(classification(lambda: torch.nn.Linear(2, 2)))
         found = gather_rows(method.gather, job, messages)[0]["weights"].result["w"]
         assert found[0].tolist() == pytest.approx(numbers, abs=1e-6)
 
@@ -170,7 +170,7 @@ def test_every_layer_keeps_its_number_in_all_rounds(method: str):
 
 
 def test_defaults_are_the_papers():
-    method = ParWeipru(Classification(MLP().builder((4,), 3)))
+    method = ParWeipru(classification(MLP().builder((4,), 3)))
     hyper = method.hyper
     assert (hyper.lr, hyper.batch_size, hyper.weight_decay, hyper.fil) == (0.3, 128, 0.0, 0)
     (stage,) = method.plan(0, 0.0).stages

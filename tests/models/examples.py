@@ -10,7 +10,8 @@ from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2
 from rayfl.models.dense import MLP, Logistic
 from rayfl.models.residual import ResNet18, ResNet20
 from rayfl.models.text import CharLSTM, MeanEmbedding
-from rayfl.task import Classification
+from rayfl.task import NetworkTask
+from tests.bound_tasks import classification
 
 IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
 NUM_TOKENS = 12
@@ -31,10 +32,10 @@ EXAMPLES: Mapping[str, tuple[Architecture, tuple[int, ...], int]] = {
 """By name: a model, the shape of a sample, and the number of classes."""
 
 
-def task_of(name: str, model: Architecture | None = None) -> Classification:
+def task_of(name: str, model: Architecture | None = None) -> NetworkTask:
     """Classification by the example of that name, or by another form of it."""
     example, shape, num_classes = EXAMPLES[name]
-    return Classification((model or example).builder(shape, num_classes), shape)
+    return classification((model or example).builder(shape, num_classes), shape)
 
 
 def batch_of(name: str, size: int, seed: int = 0) -> Batch:

@@ -11,7 +11,7 @@ from torch import nn
 import rayfl
 from rayfl.data.batches import Batch
 from rayfl.models import flops
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 from tests.refusals import refused
 
 MODELS = """
@@ -150,7 +150,7 @@ def half() -> nn.Module:
 
 
 def test_a_pickled_task_has_its_constants_and_counts_their_operations():
-    task = Classification(half, (1, 8, 8))
+    task = classification(half, (1, 8, 8))
     params, batch = task.init(3), Batch(torch.ones(2, 1, 8, 8), torch.tensor([1, 2]))
     again = pickle.loads(pickle.dumps(task))  # noqa: S301 (our own)
     assert set(params) == {"2.weight", "2.bias"} and set(again.constants) == {"1.weight", "1.bias"}

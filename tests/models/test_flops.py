@@ -8,7 +8,7 @@ from torch import nn
 from rayfl.methods.shared import masks
 from rayfl.models import flops
 from rayfl.models.convolutional import ConvNet2
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 from tests.models.paper_resnet import PaperResNet18
 
 
@@ -26,15 +26,15 @@ class TwoLayers(nn.Module):
 
 
 def test_uses_by_hand():
-    task = Classification(TwoLayers, (1, 6, 6))
+    task = classification(TwoLayers, (1, 6, 6))
     assert dict(task.weight_uses) == {"conv.weight": 16, "head.weight": 2}
     # 18 kernel entries at 16 places, 160 weights used twice, two operations each.
     assert flops.forward_flops(task.weight_uses, params=task.init(0)) == 2 * (18 * 16 + 160 * 2)
-    assert Classification(TwoLayers).weight_uses == {}
+    assert classification(TwoLayers).weight_uses == {}
 
 
 def test_training_takes_three_times_as_much_and_a_search_is_dense():
-    task = Classification(TwoLayers, (1, 6, 6))
+    task = classification(TwoLayers, (1, 6, 6))
     mask = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in task.init(0).items()}
     mask["conv.weight"].view(-1)[:4] = True
     mask["head.weight"][0] = True
@@ -46,7 +46,7 @@ def test_training_takes_three_times_as_much_and_a_search_is_dense():
 
 def test_convnet2():
     # 28x28: 6 kernels of 25 at 24x24, 16 of 150 at 8x8, then 256-120-84-10.
-    task = Classification(ConvNet2().builder((1, 28, 28), 10), (1, 28, 28))
+    task = classification(ConvNet2().builder((1, 28, 28), 10), (1, 28, 28))
     by_hand = 6 * 25 * 576 + 16 * 150 * 64 + 256 * 120 + 120 * 84 + 84 * 10
     assert flops.forward_flops(task.weight_uses, params=task.init(0)) == 2 * by_hand
 
@@ -57,7 +57,7 @@ def test_convnet2():
 def test_the_flop_column_of_dis_pfl(density: float, printed: float):
     # Tables 1 and 4: 5 epochs of 500 examples, a search batch of 128, in 1e12, cut after one digit. At density 1 the
     # table's 8.3 belongs to methods without a search.
-    task = Classification(PaperResNet18, (3, 32, 32))
+    task = classification(PaperResNet18, (3, 32, 32))
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in PaperResNet18().named_parameters()}
     params = {name: torch.empty(shape) for name, shape in shapes.items()}

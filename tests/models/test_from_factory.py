@@ -197,7 +197,7 @@ def test_what_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: 
 def test_to_try_a_model_draws_nothing_and_leaves_it_training(tmp_path: Path):
     (tmp_path / "forwards.py").write_text(FORWARDS)
     before = torch.random.get_rng_state()
-    module = prepare(experiment(f"{tmp_path}/forwards.py:Random")).method.task.module  # pyright: ignore[reportAttributeAccessIssue]
+    module = prepare(experiment(f"{tmp_path}/forwards.py:Random")).method.task.network.module  # pyright: ignore[reportAttributeAccessIssue]
     assert torch.equal(torch.random.get_rng_state(), before) and module.training
 
 

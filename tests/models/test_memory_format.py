@@ -7,7 +7,7 @@ from torch import nn
 from rayfl.data.batches import Batch
 from rayfl.models.base import FromFactory, laid_out
 from rayfl.models.convolutional import VGG11, ConvNet2
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 from tests.refusals import refused
 
 
@@ -27,9 +27,9 @@ def test_what_is_no_image_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize(("model", "stride"), [(ConvNet2(), 1), (VGG11(), 32 * 32)])
 def test_the_network_gets_images_as_its_architecture_states(model: ConvNet2 | VGG11, stride: int) -> None:
-    task = Classification(model.builder((3, 32, 32), 10), (3, 32, 32), model.memory_format)
+    task = classification(model.builder((3, 32, 32), 10), (3, 32, 32), model.memory_format)
     seen = []
-    task.module.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].stride(1)))
+    task.network.module.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].stride(1)))
     batch = Batch(torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
     gradient = task.grad(task.init(0), batch)
     assert seen == [stride]

@@ -13,7 +13,7 @@ from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2
 from rayfl.models.dense import MLP, Logistic
 from rayfl.models.residual import ResNet18, ResNet20
 from rayfl.models.text import CharLSTM, MeanEmbedding
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 from tests.models.examples import EXAMPLES, IMAGE
 from tests.refusals import refused
 
@@ -100,12 +100,12 @@ def test_every_model_goes_through_its_table_and_pickles(name: str):
     shape, num_classes = EXAMPLES[name][1:]
     model = make(Architecture, {"name": name})
     build = pickle.loads(pickle.dumps(model.builder(shape, num_classes)))  # noqa: S301
-    task = Classification(build)
+    task = classification(build)
     first, again, other = task.init(3), task.init(3), task.init(4)
     assert all(bool((first[key] == again[key]).all()) for key in first)
     assert any(bool((first[key] != other[key]).any()) for key in first)
     assert {key: value.shape for key, value in first.items()} == {
-        key: value.shape for key, value in task.module.named_parameters()
+        key: value.shape for key, value in task.network.module.named_parameters()
     }
     assert type(model)(**model.model_dump()) == model
 

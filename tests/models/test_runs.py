@@ -16,7 +16,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 from tests.data.files import role, write_leaf
 from tests.refusals import refused
 
@@ -105,7 +105,7 @@ def texts(largest: int, vocabulary: int | None = None, smallest: int = 0) -> Dat
 
 
 def checked(model: CharLSTM | MeanEmbedding, dataset: Dataset) -> None:
-    task = Classification(model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
+    task = classification(model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
     check_inputs(task, model.name, dataset)
 
 

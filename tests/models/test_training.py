@@ -11,7 +11,7 @@ from rayfl.models.base import Architecture
 from rayfl.models.convolutional import EMNISTCNN
 from rayfl.rounds.engines import run_loop, run_vmap
 from rayfl.rounds.stacking import choose
-from rayfl.task import Classification, Task
+from rayfl.task import BoundTask, NetworkTask
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of
 from tests.models.examples import EXAMPLES, batch_of, pad, task_of
@@ -87,7 +87,7 @@ def test_without_dropout_the_emnist_network_can_be_stacked():
     assert choose("auto", method, torch.device("cuda"), method.task.init(0)) is run_vmap
 
 
-def losses(task: Task, params: Tree, batch: Batch) -> list[Tensor]:
+def losses(task: BoundTask, params: Tree, batch: Batch) -> list[Tensor]:
     return [task.loss(params, batch) for _ in range(3)]
 
 
@@ -115,8 +115,8 @@ def test_the_gradient_in_evaluation_mode(name: str):
 
 def test_operations_of_a_forward_pass():
     """Dis-PFL's accounting: 5 epochs of 500 images, three times the forward pass, are 8.33e12 operations."""
-    task: Classification = task_of("resnet18")
+    task: NetworkTask = task_of("resnet18")
     with torch.device("meta"):
-        sizes = {key: weight.numel() for key, weight in task.build().named_parameters()}
+        sizes = {key: weight.numel() for key, weight in task.network.build().named_parameters()}
     forward = sum(2 * uses * sizes[key] for key, uses in task.weight_uses.items())
     assert 5 * 500 * 3 * forward == pytest.approx(8.33e12, rel=1e-3)

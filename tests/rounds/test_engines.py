@@ -13,8 +13,9 @@ from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Work
 from rayfl.rounds.engines import Engine, LocalTask, run_loop, run_vmap
-from rayfl.task import Classification, Task
+from rayfl.task import BoundTask
 from rayfl.tree import State
+from tests.bound_tasks import classification
 from tests.contracts.seams.quadratic import Quadratic
 from tests.refusals import refused
 
@@ -176,14 +177,14 @@ class Descending(Summing):
         return carry
 
 
-def trained(task: Task, engine: Engine, **key: int) -> list[torch.Tensor]:
+def trained(task: BoundTask, engine: Engine, **key: int) -> list[torch.Tensor]:
     params = task.init(0)
     work = tasks(lambda client: {"params": params}, Stage("train", epochs=2, batch_size=2), **key)
     return [torch.cat([t.flatten() for t in carry["params"].values()]) for carry, _ in engine(Descending(task), work)]
 
 
 def test_the_engines_agree_on_unequal_clients():
-    looped, stacked = (trained(Classification(network), engine) for engine in (run_loop, run_vmap))
+    looped, stacked = (trained(classification(network), engine) for engine in (run_loop, run_vmap))
     for a, b in zip(looped, stacked, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(looped[0], looped[1], atol=1e-3)
@@ -192,7 +193,7 @@ def test_the_engines_agree_on_unequal_clients():
 @pytest.mark.parametrize("build", [network, lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2))])
 def test_a_stacked_client_has_the_same_bits_whoever_shares_its_stack(build: Callable[[], nn.Module]):
     # Clients of 5, 3 and 4 examples in batches of 2, so unequal steps and partial batches.
-    task = Classification(build)
+    task = classification(build)
     params, stage = task.init(0), Stage("train", epochs=2, batch_size=2)
     work = tasks(lambda client: {"params": params}, stage)
 
@@ -221,7 +222,7 @@ class Judging(Summing):
 def test_images_through_group_norm_by_one_client_and_by_two(together: int):
     images = Samples(np.random.default_rng(0).standard_normal((12, 2, 2, 2)).astype(np.float32), np.arange(12) % 2)
     dataset, (_, partition) = Dataset("squares", images, images, 2, "vector"), data()
-    task = Classification(normed)
+    task = classification(normed)
     params, first = task.init(0), torch.zeros(())
     work = tasks(lambda client: {"params": params, "loss": first}, Stage("gate", epochs=1, batch_size=3))[:together]
     work = [replace(task, data=ClientData(dataset, partition, task.client)) for task in work]
@@ -230,7 +231,7 @@ def test_images_through_group_norm_by_one_client_and_by_two(together: int):
 
 
 def test_dropout_is_drawn_by_seed_round_and_client():
-    task = Classification(dropping)
+    task = classification(dropping)
     before = torch.random.get_rng_state()
     first = trained(task, run_loop)
     torch.manual_seed(99)
@@ -242,7 +243,7 @@ def test_dropout_is_drawn_by_seed_round_and_client():
 
 
 def test_dropout_does_not_follow_the_order_of_clients():
-    task = Classification(dropping)
+    task = classification(dropping)
     params = task.init(0)
     work = tasks(lambda client: {"params": params}, Stage("train", epochs=1, batch_size=2))
     forth = [carry["params"]["0.weight"] for carry, _ in run_loop(Descending(task), work)]

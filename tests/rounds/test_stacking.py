@@ -16,9 +16,10 @@ from rayfl.models.residual import ResNet18, ResNet20
 from rayfl.rounds.engines import run_loop, run_vmap
 from rayfl.rounds.errors import SMALLER, ClientError
 from rayfl.rounds.stacking import MOST_STACKED, choose, convolution_flops, width
-from rayfl.task import Classification
+from rayfl.task import NetworkTask
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import Shuffled, play
+from tests.bound_tasks import classification
 from tests.methods.reference import setup_of
 from tests.refusals import refused
 
@@ -26,7 +27,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FEMNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
 
-def method_of(task: Classification) -> Method:
+def method_of(task: NetworkTask) -> Method:
     return setup_of("fedavg", {}).method.with_task(task)
 
 
@@ -39,7 +40,7 @@ def dropping() -> nn.Module:
 
 
 def test_small_models_are_stacked_on_a_gpu_and_never_by_themselves_on_a_cpu():
-    task = Classification(small, (6,))
+    task = classification(small, (6,))
     method, params = method_of(task), task.init(0)
     assert [choose("auto", method, device, params) for device in (CPU, CUDA)] == [run_loop, run_vmap]
     assert [choose("loop", method, CUDA, params), choose("vmap", method, CPU, params)] == [run_loop, run_vmap]
@@ -47,7 +48,7 @@ def test_small_models_are_stacked_on_a_gpu_and_never_by_themselves_on_a_cpu():
 
 @pytest.mark.parametrize("build", [dropping, lambda: nn.LSTM(6, 2)], ids=["dropout", "lstm"])
 def test_what_cannot_be_stacked_runs_one_by_one(build):
-    task = Classification(build)
+    task = classification(build)
     method, params = method_of(task), task.init(0)
     assert choose("auto", method, CUDA, params) is run_loop
     with refused(names=["engine='loop'"]):
@@ -71,7 +72,7 @@ def test_what_cannot_be_stacked_runs_one_by_one(build):
     ids=lambda value: getattr(value, "name", None),
 )
 def test_the_width_follows_from_the_model(model: Architecture, shape: tuple[int, ...], wanted: int):
-    task = Classification(model.builder(shape, 10), shape)
+    task = classification(model.builder(shape, 10), shape)
     method, params = method_of(task), task.init(0)
     engine = choose("auto", method, CUDA, params)
     assert (width(None, method, CUDA, params) if engine is run_vmap else 1) == wanted <= MOST_STACKED
@@ -82,7 +83,7 @@ def test_the_width_follows_from_the_model(model: Architecture, shape: tuple[int,
 
 
 def test_convolutions_are_counted_and_linear_layers_are_not():
-    task = Classification(ConvNet2(channels=(2, 3), hidden=(4,)).builder(FEMNIST, 10), FEMNIST)
+    task = classification(ConvNet2(channels=(2, 3), hidden=(4,)).builder(FEMNIST, 10), FEMNIST)
     # 2 operations an entry and place: 24 x 24 places of 2 x 25 weights, and 8 x 8 of 3 x 2 x 25.
     assert convolution_flops(method_of(task), task.init(0)) == 2 * (24 * 24 * 50 + 8 * 8 * 150)
 

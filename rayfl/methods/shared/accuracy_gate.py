@@ -76,7 +76,7 @@ class GatedPruning(GradientMethod):
     def step(self, carry: Gated, batch: Batch, *, stage: Stage) -> Gated:
         if stage.name != GATE:
             return super().step(carry, batch, stage=stage)
-        right: Tensor = self.task.metrics(self.judged(carry), batch)["accuracy"]
+        right: Tensor = self.task.score(self.judged(carry), batch)
         weights = torch.ones_like(right) if batch.weights is None else batch.weights
         correct = carry["correct"] + (right * weights).sum()
         return cast(Gated, {**carry, "correct": correct, "evaluated": carry["evaluated"] + weights.sum()})

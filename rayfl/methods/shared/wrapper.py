@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from rayfl.methods.base import Context, HyperParameters, Method, RayflError, ServerHalf, Task
+from rayfl.methods.base import Context, HyperParameters, Method, RayflError, ServerHalf
+from rayfl.task import BoundTask
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -47,7 +48,7 @@ class Wrapping(Method, ServerHalf):
         self.metrics_with_variance = inner.metrics_with_variance
         self.judged_after_training = inner.judged_after_training
 
-    def with_task(self, task: Task) -> Self:
+    def with_task(self, task: BoundTask) -> Self:
         twin = super().with_task(task)
         twin.inner = twin.server = self.inner.with_task(task)
         return twin

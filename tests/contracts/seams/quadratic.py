@@ -17,7 +17,7 @@ from rayfl.methods.base import Method
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.setup import Evaluation, Setup
-from rayfl.task import Task
+from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
 from rayfl.tree import Tree
 
@@ -27,7 +27,7 @@ TRAIN = (7, 5, 6, 5)
 VALIDATION, HELDOUT, TEST = 2, 4, 2
 
 
-class Quadratic(Task):
+class Quadratic(BoundTask):
     """Parameters x [10] in two tensors; the loss of a sample is 0.5 sum_j a_j (x_j - c_j)^2, its output c o x."""
 
     def init(self, seed: int) -> Tree:

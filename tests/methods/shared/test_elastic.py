@@ -22,7 +22,7 @@ from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.fedpse import FedPSE
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.rounds.setup import Setup
-from rayfl.task import Classification
+from tests.bound_tasks import classification
 from tests.methods.reference import Vectors, doubles, initial, played, setup_of, trained
 from tests.population.fates import with_fate
 from tests.refusals import refused
@@ -214,8 +214,8 @@ def test_the_sensitivity_is_billed(hyper: dict[str, Any], bits: list[int]):
 
 
 def test_dropout_is_off_while_sensitivity_is_measured():
-    task = Classification(lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.9), nn.Linear(8, 2)))
-    without = Classification(lambda: nn.Sequential(nn.Linear(3, 8), nn.Identity(), nn.Linear(8, 2)))
+    task = classification(lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.9), nn.Linear(8, 2)))
+    without = classification(lambda: nn.Sequential(nn.Linear(3, 8), nn.Identity(), nn.Linear(8, 2)))
     params, batch = task.init(1), Batch(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64))
     stage = Stage("sensitivity", split="heldout", epochs=1)
     seen = []
@@ -223,7 +223,7 @@ def test_dropout_is_off_while_sensitivity_is_measured():
         carry = {"params": params, "sensitivity": {name: torch.zeros_like(t) for name, t in params.items()}}
         seen.append(Elastic(FedAvg(each)).step(carry, batch, stage=stage)["sensitivity"])
     assert all(torch.equal(seen[0][name], seen[1][name]) for name in params)
-    assert task.module.training
+    assert task.network.module.training
 
 
 DELTA_METHODS = [

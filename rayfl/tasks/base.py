@@ -1,0 +1,53 @@
+"""Task: the loss and the score of a network's outputs, chosen by `[task]`."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from rayfl.choices.kinds import Choice
+from rayfl.data.datasets import Dataset
+from rayfl.network import Network
+
+
+class Task(Choice, ABC):
+    """What is learned. `outputs` are a network's, for a batch; `targets` are the batch's `Samples.labels`."""
+
+    label: ClassVar[str] = "task"
+    package: ClassVar[str] = "rayfl.tasks"
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each example as a sum, and the number of things that it adds up, float32 [batch] each.
+
+        A mean is the sum of the sums over the sum of the counts: over tokens, if an example counts its tokens. It runs
+        under torch.vmap, so its shapes depend on those of its arguments only.
+        """
+
+    @abstractmethod
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """How well each example is solved, float32 [batch] from 0 to 1 (best); methods compare it with thresholds."""
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The mean of `loss`, a scalar. weights: float32 [batch], 0 for padding; all ones if None."""
+        sums, counts = self.loss(outputs, targets)
+        if weights is not None:
+            sums, counts = sums * weights, counts * weights
+        total = counts.sum()
+        return sums.sum() / (total + (total == 0))
+
+    def num_outputs(self, dataset: Dataset) -> int:
+        """The number of outputs for each thing that is predicted, which a model gets as `num_classes`."""
+        return dataset.num_classes
+
+    def output_shape(self, dataset: Dataset) -> tuple[int, ...]:
+        """The shape of a network's output for one example."""
+        return (self.num_outputs(dataset),)
+
+    def default_metrics(self) -> tuple[()]:
+        """The metrics of a run that names none."""
+        return ()
+
+    @abstractmethod
+    def check(self, dataset: Dataset, network: Network) -> None:
+        """Raise RayflError if the data's targets, or the network, are not those of the task."""

@@ -1,0 +1,42 @@
+"""Classification: one class of several for each example."""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayfl.data.datasets import Dataset
+from rayfl.errors import RayflError
+from rayfl.network import Network
+from rayfl.tasks.base import Task
+
+
+class Classification(Task):
+    """Tell classes apart. Targets: integers [batch]. Outputs: logits [batch, num_classes]. Loss: cross-entropy. Score:
+    1 if the largest logit is that of the class, otherwise 0.
+    """
+
+    name: ClassVar[str] = "classification"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses = functional.cross_entropy(outputs, targets, reduction="none")
+        return losses, torch.ones_like(losses)
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        # One operation for five, with the same gradient bits.
+        if weights is None:
+            return functional.cross_entropy(outputs, targets)
+        return super().mean_loss(outputs, targets, weights)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(dim=1) == targets).float()
+
+    def check(self, dataset: Dataset, network: Network) -> None:
+        labels = dataset.train.labels
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise RayflError(
+                f"task {self.name!r} needs one class for each example, and the targets of dataset {dataset.name!r} are "
+                f"{labels.dtype} [n{''.join(f', {size}' for size in labels.shape[1:])}]"
+            )

@@ -1,0 +1,21 @@
+"""Tasks bound to networks, for tests."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from rayfl.determinism.process import Precision
+from rayfl.models.base import MemoryFormat
+from rayfl.network import Network
+from rayfl.task import NetworkTask
+from rayfl.tasks.classification import Classification
+
+
+def classification(
+    build: Callable[[], nn.Module],
+    input_shape: tuple[int, ...] | None = None,
+    memory_format: MemoryFormat = "contiguous",
+    precision: Precision = "fp32",
+) -> NetworkTask:
+    """Classification by the network that `build` makes."""
+    return NetworkTask(Network(build, input_shape, memory_format, precision), Classification())
