@@ -14,8 +14,10 @@ from rayfl.tasks.base import Task
 
 
 class Classification(Task):
-    """Tell classes apart. Targets: integers [batch]. Outputs: logits [batch, num_classes]. Loss: cross-entropy. Score:
-    1 if the largest logit is that of the class, otherwise 0.
+    """One class of several for each example, by cross-entropy.
+
+    Targets are integers [batch], outputs are logits [batch, num_classes]. The score is 1 if the largest logit is that
+    of the class, otherwise 0.
     """
 
     name: ClassVar[str] = "classification"

@@ -56,7 +56,7 @@ def test_a_sentence_ends_at_its_full_stop():
     [
         ("methods", "fedpse", ["McMahan", "keep_ratio", "peers"]),
         ("models", "mlp", ["resnet18", "hidden = [200]"]),
-        ("tasks", "classification", ["cross-entropy"]),
+        ("tasks", "classification", ["One class of several"]),
         ("datasets", "digits", ["fashion-mnist", "360 test images"]),
         ("partitions", "dirichlet-client", ["lambda-ratio", "alpha = 0.3"]),
         ("compressors", "topk", ["keep_ratio = 0.1", "natural"]),

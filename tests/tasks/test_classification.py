@@ -19,12 +19,10 @@ def drawn() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("num_examples", [1, 3, 32, 50])
 def test_the_short_mean_has_the_gradients_of_the_sums_over_counts(num_examples: int):
-    """Bit for bit; that the two values may differ in the last place shows that they are computed in two ways."""
+    """Bit for bit; only the values may differ in the last place."""
     logits, labels = (part[:num_examples] for part in drawn())
-    leaves = [logits.clone().requires_grad_() for _ in range(2)]
-    values = [
-        mean(Classification(), leaf, labels) for mean, leaf in zip((Classification.mean_loss, Task.mean_loss), leaves)
-    ]
+    task, leaves = Classification(), [logits.clone().requires_grad_() for _ in range(2)]
+    values = [task.mean_loss(leaves[0], labels), Task.mean_loss(task, leaves[1], labels)]
     torch.testing.assert_close(*values, rtol=1e-6, atol=0)
     one, other = (torch.autograd.grad(value, leaf)[0] for value, leaf in zip(values, leaves, strict=True))
     assert torch.equal(one, other)
