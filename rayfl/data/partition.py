@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
@@ -106,6 +106,14 @@ class Partition:
             validation=self._train_where(is_validation),
             heldout=self._train_where(~is_train & ~is_validation),
             test=self.test,
+        )
+
+    def with_last(self, clients: np.ndarray) -> "Partition":
+        """The same partition with new numbers of the clients: `clients` are the last ones. Both parts keep their
+        order."""
+        order = np.concatenate([np.setdiff1d(np.arange(len(self.train)), clients), np.sort(clients)])
+        return Partition(
+            **{one.name: Shards.of([getattr(self, one.name)[client] for client in order]) for one in fields(self)}
         )
 
     def _train_where(self, chosen: np.ndarray) -> Shards:

@@ -50,7 +50,7 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         partition = make_partition(experiment, dataset)
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
-        topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.count)
+        topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
         weights = task.network.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
         if model.start is not None:
             weights = read_weights(Path(model.start), weights, model.name)
@@ -208,7 +208,10 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
 
 
 def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
-    """The samples of each client, without the splits that the experiment or the method sets aside."""
+    """The samples of each client, without the splits that the experiment or the method sets aside.
+
+    Which of the partition's clients are the unseen ones is drawn from the seed; they get the last numbers.
+    """
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
     defaults = experiment.method.splits
@@ -217,4 +220,8 @@ def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
         "heldout": experiment.splits.heldout_ratio,
     }
     validation, heldout = (defaults.get(name, 0.0) if ratio is None else ratio for name, ratio in ratios.items())
-    return partition.hold_out(validation, heldout, seeding.generator(experiment.seed, purpose="splits"))
+    partition = partition.hold_out(validation, heldout, seeding.generator(experiment.seed, purpose="splits"))
+    if not experiment.clients.num_unseen:
+        return partition
+    draws = seeding.generator(experiment.seed, purpose="unseen clients")
+    return partition.with_last(draws.choice(experiment.clients.count, experiment.clients.num_unseen, replace=False))

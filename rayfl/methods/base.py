@@ -28,6 +28,7 @@ from rayfl.methods.hook_types import (
     HyperParameters,
     Metrics,
     ModelState,
+    Newcomer,
     Plan,
     Reply,
     Split,
@@ -58,6 +59,7 @@ __all__ = [
     "Method",
     "Metrics",
     "ModelState",
+    "Newcomer",
     "Packet",
     "PeerHalf",
     "Plan",
@@ -111,6 +113,13 @@ class Method(Kind, ABC):
     """Whether a client's retention ratio (`clients.retention_ratio`) changes what it keeps or sends."""
     own_retention: ClassVar[tuple[str, ...]] = ()
     """Settings of `Hyper` that cannot be given beside `clients.retention_ratio`: they say the same for all clients."""
+    newcomer: ClassVar[Newcomer | None] = None
+    """What the method does for a client that comes for the first time, with which `clients.unseen` judges it.
+
+    "model": the client takes the global model (or the mean of `PeerHalf.evaluated_from_mean`) and does `eval_stages`.
+    "round": it downloads, does the local work of a round and sends nothing; its state is then judged as others are.
+    "undefined": `clients.unseen` is refused. None: "round" if `personalized`, else "model"; "undefined" among peers.
+    """
     judged_after_training: bool = True
     """Whether a client is also evaluated right after its local work. False if that work leaves its model alone."""
     needs_one_omega: bool = False
@@ -175,9 +184,20 @@ class Method(Kind, ABC):
             found |= dict.fromkeys(("uplink", "downlink"), f"as {name} compresses in its own way")
         if not cls.gather:
             found |= dict.fromkeys(_OF_EXCHANGES, f"as clients of {name} exchange nothing")
+        if cls.for_newcomers() == "undefined":
+            found["clients.unseen"] = f"as {name} defines no model for a client that comes for the first time"
         if not cls.personalized and cls.eval_stages is Method.eval_stages:
             found["evaluation.personal_on_pooled"] = f"as clients of {name} have no models of their own"
         return found
+
+    @classmethod
+    def for_newcomers(cls) -> Newcomer:
+        """`newcomer`, or what follows from the class if that is None."""
+        if cls.newcomer is not None:
+            return cls.newcomer
+        if issubclass(cls, PeerHalf):
+            return "undefined"
+        return "round" if cls.personalized else "model"
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rayfl.methods.base import Context, Stage, Tree
+from rayfl.methods.base import Context, Newcomer, Stage, Tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper, DPSGDState
 from rayfl.methods.shared.local_training import FineTuning
 
@@ -31,6 +31,7 @@ class DPSGDFT(DPSGD, on_device=True):
 
     hyper: DPSGDFTHyper
     paper: ClassVar[str] = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
+    newcomer: ClassVar[Newcomer | None] = "model"
 
     @property
     def evaluated_from_mean(self) -> bool:

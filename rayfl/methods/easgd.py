@@ -27,6 +27,7 @@ from rayfl.methods.base import (
     Gather,
     Message,
     ModelState,
+    Newcomer,
     RayflError,
     Stage,
     Sum,
@@ -59,6 +60,7 @@ class EASGD(OwnModel, GradientMethod, ModelServer, on_device=True):
 
     hyper: EASGDHyper
     paper: ClassVar[str] = "Zhang et al., NIPS 2015"
+    newcomer: ClassVar[Newcomer | None] = "model"
     gather: Mapping[str, Gather] = {"distance": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

@@ -22,7 +22,18 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rayfl.methods.base import Aggregate, Collect, Context, Finished, Gather, Message, ModelState, Topology, Tree
+from rayfl.methods.base import (
+    Aggregate,
+    Collect,
+    Context,
+    Finished,
+    Gather,
+    Message,
+    ModelState,
+    Newcomer,
+    Topology,
+    Tree,
+)
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel
 from rayfl.methods.shared.model_server import CountedExchanges, Exchanges
@@ -40,6 +51,7 @@ class FedU(OwnModel, GradientMethod, CountedExchanges, on_device=True):
     hyper: LaplacianHyper
     paper: ClassVar[str] = "Dinh et al., FedU, 2021"
     uses_graph: ClassVar[bool] = True
+    newcomer: ClassVar[Newcomer | None] = "undefined"
     gather: Mapping[str, Gather] = {"change": Collect()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

@@ -36,6 +36,10 @@ packet."""
 Split = Literal["train", "validation", "heldout"]
 
 
+Newcomer = Literal["model", "round", "undefined"]
+"""What a method does for a client that comes for the first time; see `Method.newcomer`."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """Local work on one split: `epochs` or `steps`, in batches of `batch_size` (None: the whole split)."""
@@ -76,13 +80,13 @@ class Work:
 class Context:
     """All that a method may read besides its own states.
 
-    `client` is None on the server. `num_rounds`, T, is the length of the experiment, for schedules over all of it.
-    `coin` is the shared coin of any round, in [0, 1). `links` [num_clients, num_clients] are the weights a_kl of the
-    round's graph, for the server of a method that `uses_graph`. `retention_given`: whether the experiment gives each
-    client a retention ratio.
-    `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
-    `sends` is False for a client that trains and does not upload; it must leave the memory of its compressor alone.
-    `generator` belongs to this (seed, round, client, call) and to nothing else.
+    `client` is None on the server. `num_clients` leaves out the unseen clients, whose numbers are above. `num_rounds`,
+    T, is the length of the experiment, for schedules over all of it. `coin` is the shared coin of any round, in [0, 1).
+    `links` [num_clients, num_clients] are the weights a_kl of the round's graph, for the server of a method that
+    `uses_graph`. `retention_given`: whether the experiment gives each client a retention ratio. `initial` are the
+    parameters of round 0. `work` is filled, by stage name, when `finish` is called. `sends` is False for a client that
+    trains and does not upload; it must leave the memory of its compressor alone. `generator` belongs to this (seed,
+    round, client, call) and to nothing else.
     """
 
     round: int

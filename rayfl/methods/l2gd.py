@@ -35,6 +35,7 @@ from rayfl.methods.base import (
     Message,
     Method,
     ModelState,
+    Newcomer,
     Plan,
     RayflError,
     Reply,
@@ -86,6 +87,7 @@ class L2GD(Method, ExchangedModelServer, on_device=True):
     hyper: L2GDHyper
     paper: ClassVar[str] = "Hanzely and Richtarik, 2020; Bergou et al., 2022"
     personalized: ClassVar[bool] = True
+    newcomer: ClassVar[Newcomer | None] = "undefined"
     gather: Mapping[str, Gather] = {"model": WeightedMean()}
 
     # Any: see Method.

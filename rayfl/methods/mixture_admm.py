@@ -42,6 +42,7 @@ from rayfl.methods.base import (
     Message,
     Metrics,
     ModelState,
+    Newcomer,
     Plan,
     RayflError,
     Stage,
@@ -120,6 +121,7 @@ class MixtureADMM(OwnModel, GradientMethod, ModelServer, on_device=True):
 
     hyper: MixtureADMMHyper
     paper: ClassVar[str] = "WEN Hao, Problems of Personalization in Federated Learning (slides)"
+    newcomer: ClassVar[Newcomer | None] = "undefined"
     gather: Mapping[str, Gather] = {"move": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

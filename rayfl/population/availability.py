@@ -127,7 +127,8 @@ def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int
         ) from None
     if not 0 <= client < count:
         raise RayflError(
-            f"line {number} of the trace {path} names client {client}; clients are 0 to {count - 1} (clients.count)"
+            f"line {number} of the trace {path} names client {client}; clients are 0 to {count - 1} (clients.count, "
+            "without the unseen ones)"
         )
     if not 0 <= first <= last:
         raise RayflError(

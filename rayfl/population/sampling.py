@@ -39,6 +39,13 @@ class Clients(Settings):
     fraction: float | None = Field(
         default=None, gt=0, le=1, description="share of the clients selected each round; peers: all"
     )
+    unseen: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the clients that no round asks, and that are judged as new ones; per_round and fraction "
+        "count the others",
+    )
     dropout_before_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish before the download")
     dropout_after_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish without any work")
     dropout_after_training: float = Field(
@@ -79,9 +86,17 @@ class Clients(Settings):
             raise RayflError(
                 f"={self.per_round} and fraction={self.fraction} are both given; give one", key=("per_round",)
             )
-        if self.per_round is not None and self.per_round > self.count:
+        if self.unseen and not 0 < self.num_unseen < self.count:
             raise RayflError(
-                f"={self.per_round} is more than the {self.count} clients there are; lower per_round or raise count",
+                f"={self.unseen:g} makes {self.num_unseen} of count={self.count} clients unseen; at least one must "
+                "be, and at least one must be left to train",
+                key=("unseen",),
+            )
+        if self.per_round is not None and self.per_round > self.num_seen:
+            others = f", as unseen={self.unseen:g} leaves {self.num_unseen} out" if self.unseen else ""
+            raise RayflError(
+                f"={self.per_round} is more than the {self.num_seen} clients there are{others}; lower per_round or "
+                "raise count",
                 key=("per_round",),
             )
         if self.take_first is not None and self.take_first > self.num_selected:
@@ -91,17 +106,27 @@ class Clients(Settings):
                 key=("take_first",),
             )
         if not isinstance(self.availability, Trace | None):
-            self.availability.check(self.count)
+            self.availability.check(self.num_seen)
         for name in TRAITS:
             check_trait(name, getattr(self, name), share=name == "retention_ratio")
         return self
+
+    @property
+    def num_unseen(self) -> int:
+        """Clients that no round asks."""
+        return math.floor(self.unseen * self.count + 0.5)
+
+    @property
+    def num_seen(self) -> int:
+        """Clients that rounds ask."""
+        return self.count - self.num_unseen
 
     @property
     def num_selected(self) -> int:
         """Clients selected each round."""
         if self.per_round is not None:
             return self.per_round
-        return max(1, math.floor((self.fraction or 1.0) * self.count + 0.5))
+        return max(1, math.floor((self.fraction or 1.0) * self.num_seen + 0.5))
 
 
 @dataclass(frozen=True)
@@ -119,12 +144,15 @@ class Participation:
 
 @dataclass(frozen=True)
 class Population:
-    """All clients of an experiment. The constructor reads the trace. Raise RayflError if it cannot be read."""
+    """All clients of an experiment: those that rounds ask, and after them the unseen ones, which only have traits.
+
+    The constructor reads the trace. Raise RayflError if it cannot be read.
+    """
 
     settings: Clients
     seed: int
     num_examples: np.ndarray
-    """Train examples of each client, int64 [num_clients]."""
+    """Train examples of each client, int64 [clients.count]."""
     availability: PerClient | Diurnal | TraceLines | None = field(init=False, repr=False)
     """Who can be selected in each round; a trace as its lines instead of its file."""
 
@@ -133,7 +161,7 @@ class Population:
         object.__setattr__(self, "availability", model.read(len(self)) if isinstance(model, Trace) else model)
 
     def __len__(self) -> int:
-        return self.settings.count
+        return self.settings.num_seen
 
     def traits(self, client: int) -> Traits:
         """The fixed traits of a client."""
@@ -154,7 +182,7 @@ class Population:
 
         Only available clients are selected: all of them if they are fewer than wanted, or if `everyone` is True.
         """
-        reachable = available(self.availability, self.settings.count, self.seed, round)
+        reachable = available(self.availability, len(self), self.seed, round)
         selected, fates, wanted = np.flatnonzero(reachable), self._drawn_fates(round), self.settings.num_selected
         if not everyone and wanted < len(selected):
             generator = seeding.generator(self.seed, round, purpose="participants")
@@ -164,7 +192,7 @@ class Population:
 
     def _drawn_fates(self, round: int) -> list[Fate]:
         """The fate that every client would have. The chances are independent; the first that hits decides."""
-        count = self.settings.count
+        count = len(self)
         before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
         download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T
         fates = [Fate.DELIVERED] * count
@@ -175,13 +203,24 @@ class Population:
 
     @cached_property
     def work_shares(self) -> np.ndarray:
-        """By client, float64 [num_clients]: speed over the median speed, at most 1; 1 where all do the full work."""
+        """By client, float64 [clients.count]: speed over the median speed of those that rounds ask, at most 1; 1 where
+        all do the full work."""
         speeds = self._drawn["examples_per_s"]
-        return np.minimum(1.0, speeds / np.median(speeds)) if self.settings.work == "capacity" else np.ones(len(speeds))
+        if self.settings.work == "full":
+            return np.ones(len(speeds))
+        return np.minimum(1.0, speeds / np.median(speeds[: len(self)]))
 
     @cached_property
     def _drawn(self) -> dict[str, np.ndarray]:
-        """Each trait's values by name, float64 [num_clients]; 1 where the experiment gives none."""
+        """Each trait's values by name, float64 [clients.count]; 1 where the experiment gives none.
+
+        The unseen clients get values as if they were all, so that those of the others do not depend on them.
+        """
         given = {name: getattr(self.settings, name) for name in TRAITS}
-        count, seed = self.settings.count, self.seed
-        return {name: values(1.0 if one is None else one, count, seed, name) for name, one in given.items()}
+        groups = ((len(self), ""), (self.settings.num_unseen, "unseen "))
+        return {
+            name: np.concatenate(
+                [values(1.0 if one is None else one, count, self.seed, group + name) for count, group in groups]
+            )
+            for name, one in given.items()
+        }

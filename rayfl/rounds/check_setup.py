@@ -28,6 +28,8 @@ def check_setup(setup: Setup) -> None:
             ("clients", "sparse_speedup"),
         )
     name = type(setup.method).__name__
+    if setup.unseen:
+        check_unseen(setup)
     if setup.topology is None:
         if setup.is_peer and setup.method.gather:
             raise RayflError(f"{name} exchanges among peers; add a [topology] table")
@@ -38,6 +40,19 @@ def check_setup(setup: Setup) -> None:
         mixing_weights(setup.topology.receives(setup.num_clients, setup.seed, 0), setup.topology.weights)
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     checked_hook(setup.method.check_model)(setup.initial)
+
+
+def check_unseen(setup: Setup) -> None:
+    """Reject unseen clients without test examples, and methods that have no model for a client that is new."""
+    name, key, kind = type(setup.method).__name__, ("clients", "unseen"), setup.method.for_newcomers()
+    if kind == "undefined" or (setup.is_peer and not (kind == "model" and setup.peer_half.evaluated_from_mean)):
+        raise RayflError(
+            f" leaves out clients for which {name}, with these settings, defines no model when they come for the first "
+            "time; remove it",
+            key,
+        )
+    if not setup.partition.test.offsets[-1] > setup.partition.test.offsets[setup.num_clients]:
+        raise RayflError(" leaves out clients that have no test examples; raise it, or change the partition", key)
 
 
 def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:

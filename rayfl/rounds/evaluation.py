@@ -6,7 +6,7 @@ training, over those that trained in the round), `personal_pooled/accuracy` and
 `personal_pooled_after_training/accuracy` (personal models on the pooled set), `pooled_train/accuracy` (the global model
 on all training examples), `own_train/accuracy` and `own_train_after_training/accuracy` (each client's model on those
 that it trains on). Where clients form groups of one retention ratio, each accuracy has their means beside it, as
-`own/accuracy_at_retention_0.4`.
+`own/accuracy_at_retention_0.4`. Clients that no round asks have `unseen...` in place of `own...`: rounds/unseen.py.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,12 +38,15 @@ def evaluate_client(
     params = _adapted(setup, state, model, carry, ctx)
     test = setup.dataset.test
     metrics: dict[str, float] = {}
+    is_unseen = ctx.traits.id in setup.unseen
+    where = "unseen" if is_unseen else "own"
     own, trained_on = setup.partition.test[ctx.traits.id], setup.partition.train[ctx.traits.id]
-    if setup.evaluation.own and len(own):
-        metrics |= _named(f"own{suffix}", means(setup, params, test, own))
+    if (setup.evaluation.own or is_unseen) and len(own):
+        metrics |= _named(f"{where}{suffix}", means(setup, params, test, own))
     if setup.evaluation.train and len(trained_on):
-        metrics |= _named(f"own_train{suffix}", means(setup, params, setup.dataset.train, trained_on))
-    if setup.evaluation.personal_on_pooled and (setup.method.personalized or setup.method.eval_stages(ctx.round)):
+        metrics |= _named(f"{where}_train{suffix}", means(setup, params, setup.dataset.train, trained_on))
+    adapts = setup.method.personalized or setup.method.eval_stages(ctx.round)
+    if setup.evaluation.personal_on_pooled and adapts and not is_unseen:
         metrics |= _named(f"personal_pooled{suffix}", means(setup, params, test, np.arange(len(test))))
     return metrics
 
@@ -74,12 +77,13 @@ def per_example(setup: Setup, params: Tree, samples: Samples, indices: np.ndarra
     return {name: torch.cat(values).double().cpu().numpy() for name, values in parts.items()}
 
 
-def own_splits(setup: Setup, values: Mapping[str, np.ndarray]) -> dict[int, dict[str, float]]:
-    """One model's metrics on every client's own test split, from its values on the pooled test set."""
-    clients = range(setup.num_clients)
+def own_splits(
+    setup: Setup, values: Mapping[str, np.ndarray], clients: range, where: str
+) -> dict[int, dict[str, float]]:
+    """One model's metrics on the clients' own test splits, from its values on the pooled test set."""
     splits = {client: setup.partition.test[client] for client in clients}
     return {
-        client: _named("own", {name: float(value[rows].mean()) for name, value in values.items()})
+        client: _named(where, {name: float(value[rows].mean()) for name, value in values.items()})
         for client, rows in splits.items()
         if len(rows)
     }

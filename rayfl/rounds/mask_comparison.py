@@ -53,7 +53,7 @@ def compared(setup: Setup, masks: Sequence[PackedBits]) -> tuple[dict[str, np.nd
     labels = setup.dataset.train.labels
     if not np.issubdtype(labels.dtype, np.integer) or labels.ndim > 1:
         return pairs, {}
-    counts = label_counts(labels, setup.partition.train, setup.dataset.num_classes)
+    counts = label_counts(labels, setup.partition.train, setup.dataset.num_classes)[: setup.num_clients]
     pairs[SIMILARITY] = of_others(label_similarity(counts))
     if any(values.size == 0 or np.ptp(values) < 1e-12 for values in pairs.values()):
         return pairs, {}

@@ -29,6 +29,7 @@ from rayfl.rounds.run_state import RunState
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
+from rayfl.rounds.unseen import evaluate_unseen
 from rayfl.rounds.worker_jobs import (
     ClientResult,
     EvaluateJob,
@@ -179,12 +180,13 @@ def evaluate(round: Round) -> None:
         return
     model = ship_model(round)
     personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
-    if model and (settings.pooled or (settings.own and not personal)):
+    pooled: dict[str, np.ndarray] = {}
+    if model and (settings.pooled or (settings.own and not personal) or setup.unseen):
         pooled = evaluate_pooled(round, "test")
         if settings.pooled:
             ledger.metrics |= {f"pooled/{name}": float(values.mean()) for name, values in pooled.items()}
         if settings.own and not personal:
-            own = evaluation.own_splits(setup, pooled)
+            own = evaluation.own_splits(setup, pooled, range(setup.num_clients), "own")
             ledger.add(ClientResult(client, metrics=metrics) for client, metrics in own.items())
     if model and settings.train:
         trained_on = evaluate_pooled(round, "train")
@@ -192,6 +194,8 @@ def evaluate(round: Round) -> None:
     if personal and (settings.own or settings.personal_on_pooled or settings.train):
         for answer in round.run(round.client_jobs(EvaluateJob, range(setup.num_clients), setup.state_slots)):
             ledger.add(answer.result)
+    if setup.unseen:
+        evaluate_unseen(round, pooled)
     if settings.masks and round.number == setup.rounds - 1:
         compare_masks(round)
 
@@ -208,8 +212,10 @@ def ship_model(round: Round) -> Tree:
 
 
 def evaluate_pooled(round: Round, split: Literal["test", "train"]) -> dict[str, np.ndarray]:
-    """Every metric of the global model for each example of the pooled test set, or of all clients' train splits."""
-    size = len(round.setup.dataset.test if split == "test" else round.setup.partition.train.indices)
+    """Every metric of the global model for each example of the pooled test set, or of the train splits of
+    all clients that rounds ask."""
+    setup = round.setup
+    size = len(setup.dataset.test) if split == "test" else int(setup.partition.train.offsets[setup.num_clients])
     batch = evaluation.BATCH
     jobs = [Job(PooledJob(first, min(first + batch, size), split)) for first in range(0, size, batch)]
     results = [answer.result for answer in round.run(jobs)]

@@ -104,8 +104,13 @@ class Setup:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients, N."""
+        """Number of clients that rounds ask. The unseen ones are not counted."""
         return len(self.population)
+
+    @property
+    def unseen(self) -> range:
+        """The clients that no round asks; they have the numbers after those of the others."""
+        return range(self.num_clients, self.population.settings.count)
 
     @property
     def device(self) -> torch.device:
@@ -164,7 +169,7 @@ class Setup:
         """The retention ratio that the experiment gives each client; {} if it gives none."""
         if self.population.settings.retention_ratio is None:
             return {}
-        return {client: self.population.traits(client).retention_ratio for client in range(self.num_clients)}
+        return {client: self.population.traits(client).retention_ratio for client in range(self.unseen.stop)}
 
     @property
     def keeps_messages(self) -> bool:

@@ -20,6 +20,7 @@ from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
+from rayfl.rounds.first_round import first_round, takes_a_round
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.paper_comm import num_values
@@ -193,7 +194,10 @@ class Worker:
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
-                metrics = evaluation.evaluate_client(self.setup, self._state(client, kept), model, None, ctx)
+                state, newcomer = self._state(client, kept), {}
+                if takes_a_round(self.setup, client):
+                    state, newcomer = first_round(self.setup, round_inputs, client, state)
+                metrics = {**evaluation.evaluate_client(self.setup, state, model, None, ctx), **newcomer}
             results.append(ClientResult(client, metrics=metrics))
             self._on_client()
         return tuple(results), []

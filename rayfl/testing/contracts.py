@@ -1,6 +1,7 @@
 """The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 from rayfl.compress.base import Message
 from rayfl.compress.scalar import CountCodec
 from rayfl.compress.sparse import TopK
+from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import NOBODY, FirstDraws
+from rayfl.errors import RayflError
 from rayfl.methods.base import PeerHalf
+from rayfl.population.sampling import Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
@@ -171,6 +175,43 @@ def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: in
     graph = here.topology.receives(here.num_clients, here.seed, round)
     listeners = sum(bool(graph[other, client]) for other in present)
     return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
+
+
+def unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
+    """Clients that no round asks are judged in every round, and all else is as if they did not exist.
+
+    Their numbers too do not depend on the engine and the workers. A method that has nothing for a client that comes for
+    the first time refuses `clients.unseen`, in a sentence with its own name.
+    """
+    clients, method = {"unseen": 0.3}, make().method
+    if method.for_newcomers() == "undefined":
+        with pytest.raises(RayflError, match=rf"clients\.unseen.*\b{type(method).__name__}\b"):
+            make(clients=clients)
+        return
+    options = {"clients": clients, "rounds": 2, "evaluation": Evaluation(train=True)}
+    here = make(**options)
+    records, run_states = played = play(here)
+    for record in records:
+        judged = {metric.client for metric in record.metrics if metric.name == "unseen/loss"}
+        assert judged == {None, *(client for client in here.unseen if len(here.partition.test[client]))}
+    alone = without_unseen(here)
+    others, other_states = play(alone)
+    seen = [replace(one, metrics=tuple(m for m in one.metrics if not m.name.startswith("unseen"))) for one in records]
+    assert rows(seen) == rows(others)
+    assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(alone), other_states[-1]))
+    several_workers_give_the_bits_of_one(here, played)
+    loop_and_vmap_agree(here, make(**options, engine="vmap"), played)
+
+
+def without_unseen(setup: Setup) -> Setup:
+    """The same experiment of the clients that rounds ask alone: the unseen ones and their samples do not exist."""
+    number, splits = (
+        setup.num_clients,
+        [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")],
+    )
+    partition = Partition(*(Shards(one.indices[: one.offsets[number]], one.offsets[: number + 1]) for one in splits))
+    clients = setup.population.settings.model_copy(update={"count": number, "unseen": 0.0})
+    return replace(setup, partition=partition, population=Population(clients, setup.seed, partition.train.sizes))
 
 
 def bits_fall_under_a_compressor(make: Make) -> None:

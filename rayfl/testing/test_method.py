@@ -45,3 +45,7 @@ def test_bits_fall_under_a_compressor(method: type[Method], make: Make) -> None:
     if method.own_compression:
         pytest.skip("the method fixes its own compressors")
     contracts.bits_fall_under_a_compressor(make)
+
+
+def test_unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
+    contracts.unseen_clients_are_judged_and_leave_no_trace(make)

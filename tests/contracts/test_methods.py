@@ -89,3 +89,8 @@ def test_another_seed_gives_another_result(case: Case):
 @every_method
 def test_a_run_goes_on_from_its_checkpoint(case: Case, tmp_path: Path):
     contracts.a_run_goes_on_from_its_checkpoint(case.make, case.num_clients, tmp_path)
+
+
+@every_method
+def test_unseen_clients_are_judged_and_leave_no_trace(case: Case):
+    contracts.unseen_clients_are_judged_and_leave_no_trace(case.make)

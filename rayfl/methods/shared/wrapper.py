@@ -59,6 +59,7 @@ class Wrapping(Method, ServerHalf):
         work = {name: work for name, work in ctx.work.items() if name not in self.own_stages}
         return replace(ctx, plan=replace(ctx.plan, stages=stages), work=work)
 
+    for_newcomers = _passed(Method.for_newcomers)  # pyright: ignore[reportAssignmentType]
     check = _passed(Method.check)
     check_model = _passed(Method.check_model)
     plan = _passed(Method.plan)
