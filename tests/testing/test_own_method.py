@@ -38,7 +38,7 @@ def contract(method: str, folder: Path, *options: str) -> subprocess.CompletedPr
 def test_fednova_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "my_methods.py").write_text((ROOT / "jobs" / "examples" / "my_methods.py").read_text())
     done = contract("my_methods.py:FedNova", tmp_path, "--set", "momentum=0.5")
-    assert done.returncode == 0 and "8 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_careless_method_fails_and_a_missing_one_is_a_mistake(tmp_path: Path) -> None:
