@@ -9,6 +9,7 @@ import pytest
 
 from rayfl.experiment.experiment import make_experiment
 from rayfl.experiment.prepare import prepare
+from rayfl.population.availability import Trace
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.setup import Evaluation, Setup
@@ -110,9 +111,7 @@ def test_an_unseen_client_does_what_a_client_does_that_arrives_late(method: str,
     # The gates count on validation examples.
     partition = replace(unseen.partition, validation=unseen.partition.train)
     unseen = replace(unseen, partition=partition)
-    arriving = Population(
-        Clients(**{"count": 5, "availability": {"trace": str(trace)}}), unseen.seed, partition.train.sizes
-    )
+    arriving = Population(Clients(count=5, availability=Trace(trace=str(trace))), unseen.seed, partition.train.sizes)
     first, second = values(unseen, 0), values(replace(unseen, population=arriving), 1)
     for client in (3, 4):
         for what in ("loss", "accuracy"):
@@ -193,5 +192,5 @@ def test_unseen_clients_without_test_examples_are_refused():
 def test_a_trace_has_the_clients_that_rounds_ask(tmp_path: Path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first_round,last_round\n3,0,9\n")
-    clients = Clients(**{"count": 4, "unseen": 0.25, "availability": {"trace": str(trace)}})
+    clients = Clients(count=4, unseen=0.25, availability=Trace(trace=str(trace)))
     refused(lambda: Population(clients, 1, np.full(4, 5)), names=["client 3", "0 to 2", "clients.count", "unseen"])
