@@ -1,0 +1,66 @@
+"""Shares of right answers."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl.errors import RayflError
+from rayfl.metrics.base import PerExample, Targets, are_labels, sizes
+
+
+class Accuracy(PerExample):
+    """The share of right answers. Of classes the largest logit is the answer, of yes-or-no labels logits above 0 are
+    yes."""
+
+    name = "accuracy"
+    unit = "%"
+    bounds = (0.0, 1.0)
+    higher_is_better = True
+    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if are_labels(outputs, targets):
+            return over_example((outputs > 0) == (targets > 0))
+        return over_example(outputs.argmax(dim=-1) == targets, targets >= 0)
+
+
+class TopK(PerExample):
+    """The share of answers that are among the `k` largest logits. Of equal logits the first class counts as larger."""
+
+    name = "top-k"
+    unit = "%"
+    bounds = (0.0, 1.0)
+    higher_is_better = True
+    judges: ClassVar[tuple[Targets, ...]] = ("classes",)
+
+    k: int = Field(default=5, ge=1, description="number of guesses")
+
+    @property
+    def value_name(self) -> str:
+        return f"top_{self.k}"
+
+    def check(self, targets: Targets, outputs: Tensor) -> None:
+        super().check(targets, outputs)
+        if self.k >= sizes(outputs):
+            raise RayflError(f"={self.k} guesses of {sizes(outputs)} classes are always right; give fewer", ("k",))
+
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        kept = targets >= 0
+        right = targets.clamp(min=0).unsqueeze(-1)
+        logit = outputs.gather(-1, right)
+        classes = torch.arange(outputs.shape[-1], device=outputs.device)
+        before = (outputs > logit) | ((outputs == logit) & (classes < right))
+        return over_example(before.sum(dim=-1) < self.k, kept)
+
+
+def over_example(values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The sum and the count [batch] of values [batch, ...], of those that are `counted` (all if None)."""
+    counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted
+    return in_rows(values.double() * counted).sum(dim=1), in_rows(counted.double()).sum(dim=1)
+
+
+def in_rows(values: Tensor) -> Tensor:
+    """[batch, ...] as [batch, m], also where the batch is empty."""
+    return values.unsqueeze(1).flatten(1)

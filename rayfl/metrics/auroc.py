@@ -1,0 +1,86 @@
+"""The area under the ROC curve, from histograms of the logits."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl.errors import RayflError
+from rayfl.metrics.base import Metric, Sums, Targets, Values, are_labels, flat, sizes
+from rayfl.metrics.facts import Facts
+
+MOST_CLASSES = 100
+"""More classes or labels are refused: a client's sums have 2 * classes * bins numbers."""
+RANGE = 16.0
+"""Logits are clipped to +-RANGE; a probability of 1e-7 lies beyond."""
+
+
+class Auroc(Metric):
+    """The chance that a random example of a class gets a larger logit for it than one of another class (AUROC).
+
+    One class against the rest, as the mean over classes (or labels) of which there are examples on both sides;
+    undefined without any. The logit of a class is its log-odds, log(p / (1 - p)), clipped to +-16, in bins of equal
+    width (probabilities pile up at 1). `auroc_error` is the most by which the bins can change it: half the pairs that
+    share one. It is exact where no bin holds both sides.
+    """
+
+    name = "auroc"
+    title = "AUROC"
+    bounds = (0.0, 1.0)
+    higher_is_better = True
+    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+
+    bins: int = Field(default=4096, ge=2, le=1 << 16, description="number of bins of the logits")
+
+    def check(self, targets: Targets, outputs: Tensor) -> None:
+        super().check(targets, outputs)
+        if sizes(outputs) > MOST_CLASSES:
+            raise RayflError(f"metric {self.name!r} takes at most {MOST_CLASSES} classes, and there are {sizes(outputs)}")
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+        if are_labels(outputs, targets):
+            odds, positive = outputs.double(), targets > 0
+        else:
+            outputs, targets = flat(outputs, targets)
+            odds = log_odds(outputs.double())
+            positive = torch.nn.functional.one_hot(targets, outputs.shape[-1]).bool()
+        size = odds.shape[-1]
+        place = ((odds.nan_to_num(-RANGE).clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))).long()
+        place = place.clamp(max=self.bins - 1) + self.bins * torch.arange(size, device=place.device)
+        sides = {"positive": place[positive], "negative": place[~positive]}
+        most = size * self.bins
+        return {name: torch.bincount(one, minlength=most).reshape(size, self.bins) for name, one in sides.items()}
+
+    def value(self, sums: Sums) -> Values:
+        positive, negative = sums["positive"].double(), sums["negative"].double()
+        pairs = positive.sum(dim=1) * negative.sum(dim=1)
+        if not bool((pairs > 0).any()):
+            return {self.name: None, f"{self.name}_error": None}
+        above = positive.sum(dim=1, keepdim=True) - positive.cumsum(dim=1)
+        ordered, shared = (negative * above).sum(dim=1), (negative * positive).sum(dim=1) / 2
+        areas, errors = ((part / pairs)[pairs > 0] for part in (ordered + shared, shared))
+        return {self.name: float(areas.mean()), f"{self.name}_error": float(errors.mean())}
+
+    def facts(self, name: str) -> Facts:
+        found = super().facts(name)
+        if name == self.name:
+            return found
+        return found.model_copy(
+            update={
+                "title": "Error of AUROC",
+                "meaning": "The most by which bins can change the AUROC",
+                "higher_is_better": False,
+                "ranks": False,
+            }
+        )
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """log(p_c / (1 - p_c)) of each class c, [m, classes]: its logit minus the log-sum-exp of the others'."""
+    log_p = logits.log_softmax(dim=-1)
+    # log(1 - p) from the others' logits, because 1 - p is 0 in floating point where p is close to 1.
+    largest = log_p.exp().argmax(dim=-1, keepdim=True)
+    rest = torch.log1p(-log_p.exp().scatter(-1, largest, 0.0))
+    others = log_p.scatter(-1, largest, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return log_p - rest.scatter(-1, largest, others)

@@ -1,0 +1,167 @@
+"""Metric: a sum that grows with the examples, and the values at its end. `[evaluation] metrics` chooses them by name."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Protocol, Self
+
+from torch import Tensor
+
+from rayfl.choices.kinds import Choice
+from rayfl.errors import RayflError
+from rayfl.metrics.facts import Drawn, Facts
+
+Targets = Literal["classes", "labels", "numbers"]
+"""What targets are. classes: integers, one for each row of logits, negative ones are left out (padding); labels: 0 or 1
+for each output (multi-label); numbers: one for each output (regression)."""
+Sums = Mapping[str, Tensor]
+"""Sums of fixed shapes by name, int64 or float64."""
+Values = Mapping[str, float | None]
+"""Values by name; None where the value is undefined (0 divided by 0)."""
+
+
+class LossOf(Protocol):
+    """A task, as far as metrics need it."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each example as a sum, and what it counts, [batch] each."""
+        ...
+
+
+class Metric(Choice, ABC):
+    """A sum over examples, and values that are made of it. Its settings are its fields.
+
+    `value` names what is recorded: "accuracy" becomes `pooled/accuracy`, `own/accuracy`, ... A name with a slash
+    ("recall/3") is a part of the metric, of which a page makes no column. Class attributes describe all values;
+    `facts` can say more of single ones.
+    """
+
+    label: ClassVar[str] = "metric"
+    package: ClassVar[str] = "rayfl.metrics"
+    title: ClassVar[str] = ""
+    """What pages call it; by default its name."""
+    unit: ClassVar[str] = ""
+    """The unit of the values. "%": they are shares of 1, and are shown in percent."""
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """The smallest and the largest value."""
+    higher_is_better: ClassVar[bool | None] = None
+    """Which way is better; None: neither."""
+    ranks: ClassVar[bool] = True
+    """Whether reports compare runs by it. It needs `higher_is_better`."""
+    drawn: ClassVar[Drawn] = ""
+    """The figure that a page makes of its parts. They are recorded for all clients together and not for each."""
+    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
+    """The targets that it can judge."""
+
+    @abstractmethod
+    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+        """The sums of a batch, int64 or float64, on any device, of shapes that do not depend on the batch's size.
+
+        outputs: the network's, float32 [batch, ...]; targets: [batch, ...]. Batches of a client are added up, then
+        clients in their order.
+        """
+
+    @abstractmethod
+    def value(self, sums: Sums) -> Values:
+        """The values of sums, by names that are always the same; None for one that is undefined."""
+
+    def for_data(self, task: LossOf, targets: Tensor) -> Self:
+        """The metric for an experiment: its task and its training targets [n, ...]. The same by default."""
+        return self
+
+    @property
+    def value_name(self) -> str:
+        """The name of its value, if it has one."""
+        return self.name.replace("-", "_")
+
+    def facts(self, name: str) -> Facts:
+        """The facts of the value called `name`."""
+        metric, _, part = name.partition("/")
+        low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
+        title = self.title or metric.replace("_", " ").capitalize()
+        what = (type(self).__doc__ or "").split(".\n")[0].split("\n\n")[0].rstrip(".")
+        return Facts(
+            title=f"{title}: {part.replace('/', ', ')}" if part else title,
+            meaning=" ".join(what.split()),
+            unit=self.unit,
+            low=low,
+            high=high,
+            higher_is_better=self.higher_is_better,
+            ranks=self.ranks and not part and self.higher_is_better is not None,
+            drawn=self.drawn if part else "",
+        )
+
+    def check(self, targets: Targets, outputs: Tensor) -> None:
+        """Raise RayflError if the metric cannot judge an experiment's targets, or outputs like these [2, ...]."""
+        if targets not in self.judges:
+            raise RayflError(
+                f"metric {self.name!r} judges {' or '.join(map(_WORDS.__getitem__, self.judges))}, and this experiment "
+                f"has {_WORDS[targets]}; remove it from evaluation.metrics",
+            )
+
+
+_WORDS: Mapping[Targets, str] = {
+    "classes": "a class for each example",
+    "labels": "several yes-or-no labels for each example",
+    "numbers": "numbers to be predicted",
+}
+
+
+class PerExample(Metric):
+    """A metric that is a function of a mean over examples: each example has a sum and a count.
+
+    Its values on the clients' own splits are sums over rows, which are computed once for all clients.
+    """
+
+    @abstractmethod
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum and the count of each example, [batch] each: (1 for a right answer or 0, 1) for accuracy."""
+
+    def of_mean(self, mean: float) -> float:
+        """The value of a mean; the mean itself by default."""
+        return mean
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+        sums, counts = self.each(outputs, targets)
+        return {"sum": sums.double().sum(), "count": counts.double().sum()}
+
+    def value(self, sums: Sums) -> Values:
+        mean = ratio(float(sums["sum"]), float(sums["count"]))
+        return {self.value_name: None if mean is None else self.of_mean(mean)}
+
+
+def measured(metric: Metric, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Sums:
+    """A metric's sums of a batch. Rows with weight 0 are padding and add nothing."""
+    if weights is not None:
+        kept = weights > 0
+        outputs, targets = outputs[kept], targets[kept]
+    return metric.measure(outputs, targets)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """part / whole; None for 0 / 0."""
+    return part / whole if whole else None
+
+
+def flat(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [m, classes] and classes [m] of all that is predicted: tokens of sequences too, without padding."""
+    outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+    kept = targets >= 0
+    return (outputs, targets) if bool(kept.all()) else (outputs[kept], targets[kept])
+
+
+def are_labels(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets are 0 or 1 for each output, and not classes."""
+    return targets.shape == outputs.shape
+
+
+def kind_of(outputs: Tensor, targets: Tensor) -> Targets:
+    """What all `targets` [n, ...] of an experiment are, beside outputs [batch, ...]."""
+    if targets.ndim < outputs.ndim and not targets.is_floating_point():
+        return "classes"
+    return "labels" if bool(((targets == 0) | (targets == 1)).all()) else "numbers"
+
+
+def sizes(outputs: Tensor) -> int:
+    """The number of classes, labels or numbers: the last side of the outputs."""
+    return outputs.shape[-1] if outputs.ndim > 1 else 1

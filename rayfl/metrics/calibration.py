@@ -1,0 +1,59 @@
+"""Expected calibration error: how far a model's confidence is from its accuracy (Guo et al., ICML 2017)."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl.metrics.base import Metric, Sums, Targets, Values, are_labels, flat, ratio
+
+
+class CalibrationError(Metric):
+    """The distance between confidence and accuracy, as the mean over bins of equal confidence (ECE). 0 is calibrated.
+
+    The confidence of an answer is the largest probability, and of a yes-or-no label max(p, 1 - p). Bin b of B holds
+    confidences in (b / B, (b + 1) / B], the first one 0 too. The error of all clients' outputs together is at most the
+    mean of their own errors weighted by examples. Parts: the examples, the mean confidence and the accuracy of each
+    bin, which the page draws.
+    """
+
+    name = "ece"
+    title = "Calibration error"
+    unit = "%"
+    bounds = (0.0, 1.0)
+    higher_is_better = False
+    drawn = "calibration"
+    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+
+    bins: int = Field(default=15, ge=1, le=1000, description="number of bins of equal width")
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+        if are_labels(outputs, targets):
+            yes = outputs.double().flatten().sigmoid()
+            confidence, right = torch.maximum(yes, 1 - yes), (outputs > 0).flatten() == (targets > 0).flatten()
+        else:
+            outputs, targets = flat(outputs, targets)
+            confidence, right = outputs.double().softmax(dim=-1).amax(dim=-1), outputs.argmax(dim=-1) == targets
+        # A model that has diverged has no confidence; its examples count in the first bin as they are.
+        place = ((confidence * self.bins).ceil() - 1).nan_to_num(0.0).clamp(0, self.bins - 1).long()
+        return {
+            "count": torch.bincount(place, minlength=self.bins),
+            "right": torch.bincount(place[right], minlength=self.bins),
+            "confidence": torch.zeros(self.bins, dtype=torch.float64, device=place.device).index_add_(
+                0, place, confidence
+            ),
+        }
+
+    def value(self, sums: Sums) -> Values:
+        count, right, confidence = (sums[name].double() for name in ("count", "right", "confidence"))
+        values: dict[str, float | None] = {
+            self.name: ratio(float((right - confidence).abs().sum()), float(count.sum()))
+        }
+        for place, (n, hits, sure) in enumerate(zip(count.tolist(), right.tolist(), confidence.tolist(), strict=True)):
+            values |= {
+                f"{self.name}/{place}/examples": n,
+                f"{self.name}/{place}/confidence": ratio(sure, n),
+                f"{self.name}/{place}/accuracy": ratio(hits, n),
+            }
+        return values

@@ -1,0 +1,71 @@
+"""What a report must know of a metric's value: its title, its unit, its range, and which way is better.
+
+A run directory has them in metrics.json, so that a report needs neither torch nor the file of a stranger's metric.
+"""
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from rayfl.settings import Settings
+
+Drawn = Literal["", "matrix", "calibration"]
+"""The figure that a page makes of a metric's values; "": none."""
+
+
+class Facts(Settings):
+    """The facts of one value of a metric. A value with the unit "%" is a share of 1 that is shown in percent."""
+
+    title: str
+    meaning: str = Field(default="", description='the beginning of a sentence on the value: "The share of right answers"')
+    unit: str = ""
+    low: float | None = Field(default=None, description="the smallest value; None: there is none")
+    high: float | None = Field(default=None, description="the largest value; None: there is none")
+    higher_is_better: bool | None = Field(default=None, description="None: neither way is better")
+    ranks: bool = Field(default=False, description="whether runs are compared by it, in tables and targets")
+    drawn: Drawn = ""
+
+    @property
+    def is_percent(self) -> bool:
+        """Whether the value is a share of 1 that is shown in percent."""
+        return self.unit == "%"
+
+    @property
+    def sign(self) -> int:
+        """Sorts values: of two, the better one has the larger product with it. 1 where neither way is better."""
+        return -1 if self.higher_is_better is False else 1
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Whether a value is at least as good as the target; False for NaN."""
+        return self.sign * value >= self.sign * target
+
+    def words(self, value: float, decimals: int | None = None) -> str:
+        """A value with its unit: "81.2 %", "0.4312", "12.3 nats". decimals: of a value in percent, by default 1."""
+        if self.is_percent:
+            return f"{100 * value:.{1 if decimals is None else decimals}f} %"
+        return f"{value:,.4g} {self.unit}".strip()
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in the range."""
+        low, high = self.low, self.high
+        return (-math.inf if low is None else low) <= value <= (math.inf if high is None else high)
+
+
+ACCURACY = Facts(
+    title="Accuracy",
+    meaning="The share of right answers",
+    unit="%",
+    low=0.0,
+    high=1.0,
+    higher_is_better=True,
+    ranks=True,
+)
+LOSS = Facts(
+    title="Loss",
+    meaning="The mean loss (cross-entropy in nats, or the task's own)",
+    unit="mean per example",
+    higher_is_better=False,
+)
+RECORDED_BEFORE = {"loss": LOSS, "accuracy": ACCURACY}
+"""The facts of a run from before there was a metrics.json."""

@@ -1,0 +1,84 @@
+"""Errors of predicted numbers."""
+
+import math
+from typing import ClassVar, Self
+
+import torch
+from pydantic import PrivateAttr
+from torch import Tensor
+
+from rayfl.metrics.accuracy import in_rows, over_example
+from rayfl.metrics.base import Metric, PerExample, Sums, Targets, Values
+
+
+class MeanAbsoluteError(PerExample):
+    """The mean distance between prediction and target, over all outputs."""
+
+    name = "mae"
+    title = "Mean absolute error"
+    bounds = (0.0, math.inf)
+    higher_is_better = False
+    judges: ClassVar[tuple[Targets, ...]] = ("numbers", "labels")
+
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return over_example(differences(outputs, targets).abs())
+
+
+class RootMeanSquaredError(PerExample):
+    """The root of the mean squared distance between prediction and target, over all outputs."""
+
+    name = "rmse"
+    title = "Root mean squared error"
+    bounds = (0.0, math.inf)
+    higher_is_better = False
+    judges: ClassVar[tuple[Targets, ...]] = ("numbers", "labels")
+
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return over_example(differences(outputs, targets).square())
+
+    def of_mean(self, mean: float) -> float:
+        return math.sqrt(mean)
+
+
+class R2(Metric):
+    """The share of the targets' variance that predictions explain: 1 - squared error / variance.
+
+    It is the mean over outputs with a variance, and undefined without one. Below 0 the mean of the targets would be the
+    better prediction. Sums are taken around the mean of the training targets, so that little precision is lost.
+    """
+
+    name = "r2"
+    title = "R2"
+    bounds = (-math.inf, 1.0)
+    higher_is_better = True
+    judges: ClassVar[tuple[Targets, ...]] = ("numbers", "labels")
+    _centre: Tensor = PrivateAttr(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+
+    def for_data(self, task: object, targets: Tensor) -> Self:
+        bound = self.model_copy()
+        bound._centre = targets.double().mean(dim=0)
+        return bound
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+        squares = in_rows(differences(outputs, targets).square())
+        around = in_rows(targets.double() - self._centre.to(targets.device))
+        return {
+            "count": torch.tensor(len(targets)),
+            "errors": squares.sum(dim=0),
+            "around": around.sum(dim=0),
+            "squares": around.square().sum(dim=0),
+        }
+
+    def value(self, sums: Sums) -> Values:
+        count = float(sums["count"])
+        spread = sums["squares"] - sums["around"].square() / max(count, 1.0)
+        # Sums around a centre that is not the mean can leave a variance of rounding errors.
+        defined = spread > 1e-12 * sums["squares"]
+        if not bool(defined.any()):
+            return {self.name: None}
+        return {self.name: float((1 - sums["errors"][defined] / spread[defined]).mean())}
+
+
+def differences(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Predictions minus targets, float64; an output [batch, 1] may stand for targets [batch]."""
+    return outputs.double().reshape(targets.shape) - targets.double()
