@@ -15,7 +15,7 @@ FLOORS = (
     {"settings", "determinism", "limits"},
     {"choices"},
     {"data", "topology", "population"},
-    {"models", "compress"},
+    {"models", "compress", "metrics"},
     {"network"},
     {"tasks"},
     {"task", "gather"},

@@ -36,7 +36,9 @@ class Auroc(Metric):
     def check(self, targets: Targets, outputs: Tensor) -> None:
         super().check(targets, outputs)
         if sizes(outputs) > MOST_CLASSES:
-            raise RayflError(f"metric {self.name!r} takes at most {MOST_CLASSES} classes, and there are {sizes(outputs)}")
+            raise RayflError(
+                f"metric {self.name!r} takes at most {MOST_CLASSES} classes, and there are {sizes(outputs)}"
+            )
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
         if are_labels(outputs, targets):

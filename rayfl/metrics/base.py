@@ -1,4 +1,4 @@
-"""Metric: a sum that grows with the examples, and the values at its end. `[evaluation] metrics` chooses them by name."""
+"""Metric: a sum that grows with the examples, and the values at its end, chosen by `[evaluation] metrics`."""
 
 import math
 from abc import ABC, abstractmethod

@@ -27,8 +27,8 @@ class Confusion(Metric):
         super().check(targets, outputs)
         if sizes(outputs) > MOST_CLASSES:
             raise RayflError(
-                f"metric {self.name!r} draws at most {MOST_CLASSES} classes, and there are {sizes(outputs)}; use recall "
-                "or f1"
+                f"metric {self.name!r} draws at most {MOST_CLASSES} classes, and there are {sizes(outputs)}; use "
+                "recall or f1"
             )
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:

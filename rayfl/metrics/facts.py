@@ -18,7 +18,9 @@ class Facts(Settings):
     """The facts of one value of a metric. A value with the unit "%" is a share of 1 that is shown in percent."""
 
     title: str
-    meaning: str = Field(default="", description='the beginning of a sentence on the value: "The share of right answers"')
+    meaning: str = Field(
+        default="", description='the beginning of a sentence on the value: "The share of right answers"'
+    )
     unit: str = ""
     low: float | None = Field(default=None, description="the smallest value; None: there is none")
     high: float | None = Field(default=None, description="the largest value; None: there is none")

@@ -38,7 +38,9 @@ class PerClass(Metric):
 
 
 class Recall(PerClass):
-    """The share of a class that is recognized, by class, and the mean over the classes that occur (balanced accuracy).
+    """The share of a class that is recognized, as the mean over the classes that occur (balanced accuracy).
+
+    Parts: the recall of each class, recall/CLASS.
     """
 
     name = "recall"
@@ -51,7 +53,9 @@ class Recall(PerClass):
 
 
 class Precision(PerClass):
-    """The share of right answers among those that say a class, by class, and the mean over the classes that are said.
+    """The share of right answers among those that say a class, as the mean over the classes that are said.
+
+    Parts: the precision of each class, precision/CLASS.
     """
 
     name = "precision"

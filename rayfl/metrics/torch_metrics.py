@@ -92,7 +92,9 @@ class TorchMetrics(Metric):
         found = torch.as_tensor(made.compute()).detach().double().reshape(-1)
         numbers = [None if torch.isnan(number) else float(number) for number in found]
         name = self.value_name
-        return {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{place}": one for place, one in enumerate(numbers)}
+        return (
+            {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{place}": one for place, one in enumerate(numbers)}
+        )
 
     @property
     def value_name(self) -> str:

@@ -145,8 +145,8 @@ class ClientRound:
             message = {name: packet.written() for name, packet in message.items()}
         if self.round_inputs.evaluated and result.fate.keeps_state and self.method.judged_after_training:
             ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training")
-            metrics = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
-            result = replace(result, metrics={**result.metrics, **metrics})
+            judged = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
+            result = replace(result, metrics={**result.metrics, **judged.metrics}, sums=judged.sums)
         kept = with_memory(finished.state, uplink_memory)
         if setup.hooks_on_device:
             kept = to_memory(kept, setup.device)

@@ -5,50 +5,65 @@ client's model on its own test split, after the exchange), `own_after_training/a
 training, over those that trained in the round), `personal_pooled/accuracy` and
 `personal_pooled_after_training/accuracy` (personal models on the pooled set), `pooled_train/accuracy` (the global model
 on all training examples), `own_train/accuracy` and `own_train_after_training/accuracy` (each client's model on those
-that it trains on). Where clients form groups of one retention ratio, each accuracy has their means beside it, as
-`own/accuracy_at_retention_0.4`. Clients that no round asks have `unseen...` in place of `own...`: rounds/unseen.py.
+that it trains on). Clients that no round asks have `unseen...` in place of `own...`: rounds/unseen.py.
+
+A round's value of a client's metric is the mean over the clients for which it is defined; `own_merged/...` is the value
+of all their sums, `own_weighted/...` their mean weighted by examples. Where clients form groups of one retention ratio,
+each metric that ranks runs has their means too, as `own/accuracy_at_retention_0.4`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import signature
 
 import numpy as np
-import torch
 
-from rayfl.data.batches import Batch
-from rayfl.data.datasets import Samples
-from rayfl.data.transfer import to_device, to_memory
+from rayfl.data.transfer import to_memory
 from rayfl.methods.base import Carry, Context
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.engines import LocalTask, run_loop
+from rayfl.rounds.model_sums import ModelSums, model_sums, of_client, values
 from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker_jobs import ClientResult, SplitSums
 from rayfl.tree import State, Tree
 
-BATCH = 1000
-"""Number of examples evaluated at once."""
+Values = Mapping[str, float | None]
+"""Values by name, None where they are undefined."""
 MOST_GROUPS = 12
 """With more different retention ratios than this, clients are not grouped by ratio."""
 
 
-def evaluate_client(
-    setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context
-) -> dict[str, float]:
+def evaluate_client(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> ClientResult:
     """The metrics of one client's model; `carry` is given if it is evaluated right after local training."""
     suffix = "" if carry is None else "_after_training"
     params = _adapted(setup, state, model, carry, ctx)
-    test = setup.dataset.test
-    metrics: dict[str, float] = {}
+    test, adapts = setup.dataset.test, setup.method.personalized or bool(setup.method.eval_stages(ctx.round))
     is_unseen = ctx.traits.id in setup.unseen
     where = "unseen" if is_unseen else "own"
     own, trained_on = setup.partition.test[ctx.traits.id], setup.partition.train[ctx.traits.id]
+    judged: dict[str, SplitSums] = {}
     if (setup.evaluation.own or is_unseen) and len(own):
-        metrics |= _named(f"{where}{suffix}", means(setup, params, test, own))
+        judged[f"{where}{suffix}"] = model_sums(setup, params, test, own).total
     if setup.evaluation.train and len(trained_on):
-        metrics |= _named(f"{where}_train{suffix}", means(setup, params, setup.dataset.train, trained_on))
-    adapts = setup.method.personalized or setup.method.eval_stages(ctx.round)
+        judged[f"{where}_train{suffix}"] = model_sums(setup, params, setup.dataset.train, trained_on).total
     if setup.evaluation.personal_on_pooled and adapts and not is_unseen:
-        metrics |= _named(f"personal_pooled{suffix}", means(setup, params, test, np.arange(len(test))))
-    return metrics
+        judged[f"personal_pooled{suffix}"] = model_sums(setup, params, test, np.arange(len(test))).total
+    # A page draws the clients' own models together.
+    return client_result(setup, ctx.traits.id, judged, setup.drawn_metrics if carry is None else ())
+
+
+def client_result(
+    setup: Setup, client: int, judged: Mapping[str, SplitSums], drawn: Collection[int] = ()
+) -> ClientResult:
+    """The values of a client's model in each place, and the sums that are added over clients: those of the metrics
+    `drawn`, or of all with `evaluation.merged`."""
+    metrics = {
+        f"{where}/{name}": value
+        for where, split in judged.items()
+        for name, value in values(setup, split.sums, of_client=True).items()
+    }
+    kept = range(len(setup.metrics)) if setup.evaluation.merged else drawn
+    sums = {where: split.only(kept) for where, split in judged.items()} if kept else {}
+    return ClientResult(client, metrics=metrics, sums=sums)
 
 
 def personal_model(setup: Setup, state: State, server: State, model: Tree | None, ctx: Context) -> Tree:
@@ -60,37 +75,37 @@ def personal_model(setup: Setup, state: State, server: State, model: Tree | None
     return own if own is not None else to_memory(_adapted(setup, state, model, None, ctx), setup.device)
 
 
-def means(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> dict[str, float]:
-    """Every metric's mean over the given examples."""
-    return {name: float(values.mean()) for name, values in per_example(setup, params, samples, indices).items()}
+def own_splits(setup: Setup, found: ModelSums, clients: range, where: str) -> list[ClientResult]:
+    """One model's metrics on the clients' own test splits, from what it gave on the pooled test set."""
+    return [
+        client_result(setup, client, {where: of_client(setup, found, client)})
+        for client in clients
+        if len(setup.partition.test[client])
+    ]
 
 
-def per_example(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> dict[str, np.ndarray]:
-    """Every metric's value for each of the given examples, float64 [len(indices)]."""
-    params = to_device(params, setup.device)
-    held, parts = setup.device_data.of(samples), dict[str, list[torch.Tensor]]()
-    for rows in held.order(indices).split(BATCH):
-        inputs, labels = held.take(rows)
-        batch = Batch(setup.device_data.normalise(inputs), labels)
-        for name, values in setup.method.task.metrics(params, batch).items():
-            parts.setdefault(name, []).append(values)
-    return {name: torch.cat(values).double().cpu().numpy() for name, values in parts.items()}
+def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, float | None]:
+    """The values of the sums of all clients in a place, as `own_merged/...`, added in the clients' order.
+
+    With `evaluation.merged` those of all metrics, and the means of the clients' values weighted by their examples, as
+    `own_weighted/...`; else only those that a page draws.
+    """
+    found: dict[str, float | None] = {}
+    for where in dict.fromkeys(where for one in results for where in one.sums):
+        splits = [(one.metrics, split) for one in results if (split := one.sums.get(where)) is not None]
+        merged = values(setup, SplitSums.added([split for _, split in splits]).sums)
+        found |= {f"{where}_merged/{name}": value for name, value in merged.items()}
+        if setup.evaluation.merged:
+            weighted = [(metrics, split.num_examples) for metrics, split in splits]
+            for name in dict.fromkeys(name for metrics, _ in weighted for name in metrics if _place(name) == where):
+                known = [(value, n) for metrics, n in weighted if (value := metrics.get(name)) is not None]
+                mean = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+                found[f"{where}_weighted/{name.partition('/')[2]}"] = mean
+    return found
 
 
-def own_splits(
-    setup: Setup, values: Mapping[str, np.ndarray], clients: range, where: str
-) -> dict[int, dict[str, float]]:
-    """One model's metrics on the clients' own test splits, from its values on the pooled test set."""
-    splits = {client: setup.partition.test[client] for client in clients}
-    return {
-        client: _named(where, {name: float(value[rows].mean()) for name, value in values.items()})
-        for client, rows in splits.items()
-        if len(rows)
-    }
-
-
-def means_by_retention(setup: Setup, metrics: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Each accuracy's mean over the clients of one retention ratio (Dis-PFL, Figure 4), from the metrics by client.
+def means_by_retention(setup: Setup, metrics: Mapping[int, Values]) -> dict[str, float | None]:
+    """The mean of each metric that ranks runs over the clients of one retention ratio (Dis-PFL, Figure 4).
 
     {} if all clients have one ratio, or if there are more than MOST_GROUPS ratios.
     """
@@ -98,20 +113,22 @@ def means_by_retention(setup: Setup, metrics: Mapping[int, Mapping[str, float]])
     groups = sorted(set(ratios.values()))
     if not 2 <= len(groups) <= MOST_GROUPS:
         return {}
-    found: dict[str, float] = {}
+    ranking = {name for name, facts in setup.metric_facts.items() if facts.ranks}
+    found: dict[str, float | None] = {}
     for ratio in groups:
         means = mean_over_clients(row for client, row in metrics.items() if ratios[client] == ratio)
-        found |= {f"{name}_at_retention_{ratio:g}": mean for name, mean in means.items() if name.endswith("/accuracy")}
+        ranked = {name: mean for name, mean in means.items() if name.partition("/")[2] in ranking}
+        found |= {f"{name}_at_retention_{ratio:g}": mean for name, mean in ranked.items()}
     return found
 
 
-def mean_over_clients(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Each metric's unweighted mean over the clients that have it."""
-    values: dict[str, list[float]] = {}
+def mean_over_clients(metrics: Iterable[Values]) -> dict[str, float | None]:
+    """Each metric's unweighted mean over the clients for which it is defined; None if it is for none."""
+    known: dict[str, list[float]] = {}
     for row in metrics:
         for name, value in row.items():
-            values.setdefault(name, []).append(value)
-    return {name: float(np.mean(value)) for name, value in values.items()}
+            known.setdefault(name, []).extend([] if value is None else [value])
+    return {name: float(np.mean(value)) if value else None for name, value in known.items()}
 
 
 def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:
@@ -135,5 +152,5 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
     return adapted["params"]
 
 
-def _named(where: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {f"{where}/{name}": value for name, value in values.items()}
+def _place(name: str) -> str:
+    return name.partition("/")[0]

@@ -44,14 +44,15 @@ class ClientRow(NamedTuple):
 
 
 class MetricRow(NamedTuple):
-    """One value of the round; `client` is None for values of the server and for means over clients.
+    """One value of the round, None where it is undefined; `client` is None for values of the server and for means over
+    clients.
 
     A value of pairs of clients (`mask/hamming`) has a row for each other client, in ascending order.
     """
 
     client: int | None
     name: str
-    value: float
+    value: float | None
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ class RoundRecord:
 
     @property
     def means(self) -> dict[str, float]:
-        """The round's own values by name (not those of single clients)."""
-        return {metric.name: metric.value for metric in self.metrics if metric.client is None}
+        """The round's own values by name (not those of single clients), without those that are undefined."""
+        own = [metric for metric in self.metrics if metric.client is None]
+        return {metric.name: metric.value for metric in own if metric.value is not None}
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Ledger:
 
     participation: Participation
     results: dict[int, ClientResult] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     pairs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def result(self, client: int) -> ClientResult:
@@ -95,6 +97,7 @@ class Ledger:
                 num_received=result.num_received + one.num_received,
                 reply_bits=result.reply_bits + one.reply_bits,
                 metrics={**result.metrics, **one.metrics},
+                sums={**result.sums, **one.sums},
             )
 
 
@@ -109,10 +112,11 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     results = [ledger.results[client] for client in sorted(ledger.results)]
     means = evaluation.mean_over_clients(result.metrics for result in results)
     metrics += [MetricRow(None, name, value) for name, value in means.items()]
+    metrics += [MetricRow(None, name, value) for name, value in evaluation.over_clients(setup, results).items()]
     by_retention = evaluation.means_by_retention(setup, {one.client: one.metrics for one in results})
     metrics += [MetricRow(None, name, value) for name, value in by_retention.items()]
     for name in setup.method.metrics_with_variance:
-        if values := [one.metrics[name] for one in results if name in one.metrics]:
+        if values := [value for one in results if (value := one.metrics.get(name)) is not None]:
             metrics.append(MetricRow(None, f"{name}_variance", float(np.var(values))))
     metrics += [MetricRow(None, name, float(values.mean())) for name, values in ledger.pairs.items() if values.size]
     metrics += [MetricRow(one.client, name, value) for one in results for name, value in one.metrics.items()]

@@ -23,6 +23,7 @@ from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
 from rayfl.rounds.mask_comparison import compared
+from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
 from rayfl.rounds.paper_comm import server_comm
 from rayfl.rounds.peer_exchange import bill, in_calls, mix_job
 from rayfl.rounds.run_state import RunState
@@ -31,7 +32,6 @@ from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
 from rayfl.rounds.unseen import evaluate_unseen
 from rayfl.rounds.worker_jobs import (
-    ClientResult,
     EvaluateJob,
     MaskJob,
     MeanModelJob,
@@ -180,17 +180,18 @@ def evaluate(round: Round) -> None:
         return
     model = ship_model(round)
     personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
-    pooled: dict[str, np.ndarray] = {}
-    if model and (settings.pooled or (settings.own and not personal) or setup.unseen):
-        pooled = evaluate_pooled(round, "test")
+    splits = (settings.own and not personal) or bool(setup.unseen)
+    pooled: ModelSums | None = None
+    if model and (settings.pooled or splits):
+        pooled = evaluate_pooled(round, "test", splits)
         if settings.pooled:
-            ledger.metrics |= {f"pooled/{name}": float(values.mean()) for name, values in pooled.items()}
+            found = values(setup, pooled.total.sums)
+            ledger.metrics |= {f"pooled/{name}": value for name, value in found.items()}
         if settings.own and not personal:
-            own = evaluation.own_splits(setup, pooled, range(setup.num_clients), "own")
-            ledger.add(ClientResult(client, metrics=metrics) for client, metrics in own.items())
+            ledger.add(evaluation.own_splits(setup, pooled, range(setup.num_clients), "own"))
     if model and settings.train:
-        trained_on = evaluate_pooled(round, "train")
-        ledger.metrics |= {f"pooled_train/{name}": float(values.mean()) for name, values in trained_on.items()}
+        found = values(setup, evaluate_pooled(round, "train").total.sums)
+        ledger.metrics |= {f"pooled_train/{name}": value for name, value in found.items()}
     if personal and (settings.own or settings.personal_on_pooled or settings.train):
         for answer in round.run(round.client_jobs(EvaluateJob, range(setup.num_clients), setup.state_slots)):
             ledger.add(answer.result)
@@ -211,15 +212,14 @@ def ship_model(round: Round) -> Tree:
     return model
 
 
-def evaluate_pooled(round: Round, split: Literal["test", "train"]) -> dict[str, np.ndarray]:
-    """Every metric of the global model for each example of the pooled test set, or of the train splits of
-    all clients that rounds ask."""
+def evaluate_pooled(round: Round, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
+    """What the global model gives the metrics on the pooled test set, or on the train splits of all clients that rounds
+    ask. by_client: whether clients' own splits are measured too."""
     setup = round.setup
     size = len(setup.dataset.test) if split == "test" else int(setup.partition.train.offsets[setup.num_clients])
-    batch = evaluation.BATCH
-    jobs = [Job(PooledJob(first, min(first + batch, size), split)) for first in range(0, size, batch)]
-    results = [answer.result for answer in round.run(jobs)]
-    return {name: np.concatenate([result[name] for result in results]) for name in results[0]}
+    parts = ((first, min(first + BATCH, size)) for first in range(0, size, BATCH))
+    jobs = [Job(PooledJob(first, last, split, by_client)) for first, last in parts]
+    return joined([answer.result for answer in round.run(jobs)])
 
 
 def compare_masks(round: Round) -> None:

@@ -1,18 +1,20 @@
 """Setup: everything in an experiment that is the same in all rounds. Every worker has it."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rayfl import tree
 from rayfl.choices import plugins
+from rayfl.choices.kinds import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Message, OnDevice
-from rayfl.data.batches import ClientData
+from rayfl.data.batches import Batch, ClientData
 from rayfl.data.datasets import Dataset
 from rayfl.data.device import DeviceData
 from rayfl.data.partition import Partition
@@ -21,6 +23,10 @@ from rayfl.determinism import seeding
 from rayfl.determinism.process import Precision
 from rayfl.gather import Relay
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
+from rayfl.metrics.base import Metric, PerExample
+from rayfl.metrics.check import checked_facts
+from rayfl.metrics.facts import LOSS, Facts
+from rayfl.metrics.loss import Loss
 from rayfl.models import flops
 from rayfl.population.client import Traits
 from rayfl.population.sampling import Population
@@ -29,6 +35,7 @@ from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import Slots
 from rayfl.settings import Settings
 from rayfl.settings_read import Given
+from rayfl.task import NetworkTask
 from rayfl.topology.graphs import Topology, link_weights
 from rayfl.tree import Arrays, State, Tree
 
@@ -45,9 +52,21 @@ class Evaluation(Settings):
         default=False, description="evaluate each personal model on the pooled test set too"
     )
     train: bool = Field(default=False, description="evaluate on training examples too: train accuracy")
+    metrics: Annotated[
+        tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...],
+        BeforeValidator(lambda given: given if isinstance(given, list | tuple) else (given,)),
+    ] = Field(default=(), description="metrics, each by its name or as a table; default: those of the task")
+    merged: bool = Field(
+        default=False, description="record the value of all clients' sums too, and the mean weighted by their examples"
+    )
     masks: bool = Field(
         default=False, description="compare the clients' masks after the last round, pair by pair, beside their labels"
     )
+
+
+MOST_OUTPUT_BYTES = 256 << 20
+"""Outputs of the pooled test set up to this size (float32) are kept for an evaluation if a metric measures clients' own
+splits by them. Of larger ones, each batch is measured for each client that has a part of it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,7 @@ class Setup:
         fields = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("device_data", "initial", "initial_on_device")
+            if name not in ("device_data", "initial", "initial_on_device", "metrics")
         }
         return {"plugin_files": plugins.loaded_files(), **fields}
 
@@ -131,6 +150,46 @@ class Setup:
     def forward_flops(self) -> int:
         """Operations of one example's forward pass through the dense model; 0 if unknown."""
         return flops.forward_flops(self.method.task.weight_uses, params=self.initial)
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of every evaluation: those of the experiment, else of the task. Without a network: the loss."""
+        task = self.method.task
+        if not isinstance(task, NetworkTask):
+            return (Loss(),)
+        targets = tree.tensor_over(self.dataset.train.labels)
+        return tuple(one.for_data(task.task, targets) for one in self.evaluation.metrics or task.task.default_metrics())
+
+    @cached_property
+    def metric_facts(self) -> Mapping[str, Facts]:
+        """The facts of every value by its name. Raise RayflError if a metric cannot judge this experiment."""
+        task = self.method.task
+        if not isinstance(task, NetworkTask):
+            return {"loss": LOSS}
+        samples = self.dataset.train
+        inputs = self.dataset.normalise(torch.from_numpy(samples.inputs[:2]))
+        batch = Batch(inputs, torch.from_numpy(samples.labels[:2]))
+        with torch.random.fork_rng(devices=()), torch.no_grad():
+            outputs = task.evaluated(self.initial, batch)
+        return checked_facts(self.metrics, outputs, tree.tensor_over(samples.labels))
+
+    @cached_property
+    def needs_outputs(self) -> bool:
+        """Whether a metric measures clients' own splits by the model's outputs."""
+        return not all(isinstance(one, PerExample) for one in self.metrics)
+
+    @cached_property
+    def outputs_fit(self) -> bool:
+        """Whether the outputs of the pooled test set are kept for an evaluation, if they are needed."""
+        task = self.method.task
+        if not isinstance(task, NetworkTask):
+            return True
+        return 4 * len(self.dataset.test) * math.prod(task.task.output_shape(self.dataset)) <= MOST_OUTPUT_BYTES
+
+    @cached_property
+    def drawn_metrics(self) -> tuple[int, ...]:
+        """The places of the metrics that a page draws."""
+        return tuple(place for place, one in enumerate(self.metrics) if one.drawn)
 
     @property
     def server_half(self) -> ServerHalf:

@@ -7,29 +7,26 @@ client adapts the global model or trains one of its own, `unseen_before_adapting
 comes, on the same test splits.
 """
 
-from collections.abc import Mapping
-
-import numpy as np
-
 from rayfl import tree
 from rayfl.determinism.seeding import NOBODY
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.model_sums import ModelSums
 from rayfl.rounds.running_round import Round
-from rayfl.rounds.worker_jobs import ClientResult, EvaluateJob
+from rayfl.rounds.worker_jobs import EvaluateJob
 
 
-def evaluate_unseen(round: Round, pooled: Mapping[str, np.ndarray]) -> None:
+def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
     """Evaluate the unseen clients, on the workers where each has a model of its own.
 
-    `pooled`: every metric of the global model for each example of the pooled test set, {} without a global model.
+    `pooled`: what the global model gave on the pooled test set, None without a global model.
     """
     setup, plan, server = round.setup, round.inputs.plan, round.run_state.server
     takes_a_round = setup.method.for_newcomers() == "round"
     one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(round.number))
     where = "unseen_before_adapting" if one_by_one else "unseen"
-    found = evaluation.own_splits(setup, pooled, setup.unseen, where)
-    round.ledger.add(ClientResult(client, metrics=metrics) for client, metrics in found.items())
+    if pooled is not None:
+        round.ledger.add(evaluation.own_splits(setup, pooled, setup.unseen, where))
     if not one_by_one:
         return
     if takes_a_round:

@@ -6,6 +6,7 @@ nothing but the setup between calls.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
@@ -23,6 +24,7 @@ from rayfl.rounds.client_round import ClientRound, naming_round_and_client
 from rayfl.rounds.first_round import first_round, takes_a_round
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
+from rayfl.rounds.model_sums import ModelSums, cut_up, model_sums
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire
 from rayfl.rounds.setup import Setup
@@ -197,8 +199,8 @@ class Worker:
                 state, newcomer = self._state(client, kept), {}
                 if takes_a_round(self.setup, client):
                     state, newcomer = first_round(self.setup, round_inputs, client, state)
-                metrics = {**evaluation.evaluate_client(self.setup, state, model, None, ctx), **newcomer}
-            results.append(ClientResult(client, metrics=metrics))
+                judged = evaluation.evaluate_client(self.setup, state, model, None, ctx)
+            results.append(replace(judged, metrics={**judged.metrics, **newcomer}))
             self._on_client()
         return tuple(results), []
 
@@ -231,14 +233,16 @@ class Worker:
     @do.register
     def evaluate_pooled(
         self, job: PooledJob, round_inputs: RoundInputs, inputs: Sequence[Any]
-    ) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """Evaluate the global model on a part of the pooled test set or of all train splits: each example's metrics."""
+    ) -> tuple[ModelSums, list[Any]]:
+        """Evaluate the global model on a part of the pooled test set or of all train splits."""
         assert round_inputs.model is not None
         model, dataset = tree.to_tensors(round_inputs.model), self.setup.dataset
         if job.split == "test":
-            return evaluation.per_example(self.setup, model, dataset.test, np.arange(job.first, job.last)), []
+            rows = np.arange(job.first, job.last)
+            found = model_sums(self.setup, model, dataset.test, rows, job.by_client and self.setup.needs_outputs)
+            return found if self.setup.outputs_fit else cut_up(self.setup, found, job.first), []
         rows = self.setup.partition.train.indices[job.first : job.last]
-        return evaluation.per_example(self.setup, model, dataset.train, rows), []
+        return model_sums(self.setup, model, dataset.train, rows), []
 
     @do.register
     def masks(

@@ -1,8 +1,8 @@
 """The jobs that the round loop gives to workers, the inputs that all jobs of a wave share, and the results."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
@@ -111,15 +111,40 @@ class MergeJob:
 
 @dataclass(frozen=True)
 class PooledJob:
-    """Evaluates the global model on a part of the pooled test set, or of all clients' training examples."""
+    """Evaluates the global model on a part of the pooled test set, or of all clients' training examples.
+
+    by_client: whether clients' own test splits are measured too.
+    """
 
     first: int
     last: int
     split: Literal["test", "train"] = "test"
+    by_client: bool = False
 
 
 WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | PooledJob
 """A job for a worker; the job's class decides which method of the worker does it."""
+
+
+class SplitSums(NamedTuple):
+    """What a model's outputs on `num_examples` examples give the metrics, by the places of these in `Setup.metrics`."""
+
+    num_examples: int
+    sums: Mapping[int, Arrays]
+
+    def only(self, places: Collection[int]) -> "SplitSums":
+        """The sums of some metrics."""
+        return SplitSums(self.num_examples, {place: one for place, one in self.sums.items() if place in places})
+
+    @staticmethod
+    def added(parts: Sequence["SplitSums"]) -> "SplitSums":
+        """The sums of all parts, added in their order."""
+        total = {place: {name: value.copy() for name, value in one.items()} for place, one in parts[0].sums.items()}
+        for part in parts[1:]:
+            for place, one in part.sums.items():
+                for name, value in one.items():
+                    total[place][name] += value
+        return SplitSums(sum(part.num_examples for part in parts), total)
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,7 @@ class ClientResult:
     forwards. `num_values`: numbers in its message, which papers count instead of bits; `num_received`: numbers in the
     server's messages to it. `reply_bits`: the part of the downlink that came after the server's update. `cut_s`: when
     the server stopped waiting, in simulated seconds. `costs`: of an example in each stage, see `example_costs`.
+    `metrics`: None where undefined; `sums`: of metrics that are added over clients, by place ("own").
     """
 
     client: int
@@ -139,7 +165,8 @@ class ClientResult:
     billed_bits: int = 0
     downlink_bits: int = 0
     work: Mapping[str, Work] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    sums: Mapping[str, SplitSums] = field(default_factory=dict)
     relayed: tuple[str, ...] = ()
     num_values: int = 0
     num_received: int = 0

@@ -16,6 +16,7 @@ from rayfl.rounds.rounds import RunState, first_run_state, personal_models, simu
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.disk import writing
+from rayfl.run_directory.metric_facts import write_metric_facts
 from rayfl.run_directory.model_inputs import write_model_inputs
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.saved_models import CONSTANTS, save_model
@@ -54,6 +55,8 @@ def play_run(
     run_state, earlier = recalled(setup, executor, directory) if resumed else (None, None)
     rounds_done = run_state.round if run_state else 0
     with Recorder(directory, earlier, rounds_done) as recorder, Tracking(directory, trackers) as tracking:
+        with writing(directory, f"go on with: rayfl resume {directory}"):
+            write_metric_facts(directory, setup.metric_facts)
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             recorder.round(record.row, record.clients, record.metrics)

@@ -6,7 +6,7 @@ directory is Arrow, JSON, safetensors or text; nothing is pickled.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfl.errors import RayflError
+from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.run_directory.description import is_run, read_experiment, read_platform
 from rayfl.run_directory.disk import locked, sync_directory, write_whole, writing
+from rayfl.run_directory.metric_facts import read_metric_facts
 from rayfl.run_directory.tables import (
     SCHEMAS,
     Stream,
@@ -43,6 +45,8 @@ class Run:
     clients: pa.Table
     metrics: pa.Table
     finished: bool
+    facts: Mapping[str, Facts] = field(default_factory=lambda: RECORDED_BEFORE)
+    """The facts of every value that is evaluated, by its name without the place: "accuracy"."""
 
 
 def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
@@ -55,6 +59,7 @@ def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
         directory=directory,
         experiment=read_experiment(directory),
         platform=read_platform(directory),
+        facts=read_metric_facts(directory),
         finished=all(table_path(directory, name, "parquet").exists() for name in SCHEMAS),
         **read_tables(directory, leave_out),
     )
@@ -66,7 +71,9 @@ def recorded_rounds(directory: Path, after: int = -1) -> Iterator[tuple["RoundRo
 
     # A round's metrics are written before its row.
     rounds = read_records(directory, "rounds").filter(pc.field("round") > after)
-    metrics = read_records(directory, "metrics").filter((pc.field("round") > after) & pc.field("client").is_null())
+    metrics = read_records(directory, "metrics").filter(
+        (pc.field("round") > after) & pc.field("client").is_null() & pc.field("value").is_valid()
+    )
     means: dict[int, dict[str, float]] = {}
     for round, name, value in zip(*(metrics[key].to_pylist() for key in ("round", "name", "value")), strict=True):
         means.setdefault(round, {})[name] = value

@@ -184,7 +184,8 @@ def _checked(path: Path, table: pa.Table) -> pa.Table:
         values = table[column]
         if column == "client" and path.stem == "metrics":
             values = values.fill_null(0)
-        if values.null_count:
+        # A value is null where it is undefined, as the recall of a class that does not occur.
+        if values.null_count and column != "value":
             row = values.is_null().to_numpy().argmax()
             raise _unreadable(path, f"{column} has no value in row {row}")
         if column in ("status", "name", "value"):

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.data.datasets import Dataset
+from rayfl.metrics.base import Metric
+from rayfl.metrics.loss import Loss
 from rayfl.network import Network
 
 
@@ -44,9 +46,9 @@ class Task(Choice, ABC):
         """The shape of a network's output for one example."""
         return (self.num_outputs(dataset),)
 
-    def default_metrics(self) -> tuple[()]:
-        """The metrics of a run that names none."""
-        return ()
+    def default_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of a run that names none: the loss alone by default."""
+        return (Loss(),)
 
     @abstractmethod
     def check(self, dataset: Dataset, network: Network) -> None:

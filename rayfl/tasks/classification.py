@@ -9,6 +9,9 @@ from torch.nn import functional
 
 from rayfl.data.datasets import Dataset
 from rayfl.errors import RayflError
+from rayfl.metrics.accuracy import Accuracy
+from rayfl.metrics.base import Metric
+from rayfl.metrics.loss import Loss
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 
@@ -34,6 +37,9 @@ class Classification(Task):
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.argmax(dim=1) == targets).float()
+
+    def default_metrics(self) -> tuple[Metric, ...]:
+        return (Loss(), Accuracy())
 
     def check(self, dataset: Dataset, network: Network) -> None:
         labels = dataset.train.labels

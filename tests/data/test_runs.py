@@ -15,9 +15,9 @@ from rayfl.data.sources.imdb import IMDB
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.models.base import Architecture
-from rayfl.rounds.evaluation import per_example
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.model_sums import model_sums
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.saved_models import load_model
@@ -78,7 +78,9 @@ def test_fedavg_on_shakespeare_by_role(tmp_path, plays, engine):
     assert records[1].means["train/loss"] < records[0].means["train/loss"]
     # The pooled test set has all roles' samples, so its accuracy is the roles' own, weighted by their sizes.
     model = load_model(tmp_path / "run", "global")
-    hits = per_example(setup, model, setup.dataset.test, np.arange(sum(SIZES)))["accuracy"]
+    found = model_sums(setup, model, setup.dataset.test, np.arange(sum(SIZES)))
+    # The second metric is accuracy, with a sum and a count for each example.
+    hits = found.rows[1][0]
     assert records[1].means["pooled/accuracy"] == pytest.approx(hits.mean())
     own = [hits[setup.partition.test[client]].mean() for client in range(3)]
     assert records[1].means["own/accuracy"] == pytest.approx(np.mean(own))

@@ -18,7 +18,7 @@ from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.population.sampling import Clients
-from rayfl.rounds import evaluation
+from rayfl.rounds.model_sums import model_sums, values
 from rayfl.run_directory.record import read_run
 from rayfl.testing.executors import play as played
 from rayfl.testing.watching import watched
@@ -108,7 +108,7 @@ def test_models_that_adapt_are_evaluated_on_the_pooled_set(name: str, rate: str)
         gradient = here.method.task.grad(model, Batch(here.device_data.normalise(inputs), labels))
         adapted = tree.add(model, gradient, -getattr(here.method.hyper, rate))
         test = here.dataset.test
-        expected = evaluation.means(here, adapted, test, np.arange(len(test)))
+        expected = values(here, model_sums(here, adapted, test, np.arange(len(test))).total.sums)
         assert found[client, "personal_pooled/loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert {"personal_pooled/accuracy", "personal_pooled_after_training/accuracy"} <= record.means.keys()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.methods.base import Stage
-from rayfl.rounds import evaluation
+from rayfl.rounds import evaluation, model_sums
 from rayfl.rounds.setup import Evaluation, Setup
 from tests.methods.reference import SIZES, initial, played, setup_of, trained
 
@@ -104,17 +104,17 @@ def test_every_so_many_rounds_and_after_the_last(every: int, rounds: list[int]):
 
 
 def test_more_examples_than_one_batch(monkeypatch: pytest.MonkeyPatch):
-    setup = judged("fedavg")
+    setup = judged("fedavg", metrics=["loss", "accuracy", "confusion"])
     rows = np.arange(8)
-    whole = evaluation.per_example(setup, setup.initial, setup.dataset.test, rows)
-    monkeypatch.setattr(evaluation, "BATCH", 3)
-    parts = evaluation.per_example(setup, setup.initial, setup.dataset.test, rows)
-    for name, value in whole.items():
-        assert value.shape == (8,)
-        assert value.dtype == np.float64
-        np.testing.assert_allclose(parts[name], value, rtol=1e-6)
-    means = evaluation.means(setup, setup.initial, setup.dataset.test, rows)
-    assert means == {name: value.mean() for name, value in parts.items()}
+    whole = model_sums.model_sums(setup, setup.initial, setup.dataset.test, rows)
+    monkeypatch.setattr(model_sums, "BATCH", 3)
+    parts = model_sums.model_sums(setup, setup.initial, setup.dataset.test, rows)
+    for place, row in whole.rows.items():
+        assert row.shape == (2, 8)
+        np.testing.assert_allclose(parts.rows[place], row, rtol=1e-6)
+    assert parts.total.num_examples == 8
+    one, other = (model_sums.values(setup, found.total.sums) for found in (whole, parts))
+    assert one == pytest.approx(other, rel=1e-6) and one["accuracy"] == whole.rows[1][0].mean()
 
 
 def test_clients_without_test_examples_are_left_out():

@@ -11,8 +11,8 @@ import torch
 from rayfl.choices.kinds import find
 from rayfl.methods.base import Carry, Context, Finished, ModelState, State, Tree
 from rayfl.methods.fedavg import FedAvg
-from rayfl.rounds.evaluation import means
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.model_sums import model_sums, values
 from rayfl.rounds.rounds import personal_models
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
@@ -87,7 +87,7 @@ def test_what_is_saved_is_what_was_judged(method: Any, executor: type[InlineExec
     saved = dict(personal_models(here, engine, run_states[-1]))
     assert sorted(saved) == list(range(here.num_clients))
     for client, model in saved.items():
-        found = means(here, model, here.dataset.test, here.partition.test[client])
+        found = values(here, model_sums(here, model, here.dataset.test, here.partition.test[client]).total.sums)
         assert found["loss"] == pytest.approx(judged[client, "own/loss"], rel=1e-6)
 
 

@@ -1,0 +1,59 @@
+"""Checks the metrics of an experiment before it starts, and finds the facts of their values."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rayfl.errors import RayflError, one_line, plugin_line
+from rayfl.metrics.base import Metric, Sums, Values, kind_of
+from rayfl.metrics.facts import Facts
+
+
+def checked_facts(metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> dict[str, Facts]:
+    """The facts of every value, by its name.
+
+    outputs [n, ...]: a network's for the first of all `targets` [m, ...] of the experiment. Raise RayflError, which
+    names evaluation.metrics, for a metric that cannot judge them, that fails on them, or whose values have the name of
+    another one's.
+    """
+    kind, found = kind_of(outputs, targets), dict[str, Facts]()
+    for metric in metrics:
+        try:
+            metric.check(kind, outputs)
+            for name in _values(metric, outputs, targets[: len(outputs)]):
+                if name in found:
+                    raise RayflError(f"two metrics have a value {name!r}; remove one, or give it another name")
+                found[name] = metric.facts(name)
+        except RayflError as error:
+            raise error.under("metrics").under("evaluation") from None
+    return found
+
+
+def _values(metric: Metric, outputs: Tensor, targets: Tensor) -> Values:
+    """The values of a few examples."""
+    what = f"metric {type(metric).__name__!r}"
+    try:
+        sums, fewer = (metric.measure(outputs[:count], targets[:count]) for count in (len(outputs), 1))
+        values = metric.value({name: total.cpu() for name, total in sums.items()})
+        empty = metric.value({name: torch.zeros_like(total, device="cpu") for name, total in sums.items()})
+    except (RayflError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        words = one_line(f"{type(error).__name__}: {error}{plugin_line(error)}")
+        raise RayflError(f"{what} fails on outputs {list(outputs.shape)}: {words}") from error
+    if wrong := [name for name, total in sums.items() if total.dtype not in (torch.int64, torch.float64)]:
+        dtype = str(sums[wrong[0]].dtype).removeprefix("torch.")
+        raise RayflError(f"{what} measures {wrong[0]!r} as {dtype}; it must be int64 or float64")
+    if _shapes(sums) != _shapes(fewer):
+        raise RayflError(
+            f"{what} measures {_shapes(sums)} for {len(outputs)} examples and {_shapes(fewer)} for one; shapes must be "
+            "the same for any number"
+        )
+    if values.keys() != empty.keys() or not values:
+        raise RayflError(f"{what} has the values {[*values]} for some examples and {[*empty]} for none; give the same")
+    return values
+
+
+def _shapes(sums: Sums) -> Mapping[str, list[int]]:
+    return {name: list(total.shape) for name, total in sums.items()}

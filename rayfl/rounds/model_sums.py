@@ -1,0 +1,143 @@
+"""The sums that a model's outputs on some examples give the metrics of a run.
+
+A metric of single examples (`PerExample`) keeps a row of numbers, and the sums of a client's own split are sums over
+its rows. Other metrics keep their sums, and the outputs if splits are to be measured later.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rayfl.data.batches import Batch
+from rayfl.data.datasets import Samples
+from rayfl.data.transfer import to_device
+from rayfl.metrics.base import PerExample, Sums
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker_jobs import SplitSums
+from rayfl.task import NetworkTask
+from rayfl.tree import Arrays, Tree
+
+BATCH = 1000
+"""Number of examples evaluated at once."""
+
+
+class ModelSums(NamedTuple):
+    """A model's sums, with what makes the sums of a part of the examples.
+
+    rows: the sums and counts of each example, float64 [2, n], of each `PerExample` metric; others: the sums of other
+    metrics. Of clients' own splits of the pooled test set: the outputs, float32 [n, ...], or, where all outputs are too
+    large to be kept, the sums by client.
+    """
+
+    rows: Mapping[int, np.ndarray]
+    others: SplitSums
+    outputs: np.ndarray | None = None
+    by_client: Mapping[int, SplitSums] | None = None
+
+    @property
+    def total(self) -> SplitSums:
+        """The sums over all examples."""
+        sums = {place: _of_rows(rows) for place, rows in self.rows.items()}
+        return SplitSums(self.others.num_examples, {**sums, **self.others.sums})
+
+
+def model_sums(
+    setup: Setup, params: Tree, samples: Samples, indices: np.ndarray, keep_outputs: bool = False
+) -> ModelSums:
+    """What the model `params` gives the metrics on the examples `indices`, batch by batch."""
+    params = to_device(params, setup.device)
+    held = setup.device_data.of(samples)
+    parts = []
+    for rows in held.order(indices).split(BATCH):
+        inputs, labels = held.take(rows)
+        batch = Batch(setup.device_data.normalise(inputs), labels)
+        with torch.no_grad():
+            parts.append(_of_batch(setup, params, batch, keep_outputs))
+    return joined(parts)
+
+
+def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> ModelSums:
+    task = setup.method.task
+    if not isinstance(task, NetworkTask):
+        rows = torch.stack(task.losses(params, batch)).double().cpu().numpy()
+        return ModelSums({0: rows}, SplitSums(len(batch.labels), {}))
+    outputs = task.evaluated(params, batch)
+    rows, sums = dict[int, np.ndarray](), dict[int, Arrays]()
+    for place, metric in enumerate(setup.metrics):
+        if isinstance(metric, PerExample):
+            each = metric.each(outputs, batch.labels)
+            rows[place] = torch.stack([one.double() for one in each]).cpu().numpy()
+        else:
+            sums[place] = as_arrays(metric.measure(outputs, batch.labels))
+    kept = outputs.float().cpu().numpy() if keep_outputs else None
+    return ModelSums(rows, SplitSums(len(batch.labels), sums), kept)
+
+
+def joined(parts: Sequence[ModelSums]) -> ModelSums:
+    """The sums of all parts, in their order."""
+    outputs = [part.outputs for part in parts if part.outputs is not None]
+    by_client: dict[int, list[SplitSums]] = {}
+    for part in parts:
+        for client, sums in (part.by_client or {}).items():
+            by_client.setdefault(client, []).append(sums)
+    return ModelSums(
+        {place: np.concatenate([part.rows[place] for part in parts], axis=1) for place in parts[0].rows},
+        SplitSums.added([part.others for part in parts]),
+        np.concatenate(outputs) if outputs else None,
+        {client: SplitSums.added(sums) for client, sums in by_client.items()},
+    )
+
+
+def cut_up(setup: Setup, found: ModelSums, first: int) -> ModelSums:
+    """Sums by client in place of the outputs of pooled test examples, of which the first has the number `first`."""
+    if found.outputs is None:
+        return found
+    by_client: dict[int, SplitSums] = {}
+    for client in range(setup.unseen.stop):
+        rows = setup.partition.test[client] - first
+        rows = rows[(rows >= 0) & (rows < len(found.outputs))]
+        if len(rows):
+            by_client[client] = _of_outputs(setup, found, found.outputs[rows], rows + first)
+    return found._replace(outputs=None, by_client=by_client)
+
+
+def of_client(setup: Setup, found: ModelSums, client: int) -> SplitSums:
+    """The sums over a client's own test split, from those of the pooled test set."""
+    split = setup.partition.test[client]
+    others = SplitSums(len(split), {})
+    if found.others.sums and found.outputs is not None:
+        others = _of_outputs(setup, found, found.outputs[split], split)
+    elif found.others.sums:
+        assert found.by_client is not None, "own splits were not measured"
+        others = found.by_client[client]
+    rows = {place: _of_rows(rows[:, split]) for place, rows in found.rows.items()}
+    return SplitSums(len(split), {**rows, **others.sums})
+
+
+def _of_outputs(setup: Setup, found: ModelSums, outputs: np.ndarray, rows: np.ndarray) -> SplitSums:
+    """The sums of the metrics that need the outputs [n, ...] of the pooled test examples `rows` [n]."""
+    given = torch.from_numpy(outputs), torch.from_numpy(setup.dataset.test.labels[rows])
+    return SplitSums(len(rows), {place: as_arrays(setup.metrics[place].measure(*given)) for place in found.others.sums})
+
+
+def values(setup: Setup, sums: Mapping[int, Arrays], of_client: bool = False) -> dict[str, float | None]:
+    """The values of metrics by name. Of a client, those that a page draws of all clients together are left out."""
+    found: dict[str, float | None] = {}
+    for place, own in sums.items():
+        metric = setup.metrics[place]
+        named = metric.value({name: torch.as_tensor(value) for name, value in own.items()})
+        found |= {name: value for name, value in named.items() if not (of_client and metric.drawn and "/" in name)}
+    return found
+
+
+def as_arrays(sums: Sums) -> Arrays:
+    """A metric's sums as arrays in main memory."""
+    return {name: value.detach().cpu().numpy() for name, value in sums.items()}
+
+
+def _of_rows(rows: np.ndarray) -> Arrays:
+    """The sums of `PerExample.measure`."""
+    total, count = rows.sum(axis=1)
+    return {"sum": np.asarray(total), "count": np.asarray(count)}
