@@ -85,7 +85,8 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
 def given_elsewhere(experiment: Experiment) -> list[Given]:
     """The settings that are given to classes from elsewhere and that no class of ours declares."""
     found: list[Given] = []
-    for table, settings in (*experiment, ("method", experiment.method.hyper)):
+    metrics = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics]
+    for table, settings in (*experiment, ("method", experiment.method.hyper), *metrics):
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
             of = f"{kind.__name__} ({plugins.place_of(kind)})"
