@@ -16,7 +16,7 @@ def takes_a_round(setup: Setup, client: int) -> bool:
     return client in setup.unseen and setup.method.for_newcomers() == "round"
 
 
-def first_round(setup: Setup, inputs: RoundInputs, client: int, state: State) -> tuple[State, dict[str, float]]:
+def first_round(setup: Setup, inputs: RoundInputs, client: int, state: State) -> tuple[State, dict[str, float | None]]:
     """A client's state after the local work of its first round, whose first state is `state`, and its metrics right
     after that work.
 
