@@ -48,7 +48,8 @@ def print_one(table: str, name: str) -> None:
     kind = CHOSEN[table]
     found = find(kind, name)
     say(f"{kind.label} {name}\n")
-    say("\n\n".join(about(found)) + "\n")
+    newcomers = [for_newcomers(found)] if isinstance(found, type) and issubclass(found, Method) else []
+    say("\n\n".join([*about(found), *newcomers]) + "\n")
     if rows := setting_rows(found):
         listed = Table("setting", "default", "allowed", "what it is")
         for key, *texts in rows:
@@ -116,6 +117,16 @@ def about(found: Any) -> list[str]:
         own = inspect.cleandoc(module.__doc__ or "") if module is not None else ""
         texts.insert(0, own or found.paper)
     return [text for text in texts if text]
+
+
+def for_newcomers(method: type[Method]) -> str:
+    """A sentence on a client that comes for the first time, as `clients.unseen` judges it."""
+    adapts = method.eval_stages is not Method.eval_stages
+    return {
+        "model": f"An unseen client takes the global model{', and adapts it' * adapts} before it is judged.",
+        "round": "An unseen client downloads, does the local work of one round and sends nothing before it is judged.",
+        "undefined": "It has no model for an unseen client.",
+    }[method.for_newcomers()]
 
 
 # Any: see `example`.

@@ -13,7 +13,11 @@ from jobs.standard_output import say
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import OnRound, RoundRow
 
-HEADLINES = ("pooled/accuracy", "own/accuracy", "personal_pooled/accuracy", "own_after_training/accuracy", "train/loss")
+UNSEEN = "unseen/accuracy"
+HEADLINES = (
+    *("pooled/accuracy", "own/accuracy", UNSEEN),
+    *("personal_pooled/accuracy", "own_after_training/accuracy", "train/loss"),
+)
 
 
 Show = Literal["all", "bar", "nothing"]
@@ -137,8 +141,9 @@ def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:
 
 
 def headline(means: Mapping[str, float]) -> str:
-    """The one or two most important values of a round, in words."""
-    accuracies = [name for name in HEADLINES if name in means and name.endswith("accuracy")][:2]
+    """The one or two most important values of a round, and that of the clients that no round asks, in words."""
+    accuracies = [name for name in HEADLINES if name in means and name.endswith("accuracy")]
+    accuracies = accuracies[: 3 if UNSEEN in accuracies else 2]
     names = accuracies or [name for name in HEADLINES if name in means][:1]
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"
 

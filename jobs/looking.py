@@ -123,13 +123,14 @@ def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
 
 def list_table(folder: Path, found: Sequence[Overview]) -> Table:
     """The runs in a folder, a row each."""
-    listed = Table("run", "state")
-    for head in ("rounds", "pooled", "own", "age"):
+    listed, has_unseen = Table("run", "state"), any(one.unseen is not None for one in found)
+    for head in ("rounds", "pooled", "own", *["unseen"] * has_unseen, "age"):
         listed.add_column(head, justify="right", no_wrap=True)
     for one in found:
         name = str(one.directory.relative_to(folder)) if one.directory != folder else one.directory.name
         rounds = f"{one.rounds}/{'?' if one.planned is None else one.planned}"
-        accuracies = ("" if share is None else wording.percent(share) for share in (one.pooled, one.own))
+        shares = (one.pooled, one.own, *[one.unseen] * has_unseen)
+        accuracies = ("" if share is None else wording.percent(share) for share in shares)
         listed.add_row(Text(name), one.state, rounds, *accuracies, age(one.age_s))
     return listed
 

@@ -13,7 +13,7 @@ import click
 
 from docs.generate.markdown import as_markdown, code, escaped, settings_table, table
 from docs.generate.messages import measured, sent_section
-from jobs.catalogue import about, example, overrides, setting_rows, what_it_is
+from jobs.catalogue import about, example, for_newcomers, overrides, setting_rows, what_it_is
 from jobs.cli import main
 from rayfl.choices.kinds import named
 from rayfl.compress.base import Compressor
@@ -73,6 +73,7 @@ def facts(method: type[Method]) -> list[str]:
     found = [f"Messages meet at the {where(method)}." if where(method) == "server" else "Peers exchange; no server."]
     if method.personalized:
         found.append("Every client ends with a model of its own.")
+    found.append(for_newcomers(method))
     if method.own_compression:
         found.append("It compresses in its own way.")
     if method.uses_graph or (issubclass(method, PeerHalf) and method.gather):

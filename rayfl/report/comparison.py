@@ -62,6 +62,9 @@ def _accuracies(found: Sequence[Group], metric: str | None, options: ReportOptio
     columns = [accuracy_column("Final", found, metric, 1)]
     if options.last > 1:
         columns.insert(0, accuracy_column(f"Mean of last {options.last}", found, metric, options.last))
+    unseen = f"unseen/{metric.rpartition('/')[2]}"
+    if unseen != metric and unseen in accuracy_names(found):
+        columns.append(accuracy_column("Unseen", found, unseen, 1))
     if options.target is not None:
         costs = [cost_to_target(group, metric, options.target) for group in found]
         target, counted = wording.short_percent(options.target), has_seeds(found)

@@ -9,6 +9,7 @@ from rayfl.choices import plugins
 from rayfl.choices.kinds import make
 from rayfl.errors import RayflError
 from rayfl.experiment.input_files import located
+from rayfl.population.sampling import Clients
 from rayfl.report.charts import Figure, Section, Spec, data, thinned, told
 from rayfl.report.groups import Group
 from rayfl.run_directory.description import EXPERIMENT
@@ -32,6 +33,8 @@ def graph_section(groups: Sequence[Group]) -> Section:
         return Section("Graph", "", [])
     peers, seed, rounds = (_setting(run, key, int) for key in ("clients.count", "seed", "rounds"))
     _setting(run, "topology.name", str)
+    if "clients.unseen" in dotted(run.experiment):
+        peers = Clients(count=peers, unseen=_setting(run, "clients.unseen", float)).num_seen
     if peers > MOST_PEERS:
         return Section("Graph", "", [])
     try:

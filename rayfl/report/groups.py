@@ -18,7 +18,7 @@ from rayfl.run_directory.record import Run
 _DIGEST = "data.digest."
 _FEW = 3
 """The most settings that a label names."""
-_PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy")
+_PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy", "unseen/accuracy")
 """Accuracies after the exchange come before those after local training."""
 _OWN = "own/accuracy"
 """The accuracy that ranks personal methods. The pooled test set evaluates only the server's model."""

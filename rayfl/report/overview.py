@@ -14,7 +14,7 @@ from rayfl.run_directory.record import Run, read_run
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
-_ACCURACIES = ("pooled/accuracy", "own/accuracy")
+_ACCURACIES = ("pooled/accuracy", "own/accuracy", "unseen/accuracy")
 _DEPTH = 3
 """The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
@@ -23,8 +23,9 @@ _DEPTH = 3
 class Overview:
     """A run in a line.
 
-    `planned`: the rounds of the whole run; `pooled`, `own`: the last accuracy of the global model, and the mean of the
-    clients' (None: not evaluated); `age_s`: seconds since the run last recorded anything, infinite if that is unknown.
+    `planned`: the rounds of the whole run; `pooled`, `own`, `unseen`: the last accuracy of the global model, and the
+    means of the clients' and of those that no round asks (None: not evaluated); `age_s`: seconds since the run last
+    recorded anything, infinite if that is unknown.
     """
 
     directory: Path
@@ -33,6 +34,7 @@ class Overview:
     planned: int | None
     pooled: float | None
     own: float | None
+    unseen: float | None
     age_s: float
 
 
@@ -50,11 +52,11 @@ def overview(directory: Path) -> Overview:
     try:
         run = read_run(directory, leave_out=("clients",))
     except RayflError:
-        return Overview(directory, "damaged", 0, None, None, None, age)
+        return Overview(directory, "damaged", 0, None, None, None, None, age)
     planned = run.experiment.get("rounds")
-    pooled, own = (None if (found := series(run, name)) is None else found.final for name in _ACCURACIES)
+    pooled, own, unseen = (None if (found := series(run, name)) is None else found.final for name in _ACCURACIES)
     rounds = planned if isinstance(planned, int) else None
-    return Overview(directory, state_of(run), len(run.rounds), rounds, pooled, own, age)
+    return Overview(directory, state_of(run), len(run.rounds), rounds, pooled, own, unseen, age)
 
 
 def state_of(run: Run) -> State:

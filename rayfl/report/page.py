@@ -31,7 +31,7 @@ from rayfl.report.page_tables import (
     statuses,
     work_columns,
 )
-from rayfl.report.series import run_label, run_name, table_name
+from rayfl.report.series import metric_names, run_label, run_name, spread, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import compared, tuning
@@ -141,8 +141,12 @@ def _lede(found: Sequence[Group]) -> str:
         f" {word} {plugins.short(name)}" if (name := table_name(runs[0], table)) else ""
         for word, table in (("with", "method"), ("on", "data"))
     )
+    unseen = [spread(runs[0], name) for name in metric_names(runs[0]) if name.startswith("unseen/")]
+    more = (
+        f" {len(unseen[0].last)} more, which no round asked, were judged as new ones." if unseen and unseen[0] else ""
+    )
     return (
-        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}. "
+        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{more} "
         "Their data stayed with them; only the messages counted here travelled."
     )
 

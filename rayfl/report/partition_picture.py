@@ -36,10 +36,11 @@ def distances(counts: np.ndarray) -> np.ndarray:
     return 0.5 * np.abs(own - pooled).sum(axis=1)
 
 
-def table(dataset: Dataset, partition: Partition, max_rows: int = 100) -> Table:
+def table(dataset: Dataset, partition: Partition, max_rows: int = 100, num_unseen: int = 0) -> Table:
     """A rich table with a row per client: sizes of the splits in use, label counts, distance to the pooled labels.
 
-    Beyond `max_rows` clients the first ones are shown, and the caption says how many are left out.
+    Beyond `max_rows` clients the first ones are shown, and the caption says how many are left out. The last
+    `num_unseen` are marked as unseen.
     """
     counts = holdings(dataset, partition)
     far = distances(counts)
@@ -61,12 +62,13 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100) -> Table:
     for client in range(shown):
         own = [str(sizes[split][client]) for split in splits]
         classes = str(np.count_nonzero(counts[client]))
-        result.add_row(str(client), *own, classes, _label_text(counts[client]), f"{far[client]:.2f}")
+        name = f"{client} unseen" if client >= len(counts) - num_unseen else str(client)
+        result.add_row(name, *own, classes, _label_text(counts[client]), f"{far[client]:.2f}")
     return result
 
 
-def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -> bytes:
-    """Draw the train samples of each client and class as a heat map.
+def picture(dataset: Dataset, partition: Partition, image_format: str = "png", num_unseen: int = 0) -> bytes:
+    """Draw the train samples of each client and class as a heat map, with a line before the last `num_unseen` clients.
 
     `image_format` is "png" or "svg"; the same partition gives the same bytes.
     """
@@ -87,7 +89,9 @@ def picture(dataset: Dataset, partition: Partition, image_format: str = "png") -
     figure.colorbar(image, label="samples", orientation="horizontal", fraction=0.06, aspect=60)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=25, integer=True))
-    axes.set(xlabel="client", ylabel="class")
+    if num_unseen:
+        axes.axvline(num_clients - num_unseen - 0.5, color="black")
+    axes.set(xlabel=f"client (the last {num_unseen} unseen)" if num_unseen else "client", ylabel="class")
     axes.set_title(f"{dataset.name}: {num_clients} clients, mean distance {distances(counts).mean():.2f}", loc="left")
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "rayfl"}):

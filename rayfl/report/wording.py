@@ -21,6 +21,18 @@ _PLACES = {
         "Own test data, after local training",
         "each client's model right after its local training, on its own test data",
     ),
+    "unseen": (
+        "Unseen clients, own test data",
+        "the models of clients that no round asks, judged as new clients, on their own test data",
+    ),
+    "unseen_after_training": (
+        "Unseen clients, after local training",
+        "the models of clients that no round asks, right after their first local training, on their own test data",
+    ),
+    "unseen_before_adapting": (
+        "Unseen clients, shared model",
+        "the model that the server holds, as clients that no round asks receive it, on their own test data",
+    ),
     "pooled_train": (
         "Shared model, training data of all clients",
         "the model that the server holds, on the training examples of all clients",
@@ -32,6 +44,14 @@ _PLACES = {
     "own_train_after_training": (
         "Own training data, after local training",
         "each client's model right after local training, on what it trained on",
+    ),
+    "unseen_train": (
+        "Unseen clients, own training data",
+        "the models of clients that no round asks, judged as new clients, on the examples that they adapt to",
+    ),
+    "unseen_train_after_training": (
+        "Unseen clients, own training data, after local training",
+        "the models of clients that no round asks, right after their first local training, on what they trained on",
     ),
     "personal_pooled": (
         "Own models, pooled test set, after the exchange",

@@ -115,3 +115,8 @@ def test_a_strangers_experiment_neither_fills_the_memory_nor_ends_in_a_traceback
         return
     with refused(names=[*names, "experiment.json"]):
         graph_section(strange)
+
+
+def test_unseen_clients_are_no_peers(tmp_path: Path):
+    section = graph_section(groups([played(tmp_path, "ring", "dpsgd_ft", unseen=0.25)]))
+    assert mentions(section.intro, "3 peers")
