@@ -1,0 +1,1 @@
+"""Selections: which clients the server asks in a round."""

@@ -1,0 +1,68 @@
+"""Selections that look at nothing that clients report: uniform, Poisson, by size, in turns."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from rayfl.selections.base import Answer, Seen, Selection, drawn
+from rayfl.tree import State
+
+
+class Uniform(Selection):
+    """`clients.per_round` of the available clients, uniformly without replacement; all if there are fewer."""
+
+    name: ClassVar[str] = "uniform"
+
+    def choose(
+        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+    ) -> Sequence[int]:
+        chosen = generator.choice(available, wanted, replace=False) if wanted < len(available) else available
+        return chosen.tolist()
+
+
+class Poisson(Selection):
+    """Every available client with chance `per_round / count`, independently: their number varies and may be 0.
+
+    Differential privacy is amplified by this sampling (McMahan et al., ICLR 2018).
+    """
+
+    name: ClassVar[str] = "poisson"
+
+    def choose(
+        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+    ) -> Sequence[int]:
+        # A draw for every client, so that nobody's depends on who is available.
+        hit = generator.random(len(seen.num_examples)) < wanted / len(seen.num_examples)
+        return available[hit[available]].tolist()
+
+
+class Weighted(Selection):
+    """`clients.per_round` of the available clients, drawn one after another with chances proportional to n_i."""
+
+    name: ClassVar[str] = "weighted"
+
+    def choose(
+        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+    ) -> Sequence[int]:
+        return drawn(generator, available, wanted, seen.num_examples[available].astype(float)).tolist()
+
+
+class RoundRobin(Selection):
+    """The next `clients.per_round` available clients, in the order of their numbers, and from the first one again."""
+
+    name: ClassVar[str] = "round-robin"
+
+    def init(self, num_clients: int) -> State:
+        return {"next": torch.tensor(0), "count": torch.tensor(num_clients)}
+
+    def choose(
+        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+    ) -> Sequence[int]:
+        return np.roll(available, -np.searchsorted(available, int(state["next"])))[:wanted].tolist()
+
+    def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
+        first, count = int(state["next"]), int(state["count"])
+        steps = max(((answer.client - first) % count + 1 for answer in answers), default=0)
+        return {**state, "next": torch.tensor((first + steps) % count)}

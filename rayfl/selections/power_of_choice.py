@@ -1,0 +1,74 @@
+"""Power of choice: of some candidates, the clients with the largest loss (Cho, Wang, Joshi, AISTATS 2022)."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl.selections.base import Answer, Seen, Selection, drawn
+from rayfl.tree import State
+
+
+class PowerOfChoice(Selection):
+    """Candidates are drawn with chances proportional to n_i; those with the largest losses are asked.
+
+    pow-d: every candidate downloads the model and reports its loss on all of its train examples. cpow-d: on one batch of
+    them. rpow-d: nobody is polled; a client counts with the training loss that it reported last, and before its first
+    report as infinite. Each report is 32 bits. Equal losses: the lower number first. Source: Algorithm 1 and Section 4.
+    The method's own mean should be uniform, as the draw has the weights.
+    """
+
+    name: ClassVar[str] = "power-of-choice"
+    candidate_count: int | None = Field(
+        default=None, ge=1, description="candidates of a round, d; default: twice clients.per_round"
+    )
+    variant: Literal["pow-d", "cpow-d", "rpow-d"] = Field(
+        default="pow-d", description="loss on all examples, on one batch, or that of the client's last training"
+    )
+    batch_size: int = Field(
+        default=50,
+        ge=1,
+        description="examples of that batch",
+        json_schema_extra={"unused_with": {"variant": ["pow-d", "rpow-d"]}},
+    )
+
+    @property
+    def hears_losses(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether those who deliver report their training loss: in rpow-d alone."""
+        return self.variant == "rpow-d"
+
+    def init(self, num_clients: int) -> State:
+        return {"loss": torch.full((num_clients,), torch.inf, dtype=torch.float64)} if self.hears_losses else {}
+
+    def candidates(
+        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+    ) -> Sequence[int]:
+        return () if self.hears_losses else self._drawn(available, wanted, seen, generator)
+
+    def _drawn(
+        self, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+    ) -> Sequence[int]:
+        number = max(wanted, self.candidate_count or 2 * wanted)
+        return drawn(generator, available, number, seen.num_examples[available].astype(float)).tolist()
+
+    def polled_examples(self) -> int | Literal["all"]:
+        return "all" if self.variant == "pow-d" else self.batch_size
+
+    def choose(
+        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+    ) -> Sequence[int]:
+        losses = seen.losses
+        if self.hears_losses:
+            losses = {client: float(state["loss"][client]) for client in self._drawn(available, wanted, seen, generator)}
+        return sorted(losses, key=lambda client: (-losses[client], client))[:wanted]
+
+    def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
+        if not self.hears_losses:
+            return state
+        loss = state["loss"].clone()
+        for answer in answers:
+            if answer.loss is not None:
+                loss[answer.client] = answer.loss
+        return {"loss": loss}
