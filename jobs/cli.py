@@ -350,6 +350,7 @@ for _command, _table in {
     "partitions": "partition",
     "compressors": "uplink",
     "topologies": "topology",
+    "selections": "selection",
 }.items():
     _catalogue(_command, _table)
 

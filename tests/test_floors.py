@@ -14,6 +14,7 @@ FLOORS = (
     {"settings_read"},
     {"settings", "determinism", "limits"},
     {"choices"},
+    {"selections"},
     {"data", "topology", "population"},
     {"models", "compress", "metrics"},
     {"network"},

@@ -30,6 +30,7 @@ from rayfl.population.distributions import Groups, LogNormal, Uniform
 from rayfl.report import wording
 from rayfl.run_directory.run_files import PARTS
 from rayfl.run_directory.tables import SCHEMAS
+from rayfl.selections.base import Selection
 from rayfl.settings import Settings
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
@@ -44,6 +45,7 @@ COMMANDS = {
     Source: "datasets",
     PartitionScheme: "partitions",
     Topology: "topologies",
+    Selection: "selections",
 }
 """The command that lists a kind, which is also its section's name."""
 

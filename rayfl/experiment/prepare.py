@@ -71,6 +71,7 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         downlink=experiment.downlink,
         topology=topology,
         evaluation=experiment.evaluation,
+        selection=experiment.selection,
         engine_name=runtime.engine,
         stack_width=runtime.stack_width,
         device_name=runtime.device_name,

@@ -13,6 +13,7 @@ from rayfl.data.partition import PartitionScheme
 from rayfl.errors import RayflError, UnknownKey
 from rayfl.methods.base import Method
 from rayfl.models.base import Architecture
+from rayfl.selections.base import Selection
 from rayfl.settings import Settings, listed
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
@@ -25,6 +26,7 @@ CHOSEN: Mapping[str, type[Kind]] = {
     "uplink": Compressor,
     "downlink": Compressor,
     "topology": Topology,
+    "selection": Selection,
     "task": Task,
 }
 """The tables that choose a method, a model, ... by its name, and have its settings."""

@@ -84,6 +84,7 @@ __all__ = [
 
 _OF_SERVERS = (
     "downlink",
+    "selection",
     *(f"clients.{name}" for name in ("per_round", "fraction", "deadline_s", "take_first", "upload_loss")),
     "clients.dropout_after_download",
 )

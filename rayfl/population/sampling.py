@@ -4,9 +4,9 @@ All draws come from the experiment's seed. A simulated dropout changes the resul
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,8 @@ from rayfl.population.availability import Availability, Diurnal, PerClient, Trac
 from rayfl.population.client import Traits
 from rayfl.population.distributions import Trait, check_trait, values
 from rayfl.population.fate import Fate
+from rayfl.selections.base import Seen
+from rayfl.selections.plain import Uniform
 from rayfl.settings import Settings
 
 DROPOUTS: dict[str, Fate] = {
@@ -27,6 +29,9 @@ DROPOUTS: dict[str, Fate] = {
     "upload_loss": Fate.UPLOAD_LOST,
 }
 """The chances of the `[clients]` table in the order in which they are drawn, and the fate of clients that they hit."""
+
+Choose = Callable[[np.ndarray, int, np.random.Generator], Sequence[int]]
+"""A function of the available clients, the number wanted and the round's generator: the clients to ask."""
 
 TRAITS = ("retention_ratio", "examples_per_s", "uplink_mbps", "downlink_mbps")
 
@@ -177,18 +182,23 @@ class Population:
             work_share=float(self.work_shares[client]),
         )
 
-    def sample_round(self, round: int, everyone: bool = False) -> Participation:
-        """Draw who is selected in a round (uniformly, without replacement) and who drops out.
+    def seen(self, round: int) -> Seen:
+        """What the server may know before a round."""
+        return Seen(round, self.num_examples[: len(self)], self._drawn["examples_per_s"][: len(self)])
 
-        Only available clients are selected: all of them if they are fewer than wanted, or if `everyone` is True.
+    def sample_round(self, round: int, everyone: bool = False, choose: Choose | None = None) -> Participation:
+        """Draw who is selected in a round and who drops out.
+
+        Only available clients are selected: all of them if `everyone` is True, else those that `choose` names (None:
+        uniformly, without replacement), which gets the available clients, the number wanted and the round's generator.
         """
         reachable = available(self.availability, len(self), self.seed, round)
-        selected, fates, wanted = np.flatnonzero(reachable), self._drawn_fates(round), self.settings.num_selected
-        if not everyone and wanted < len(selected):
-            generator = seeding.generator(self.seed, round, purpose="participants")
-            selected = np.sort(generator.choice(selected, wanted, replace=False))
+        there, fates, wanted = np.flatnonzero(reachable), self._drawn_fates(round), self.settings.num_selected
+        choose = choose or partial(Uniform().choose, {}, self.seen(round))
+        draws = seeding.generator(self.seed, round, purpose="participants")
+        selected = there.tolist() if everyone else sorted(choose(there, wanted, draws))
         away = tuple(np.flatnonzero(~reachable).tolist())
-        return Participation({client: fates[client] for client in selected.tolist()}, away)
+        return Participation({client: fates[client] for client in selected}, away)
 
     def _drawn_fates(self, round: int) -> list[Fate]:
         """The fate that every client would have. The chances are independent; the first that hits decides."""

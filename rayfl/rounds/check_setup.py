@@ -27,6 +27,11 @@ def check_setup(setup: Setup) -> None:
             "model has no convolution or linear layer); remove it",
             ("clients", "sparse_speedup"),
         )
+    if setup.selection.name != "uniform" and setup.population.settings.num_selected >= setup.num_clients:
+        raise RayflError(
+            f"={setup.selection.name!r} chooses among clients, and all of them are asked; lower clients.per_round",
+            ("selection",),
+        )
     name = type(setup.method).__name__
     if setup.unseen:
         check_unseen(setup)

@@ -71,6 +71,7 @@ class ClientRound:
             self.fate,
             downlink_bits=self.downlink_bits,
             num_received=self.num_received,
+            begins_s=self.round_inputs.begins.get(self.client, 0.0),
             work=work,
             costs=costs,
         )
@@ -86,6 +87,7 @@ class ClientRound:
             downlink_bits=self.downlink_bits,
             metrics=self.personal.metrics if fate.keeps_state else {},
             num_received=self.num_received,
+            begins_s=self.round_inputs.begins.get(self.client, 0.0),
         )
         kept = with_memory(self.state, self.uplink_memory)
         if self.setup.hooks_on_device:
@@ -137,6 +139,7 @@ class ClientRound:
             relayed=tuple(name for name in setup.relayed if name in message),
             num_values=num_values(message),
             num_received=self.num_received,
+            begins_s=self.round_inputs.begins.get(self.client, 0.0),
             costs=example_costs(setup, ctx, self.state),
         )
         result = cut_off_if_late(setup, self.plan, result)

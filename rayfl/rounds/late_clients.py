@@ -54,7 +54,7 @@ def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -
 def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fate: Fate) -> ClientResult:
     """The result of a client after `close_s` seconds, when the server stops waiting: whole bytes and whole steps."""
     traits = setup.population.traits(result.client)
-    busy_s = close_s - result.downlink_bits / traits.downlink_bps
+    busy_s = close_s - result.begins_s - result.downlink_bits / traits.downlink_bps
     sending_s = busy_s - num_gradients(result.work, result.costs) / traits.examples_per_s
     return replace(
         result,

@@ -74,13 +74,15 @@ class RoundRecord:
 class Ledger:
     """The results of a round's clients: first those of their training, to which later waves of calls add.
 
-    `pairs`: values of pairs of clients by name, each [num_clients, num_clients - 1].
+    `pairs`: values of pairs of clients by name, each [num_clients, num_clients - 1]. `polled`: the results of the poll
+    before the round, which `select_clients.learn` adds.
     """
 
     participation: Participation
     results: dict[int, ClientResult] = field(default_factory=dict)
     metrics: dict[str, float | None] = field(default_factory=dict)
     pairs: dict[str, np.ndarray] = field(default_factory=dict)
+    polled: Mapping[int, ClientResult] = field(default_factory=dict)
 
     def result(self, client: int) -> ClientResult:
         """A client's result so far; if it has none, a result with the fate that was drawn for it."""

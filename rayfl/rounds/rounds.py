@@ -17,6 +17,7 @@ from rayfl import tree
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
+from rayfl.population.sampling import Participation
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError, MethodError
@@ -28,6 +29,7 @@ from rayfl.rounds.paper_comm import server_comm
 from rayfl.rounds.peer_exchange import bill, in_calls, mix_job
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.running_round import Round
+from rayfl.rounds.select_clients import ask, learn
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
 from rayfl.rounds.unseen import evaluate_unseen
@@ -52,7 +54,8 @@ AT_ONCE = 4
 def first_run_state(setup: Setup) -> RunState:
     """The run state before round 0."""
     with naming_round(0):
-        return RunState(server={} if setup.is_peer else checked_hook(setup.server_half.init_server)(setup.initial))
+        server = {} if setup.is_peer else checked_hook(setup.server_half.init_server)(setup.initial)
+    return RunState(server=server, selection=setup.selection.init(setup.num_clients))
 
 
 def simulate(
@@ -95,7 +98,6 @@ def naming_round(round: int) -> Iterator[None]:
 def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:
     """One round of a server method: download, local work, upload, server update, replies, evaluation."""
     half, number, plan = setup.server_half, run_state.round, setup.plan(run_state.round)
-    participation = setup.population.sample_round(number)
     server, context = run_state.server, setup.context(number, plan, NOBODY, "server")
     inputs = RoundInputs(
         round=number,
@@ -104,9 +106,11 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
         server=tree.to_arrays(server) if half.overrides("personal_message") else None,
         evaluated=setup.evaluated(number),
     )
-    round = Round(setup, executor, run_state, inputs, Ledger(participation))
-    received, _ = train(round, server_participants(setup, plan, participation))
+    round = Round(setup, executor, run_state, inputs, Ledger(Participation({})))
+    ask(round)
     ledger = round.ledger
+    received, _ = train(round, server_participants(setup, plan, ledger.participation))
+    learn(round)
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
     server, metrics = checked_hook(half.server_update)(server, received, delivered, context)
     ledger.metrics |= metrics

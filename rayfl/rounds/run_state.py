@@ -10,14 +10,15 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class RunState:
-    """What is kept from one round to the next: the next round's number, the server's state, and references to the
-    clients' states and to the server's memories of clients.
+    """What is kept from one round to the next: the next round's number, the server's state, that of the
+    selection, and references to the clients' states and to the server's memories of clients.
 
     A client that has not taken part yet is in neither `states` nor `server_memories`.
     """
 
     round: int = 0
     server: State = field(default_factory=dict)
+    selection: State = field(default_factory=dict)
     states: Mapping[int, Ref] = field(default_factory=dict)
     server_memories: Mapping[int, Ref] = field(default_factory=dict)
 

@@ -33,6 +33,8 @@ from rayfl.population.sampling import Population
 from rayfl.rounds import engines, stacking
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import Slots
+from rayfl.selections.base import Selection
+from rayfl.selections.plain import Uniform
 from rayfl.settings import Settings
 from rayfl.settings_read import Given
 from rayfl.task import NetworkTask
@@ -84,6 +86,7 @@ class Setup:
     downlink: Compressor
     topology: Topology | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
+    selection: Selection = field(default_factory=Uniform)
     engine_name: str = "auto"
     stack_width: int | None = None
     """Number of clients in a stack; None: `stacking` chooses it."""

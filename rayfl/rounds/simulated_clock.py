@@ -13,7 +13,8 @@ def arrival_s(traits: Traits, result: ClientResult) -> float:
     if result.cut_s is not None:
         return result.cut_s
     return (
-        (result.downlink_bits - result.reply_bits) / traits.downlink_bps
+        result.begins_s
+        + (result.downlink_bits - result.reply_bits) / traits.downlink_bps
         + num_gradients(result.work, result.costs) / traits.examples_per_s
         + result.billed_bits / traits.uplink_bps
     )

@@ -15,12 +15,14 @@ import numpy as np
 from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.data.transfer import to_device
+from rayfl.determinism.seeding import generator
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
+from rayfl.rounds.example_cost import FORWARD
 from rayfl.rounds.first_round import first_round, takes_a_round
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
@@ -38,6 +40,7 @@ from rayfl.rounds.worker_jobs import (
     MergeJob,
     MixJob,
     PersonalModelJob,
+    PollJob,
     PooledJob,
     ReplyJob,
     RoundInputs,
@@ -203,6 +206,24 @@ class Worker:
             results.append(replace(judged, metrics={**judged.metrics, **newcomer}))
             self._on_client()
         return tuple(results), []
+
+    @do.register
+    def poll(
+        self, job: PollJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[tuple[ClientResult, ...], list[Any]]:
+        """Compute the loss of the server's model on train examples of every client: all of them, or one batch."""
+        assert round_inputs.model is not None
+        model, setup = tree.to_tensors(round_inputs.model), self.setup
+        most, found = setup.selection.polled_examples(), list[ClientResult]()
+        for client in job.clients:
+            rows = setup.partition.train[client]
+            if most != "all" and most < len(rows):
+                rows = generator(setup.seed, round_inputs.round, client, "poll").choice(rows, most, replace=False)
+            with naming_round_and_client(round_inputs.round, client):
+                loss = evaluation.means(setup, model, setup.dataset.train, rows)["loss"]
+            done, costs = {"poll": Work(0, len(rows))}, {"poll": FORWARD}
+            found.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
+        return tuple(found), []
 
     @do.register
     def personal_models(

@@ -13,7 +13,11 @@ from rayfl.tree import Arrays
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """The inputs that all jobs of one wave share, stored once. `server`: the server's state, if workers need it."""
+    """The inputs that all jobs of one wave share, stored once.
+
+    `server`: the server's state, if workers need it. `begins`: the simulated second from which a client can train, less
+    its download, by client; the others begin at once.
+    """
 
     round: int
     plan: Plan
@@ -21,6 +25,7 @@ class RoundInputs:
     server: Arrays | None = None
     model: Arrays | None = None
     evaluated: bool = False
+    begins: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class ClientJob:
     """A job whose only argument is the list of clients. The subclass says what to do with them."""
 
     clients: tuple[int, ...]
+
+
+class PollJob(ClientJob):
+    """Computes the loss of the server's model on examples of clients that are polled. Inputs: `Setup.state_slots`."""
 
 
 class ReplyJob(ClientJob):
@@ -157,6 +166,7 @@ class ClientResult:
     server's messages to it. `reply_bits`: the part of the downlink that came after the server's update. `cut_s`: when
     the server stopped waiting, in simulated seconds. `costs`: of an example in each stage, see `example_costs`.
     `metrics`: None where undefined; `sums`: of metrics that are added over clients, by place ("own").
+    `begins_s`: as in `RoundInputs.begins`.
     """
 
     client: int
@@ -173,6 +183,7 @@ class ClientResult:
     reply_bits: int = 0
     cut_s: float | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
+    begins_s: float = 0.0
 
     @property
     def num_examples(self) -> int:

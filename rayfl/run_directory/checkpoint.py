@@ -83,7 +83,8 @@ def save(
 
 def _write_states(place: Path, run_state: RunState, executor: Executor) -> Iterator[Path]:
     """Write the files of states of a checkpoint; yields each path."""
-    save_states(place / SERVER, {"server": tree.to_arrays(run_state.server)})
+    kept = {"server": run_state.server, **({"selection": run_state.selection} if run_state.selection else {})}
+    save_states(place / SERVER, {name: tree.to_arrays(state) for name, state in kept.items()})
     yield place / SERVER
     for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
         states_by_client = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()))
@@ -147,7 +148,7 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
         return refs
 
     found = dict(load_states(place / SERVER))
-    if set(found) != {"server"}:
+    if "server" not in found or set(found) - {"server", "selection"}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
     server = tree.to_tensors(with_handles(found["server"]))
     if first is not None:
@@ -155,6 +156,7 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
     return RunState(
         round=about.round,
         server=server,
+        selection=tree.to_tensors(found.get("selection", {})),
         states=states("states", about.states),
         server_memories=states("memories", about.memories),
     )

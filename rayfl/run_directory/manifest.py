@@ -6,7 +6,7 @@ checkpoint before it is kept, in case the newest gets damaged.
 checkpoints/00000040/            before round 40, that is, after 40 rounds
     manifest.json                format, version, digest of the experiment, round, rows on record, numbers of
                                  states, size and SHA-256 of every other file, and its own SHA-256
-    server.safetensors           the server's state
+    server.safetensors           the server's state, and that of the selection if it has one
     states-0000.safetensors ...  client states
     memories-0000.safetensors    what the server keeps of clients
 """

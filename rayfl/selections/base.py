@@ -29,8 +29,8 @@ class Seen:
 class Answer:
     """What the server learned from a client that it asked.
 
-    num_examples: its train examples. loss: the mean training loss that the client reported, None if it delivered nothing. seconds: simulated seconds from
-    the start of the round until the client was done or gone.
+    num_examples: its train examples. loss: the mean training loss that the client reported, None if it delivered
+    nothing. seconds: simulated seconds from the start of the round until the client was done or gone.
     """
 
     client: int
@@ -52,7 +52,7 @@ class Selection(Choice):
         return {}
 
     def candidates(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         """The clients that are polled before `choose`: each gets the model and reports its loss. By default nobody."""
         return ()
@@ -63,12 +63,12 @@ class Selection(Choice):
 
     @abstractmethod
     def choose(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         """The clients to ask, each once, in any order.
 
-        available: the clients that can be asked, int64, ascending; it may be empty. wanted: `clients.per_round`.
-        generator: keyed by (seed, round).
+        seen: with the losses of those that were polled. available: the clients that can be asked, int64, ascending; it
+        may be empty. wanted: `clients.per_round`. generator: keyed by (seed, round).
         """
 
     def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:

@@ -21,8 +21,8 @@ class Oort(Selection):
     The statistical utility of a client is U_i = n_i |mean training loss|: methods report the mean of the losses and not
     the root of their mean square. It is cut at its 95th percentile, brought to [0, 1], and a bonus sqrt(.1 ln R / L_i)
     for clients that were last asked in round L_i of R is added. A client that takes t_i seconds, more than T, counts
-    (T / t_i)^penalty times; T is a percentile of the seconds seen, and is not paced. Who did not deliver counts as tried
-    and keeps its utility. Each report is 32 bits.
+    (T / t_i)^penalty times; T is a percentile of the seconds seen, and is not paced. Who did not deliver counts as
+    tried and keeps its utility. Each report is 32 bits.
     """
 
     name: ClassVar[str] = "oort"
@@ -44,7 +44,7 @@ class Oort(Selection):
         }
 
     def choose(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         tried = state["last"].numpy()[available] > 0
         old, new = available[tried], available[~tried]

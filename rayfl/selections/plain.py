@@ -16,7 +16,7 @@ class Uniform(Selection):
     name: ClassVar[str] = "uniform"
 
     def choose(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         chosen = generator.choice(available, wanted, replace=False) if wanted < len(available) else available
         return chosen.tolist()
@@ -31,7 +31,7 @@ class Poisson(Selection):
     name: ClassVar[str] = "poisson"
 
     def choose(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         # A draw for every client, so that nobody's depends on who is available.
         hit = generator.random(len(seen.num_examples)) < wanted / len(seen.num_examples)
@@ -44,7 +44,7 @@ class Weighted(Selection):
     name: ClassVar[str] = "weighted"
 
     def choose(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         return drawn(generator, available, wanted, seen.num_examples[available].astype(float)).tolist()
 
@@ -58,7 +58,7 @@ class RoundRobin(Selection):
         return {"next": torch.tensor(0), "count": torch.tensor(num_clients)}
 
     def choose(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         return np.roll(available, -np.searchsorted(available, int(state["next"])))[:wanted].tolist()
 

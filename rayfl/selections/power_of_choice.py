@@ -14,10 +14,10 @@ from rayfl.tree import State
 class PowerOfChoice(Selection):
     """Candidates are drawn with chances proportional to n_i; those with the largest losses are asked.
 
-    pow-d: every candidate downloads the model and reports its loss on all of its train examples. cpow-d: on one batch of
-    them. rpow-d: nobody is polled; a client counts with the training loss that it reported last, and before its first
-    report as infinite. Each report is 32 bits. Equal losses: the lower number first. Source: Algorithm 1 and Section 4.
-    The method's own mean should be uniform, as the draw has the weights.
+    pow-d: every candidate downloads the model and reports its loss on all of its train examples. cpow-d: on one batch
+    of them. rpow-d: nobody is polled; a client counts with the training loss that it reported last, and before its
+    first report as infinite. Each report is 32 bits. Equal losses: the lower number first. The method's own mean should
+    be uniform, as the draw has the weights.
     """
 
     name: ClassVar[str] = "power-of-choice"
@@ -43,13 +43,11 @@ class PowerOfChoice(Selection):
         return {"loss": torch.full((num_clients,), torch.inf, dtype=torch.float64)} if self.hears_losses else {}
 
     def candidates(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        return () if self.hears_losses else self._drawn(available, wanted, seen, generator)
+        return () if self.hears_losses else self._drawn(seen, available, wanted, generator)
 
-    def _drawn(
-        self, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
-    ) -> Sequence[int]:
+    def _drawn(self, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator) -> Sequence[int]:
         number = max(wanted, self.candidate_count or 2 * wanted)
         return drawn(generator, available, number, seen.num_examples[available].astype(float)).tolist()
 
@@ -57,11 +55,13 @@ class PowerOfChoice(Selection):
         return "all" if self.variant == "pow-d" else self.batch_size
 
     def choose(
-        self, state: State, available: np.ndarray, wanted: int, seen: Seen, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         losses = seen.losses
         if self.hears_losses:
-            losses = {client: float(state["loss"][client]) for client in self._drawn(available, wanted, seen, generator)}
+            losses = {
+                client: float(state["loss"][client]) for client in self._drawn(seen, available, wanted, generator)
+            }
         return sorted(losses, key=lambda client: (-losses[client], client))[:wanted]
 
     def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:

@@ -20,8 +20,9 @@ def rows(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
 
 
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
-    """Every array that outlives a round, by its place: the server's state, and the states and memories of clients."""
-    found = leaves("server", run_state.server)
+    """Every array that outlives a round, by its place: the server's state, that of the selection, and the states and
+    memories of clients."""
+    found = leaves("server", run_state.server) | leaves("selection", run_state.selection)
     for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):
         for client, ref in sorted(refs.items()):
             found |= leaves(f"{kind} {client}", executor.get(ref))

@@ -1,0 +1,162 @@
+"""Runtime: the `[runtime]` table of an experiment."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rayfl.determinism.process import InstructionSet, Precision
+from rayfl.errors import RayflError
+from rayfl.settings import Settings, shown, unused_with
+
+LEAST_SHARE = 0.0001
+"""The smallest share of a resource that Ray can count."""
+
+LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+"""A value of a node's label, or its key without the prefix, as Kubernetes allows them."""
+LABEL_KEY = rf"({LABEL}/)?{LABEL}"
+LABEL_SELECTOR = rf"!?({LABEL}|in\({LABEL}(, ?{LABEL})*\))"
+ACCELERATOR_KEY, NODE_KEY = "ray.io/accelerator-type", "ray.io/node-id"
+"""Labels that Ray itself gives to nodes."""
+
+
+class Runtime(Settings):
+    """The `[runtime]` table: where and how a run executes. threads, instruction_set, engine, stack_width,
+    precision and device change the bits of its results."""
+
+    executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
+    actors: Annotated[int, Field(ge=1)] | Literal["all"] | None = Field(
+        default=None,
+        description="number of client actors; all: as many as fit; default: as many as fit and a round can use",
+    )
+    num_cpus: float | None = Field(
+        default=None, gt=0, description="cores per actor; default: its threads, or an equal share if these do not fit"
+    )
+    num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU per actor, e.g. 0.25")
+    strategy: Literal["spread", "pack"] = Field(
+        default="spread", description="spread: actors on as many nodes as there are; pack: on as few as have room"
+    )
+    labels: Mapping[str, str] | None = Field(
+        default=None, description="labels of the nodes that actors may run on, in the form of Ray's label selectors"
+    )
+    accelerator_type: str | None = Field(
+        default=None, description="accelerator of the nodes that actors may run on, e.g. A100"
+    )
+    threads: int = Field(default=1, ge=1, le=1024, description="torch threads per actor")
+    instruction_set: InstructionSet = Field(
+        default="native", description="native: what the processor has; avx2: slower, the same on all that have AVX2"
+    )
+    mixed: bool = Field(
+        default=False, description="let unlike machines work together; bits then depend on which machine does what"
+    )
+    engine: Literal["auto", "loop", "vmap"] = Field(
+        default="auto", description="loop: clients one by one; vmap: several at once"
+    )
+    stack_width: int | None = Field(
+        default=None,
+        ge=1,
+        description="clients that the engine vmap trains at once; default: by the model's size",
+        json_schema_extra=unused_with(engine=["loop"]),
+    )
+    precision: Precision = Field(
+        default="fp32", description="of a model's products: fp32; tf32 (GPUs only); bf16: autocast, weights stay fp32"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda if num_gpus > 0")
+    address: str | None = Field(
+        default=None,
+        description="Ray cluster to join: head:6379, or auto for the one here; local: none; default: RAY_ADDRESS",
+    )
+    object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")
+    start_timeout_s: float = Field(default=120.0, gt=0, le=1e9, description="seconds that actors may take to start")
+    call_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        description="seconds after which an actor that does not answer is replaced; default: never",
+    )
+    limit_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        description="seconds after which the command ends its run, after the round under way; default: never",
+    )
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> "Runtime":
+        share, kind, labels = self.num_gpus, self.accelerator_type, self.labels or {}
+        refusals = [
+            (
+                self.device == "cuda" and self.executor == "ray" and share == 0,
+                "device",
+                "='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25",
+            ),
+            (
+                share > 1 and share != int(share),
+                "num_gpus",
+                f"={share:g} an actor is not allowed; give a share below 1, or a whole number",
+            ),
+            (
+                0 < share < LEAST_SHARE,
+                "num_gpus",
+                f"={share:g} an actor is less than Ray can count; give at least {LEAST_SHARE:g}",
+            ),
+            (
+                self.precision == "tf32" and self.device_name == "cpu",
+                "precision",
+                "='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'",
+            ),
+            (
+                NODE_KEY in labels,
+                "labels",
+                f" has {NODE_KEY}, which changes whenever a node starts; use another label",
+            ),
+            (
+                kind is not None and not re.fullmatch(LABEL, kind),
+                "accelerator_type",
+                f"={shown(kind)} is no name of an accelerator; give one as Ray writes it, e.g. 'A100'",
+            ),
+            (
+                kind is not None and ACCELERATOR_KEY in labels,
+                "accelerator_type",
+                f" is the label {ACCELERATOR_KEY}, which labels has too; give one of them",
+            ),
+        ]
+        refusals += [
+            (
+                not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value),
+                "labels",
+                f" has {shown(key)} = {shown(value)}, which is no label selector; give a label's key, and its value as "
+                "'spot', '!spot', 'in(a, b)' or '!in(a, b)'",
+            )
+            for key, value in labels.items()
+        ]
+        for is_wrong, key, words in refusals:
+            if is_wrong:
+                raise RayflError(words, (key,))
+        return self
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels of the nodes that actors may run on, `accelerator_type` among them."""
+        kind = {} if self.accelerator_type is None else {ACCELERATOR_KEY: self.accelerator_type}
+        return {**(self.labels or {}), **kind}
+
+    @property
+    def cluster(self) -> str | None:
+        """The address of the Ray cluster to join; None: a Ray of this machine's own."""
+        address = self.address or os.environ.get("RAY_ADDRESS")
+        return None if address in (None, "", "local") else address
+
+    @property
+    def device_name(self) -> str:
+        """The device of local work."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if self.num_gpus > 0 else "cpu"
+
+    @property
+    def driver_device(self) -> str:
+        """The device of the process that prepares the run."""
+        return self.device_name if self.executor == "inline" else "cpu"

@@ -1,0 +1,123 @@
+"""Asks clients for a round by the experiment's selection: the poll before it, and what the server learns from it.
+
+A polled client downloads the broadcast, computes the loss of the server's model on its train examples, and reports it
+in 32 bits. Training begins when all reports are back; who is then asked has the broadcast already.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from rayfl import tree
+from rayfl.compress.base import message_bits
+from rayfl.errors import RayflError, plugin_line
+from rayfl.population.client import Traits
+from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.errors import HookError, error_text
+from rayfl.rounds.paper_comm import num_values
+from rayfl.rounds.running_round import Round
+from rayfl.rounds.simulated_clock import arrival_s
+from rayfl.rounds.worker_jobs import ClientResult, PollJob
+from rayfl.selections.base import Answer
+
+REPORT_BITS = 32
+"""A loss, as float32."""
+LOSS = "train/loss"
+"""The metric of a client that a server hears."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def ask(round: Round) -> None:
+    """Choose the clients of a server round, after a poll if the selection has candidates, into the round's ledger.
+
+    The ledger gets the bills of the poll, and the inputs the moments from which those who were polled can train.
+    """
+    setup, state, selection = round.setup, round.run_state.selection, round.setup.selection
+    seen = setup.population.seen(round.number)
+
+    def choose(available: np.ndarray, wanted: int, draws: np.random.Generator) -> Sequence[int]:
+        candidates = checked(selection.candidates)(state, seen, available, wanted, draws)
+        losses = poll(round, _clients(selection.candidates, candidates, available)) if len(candidates) else {}
+        chosen = checked(selection.choose)(state, replace(seen, losses=losses), available, wanted, draws)
+        return _clients(selection.choose, chosen, available)
+
+    round.ledger.participation = setup.population.sample_round(round.number, choose=choose)
+
+
+def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
+    """The losses that candidates report, by client."""
+    setup, message, server = round.setup, round.inputs.message, round.run_state.server
+    round.change_inputs(message={}, model=tree.to_arrays(checked_hook(setup.server_half.model)(server)))
+    answers = round.run(round.client_jobs(PollJob, candidates, setup.state_slots))
+    polled = {
+        one.client: replace(
+            one, billed_bits=REPORT_BITS, downlink_bits=message_bits(message), num_received=num_values(message)
+        )
+        for answer in answers
+        for one in answer.result
+    }
+    traits = {client: setup.population.traits(client) for client in polled}
+    end = max(arrival_s(traits[client], one) for client, one in polled.items())
+    # Who trains downloads nothing more, and `arrival_s` counts a download.
+    begins = {client: end - one.downlink_bits / traits[client].downlink_bps for client, one in polled.items()}
+    round.change_inputs(message=message, model=None, begins=begins)
+    round.ledger.polled = polled
+    return {client: one.metrics["poll/loss"] for client, one in polled.items()}
+
+
+def learn(round: Round) -> None:
+    """Bill the poll and the reports of this round, and let the selection observe those who were asked."""
+    setup, ledger, selection = round.setup, round.ledger, round.setup.selection
+    for client, one in ledger.polled.items():
+        asked, traits = client in ledger.results, setup.population.traits(client)
+        ledger.results[client] = _with_poll(ledger.result(client), asked, one, traits)
+    answers: list[Answer] = []
+    for client in ledger.participation.selected:
+        result, loss, traits = ledger.result(client), None, setup.population.traits(client)
+        if selection.hears_losses and result.fate == "delivered":
+            if LOSS not in result.metrics:
+                name = type(setup.method).__name__
+                raise RayflError(f" {selection.name!r} hears {LOSS}, which {name} does not report", ("selection",))
+            loss, bits = float(result.metrics[LOSS]), result.billed_bits + REPORT_BITS
+            result = ledger.results[client] = replace(result, billed_bits=bits)
+        answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
+    observed = checked(selection.observe)(round.run_state.selection, round.number, answers)
+    round.run_state = replace(round.run_state, selection=observed)
+
+
+def checked(hook: Callable[P, T]) -> Callable[P, T]:
+    """A selection's hook; an error in it becomes a HookError that names the hook and its line."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:
+            raise HookError(f"{hook.__qualname__}: {error_text(error)}{plugin_line(error)}") from error
+
+    return call
+
+
+def _clients(hook: Callable[..., object], found: Sequence[int], available: np.ndarray) -> list[int]:
+    """The clients that a hook names, ascending. Raise HookError unless each is available, and named once."""
+    clients = sorted(int(client) for client in found)
+    if len({*clients}) < len(clients) or not {*clients} <= {*available.tolist()}:
+        raise HookError(f"{hook.__qualname__} names clients {clients}; name available clients, each once")
+    return clients
+
+
+def _with_poll(result: ClientResult, asked: bool, polled: ClientResult, traits: Traits) -> ClientResult:
+    """A client's result with the bill of its poll. Who was asked has downloaded the broadcast only once, and the time
+    of the poll lies before the moment from which it could train."""
+    if not asked:
+        return replace(polled, fate=result.fate, metrics={})
+    return replace(
+        result,
+        billed_bits=result.billed_bits + polled.billed_bits,
+        begins_s=result.begins_s - polled.billed_bits / traits.uplink_bps,
+        work={**result.work, **polled.work},
+        costs={**result.costs, **dict.fromkeys(polled.work, 0.0)},
+    )
