@@ -16,7 +16,7 @@ import torch
 
 from rayfl.determinism.process import InstructionSet
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 from rayfl.settings import shown
 
 _UNIT = 10_000

@@ -22,7 +22,7 @@ from actors.placement import Placement, fullest_node_with_room, living_nodes
 from actors.retry_policy import Cause, Loss, try_again
 from actors.setups import FilesMissing, put_whole
 from rayfl.determinism.platform import Platform
-from rayfl.experiment.experiment import NODE_KEY
+from rayfl.experiment.runtime import NODE_KEY
 from rayfl.rounds.errors import out_of_memory
 
 log = logging.getLogger("rayfl")

@@ -13,7 +13,7 @@ from actors import heap, parent_process, ray_internals, start_or_join
 from actors.placement import place, require_room_here
 from actors.ray_executor import RayExecutor
 from actors.setups import put_setup
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.setup import Setup
 
 

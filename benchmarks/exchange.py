@@ -25,8 +25,9 @@ from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.limits import memory
 from rayfl.population.fate import Fate
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref

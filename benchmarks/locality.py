@@ -17,7 +17,8 @@ from benchmarks.local_cluster import own_cluster
 from jobs.standard_output import print_table
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate

@@ -28,8 +28,9 @@ from rayfl import tree
 from rayfl.determinism.platform import describe
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
-from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Handle
 from rayfl.limits import memory
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref

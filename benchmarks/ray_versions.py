@@ -31,7 +31,7 @@ _PARTS = "from actors import ray_internals as r; print(sum(r.find(part) is not N
 _SESSION = """
 import os, sys
 from actors import session
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 with session.session(Runtime()):
     print("session", session.address(), os.environ["RAY_AUTH_TOKEN"], flush=True)
     sys.stdin.read()

@@ -11,9 +11,10 @@ from typing import Any
 from rayfl.determinism import platform
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
-from rayfl.experiment.experiment import Experiment, Runtime, make_experiment
+from rayfl.experiment.experiment import Experiment, make_experiment
 from rayfl.experiment.identity import determining_settings, experiment_files
 from rayfl.experiment.input_files import located, require_copies
+from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.table import read_table, split_override, with_overrides
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment, read_origin
 from rayfl.run_directory.object_storage import is_url

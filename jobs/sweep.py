@@ -24,9 +24,10 @@ from jobs.standard_output import say
 from jobs.sweep_processes import Outcome, Processes, Status
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, one_line
-from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.sweep import Combination
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import Storage

@@ -19,8 +19,8 @@ from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.ray_executor import Call, RayExecutor
 from actors.retry_policy import TRIES, Cause
-from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs

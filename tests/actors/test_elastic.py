@@ -112,7 +112,7 @@ from actors.placement import Placement, place
 from actors.ray_executor import RayExecutor
 from benchmarks.local_cluster import own_cluster
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment
 from ray._private.worker import global_worker

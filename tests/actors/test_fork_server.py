@@ -139,7 +139,7 @@ _OWN_RAY = """
 import os, psutil, ray
 from pathlib import Path
 from actors import fork_server, forked_worker, ray_internals, session
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 
 @ray.remote(num_cpus=0)
 def parent():

@@ -11,8 +11,8 @@ import pytest
 import ray
 
 from actors import heap, session
-from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.limits import memory
 from rayfl.rounds.setup import Setup
 from tests.actors.toys import experiment

@@ -7,8 +7,8 @@ import pytest
 
 from actors import session
 from actors.ray_executor import PendingCalls
-from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.rounds import merge_sums
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.comparison import assert_same_bits, contents, rows

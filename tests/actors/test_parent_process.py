@@ -134,7 +134,7 @@ report = false
 HEAD = """
 import os, sys
 from actors import session
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 
 with session.session(Runtime()):
     print(session.address(), os.environ["RAY_AUTH_TOKEN"], flush=True)

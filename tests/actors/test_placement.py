@@ -6,7 +6,7 @@ import pytest
 import ray
 
 from actors.placement import Node, Placement, living_nodes, place, require_room_here, share
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 from tests.refusals import check_sentence, line_with, refused
 
 LAPTOP = [Node("a", 2.0, 0.0)]

@@ -19,8 +19,8 @@ from rayfl.compress.base import Message
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.seeding import NOBODY
-from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg

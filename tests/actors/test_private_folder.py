@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 _SESSION = """
 import os, sys, time, ray
 from actors import session
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 
 with session.session(Runtime()):
     from ray._private.worker import _global_node

@@ -19,8 +19,8 @@ from ray._private.internal_api import memory_summary
 import rayfl
 from actors import session, signals, start_or_join
 from actors.driver import Listener
-from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow

@@ -9,8 +9,8 @@ import pytest
 from actors import session, setups
 from actors.errors import ClusterError
 from rayfl.data.mapped import mapped
-from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from tests.actors.toys import assert_same_bits, experiment, logged, played

@@ -11,7 +11,7 @@ from actors.coordinator import Progress
 from actors.errors import ClusterError
 from actors.ray_executor import PendingCalls
 from actors.ray_internals import PLAIN
-from rayfl.experiment.experiment import Runtime
+from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import Job, JobResult, Wave
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob

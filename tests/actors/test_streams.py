@@ -6,8 +6,8 @@ import pytest
 
 from actors import session
 from actors.ray_executor import RayExecutor
-from rayfl.experiment.experiment import Runtime
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.methods.dpsgd import DPSGD, DPSGDState

@@ -14,7 +14,8 @@ from benchmarks.figures import Figures
 from benchmarks.memory import Resident
 from benchmarks.played import Played
 from jobs.single import run
-from rayfl.experiment.experiment import Experiment, Runtime
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.runtime import Runtime
 from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.experiment.experiment import Experiment, Runtime, read
+from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.sweep import MOST_COMBINATIONS, read_sweep
 from tests.experiment.test_experiment import BASE, experiment_of
 from tests.refusals import refused
