@@ -4,7 +4,7 @@ A metric of single examples (`PerExample`) keeps a row of numbers, and the sums 
 its rows. Other metrics keep their sums, and the outputs if splits are to be measured later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,14 +48,24 @@ def model_sums(
 ) -> ModelSums:
     """What the model `params` gives the metrics on the examples `indices`, batch by batch."""
     params = to_device(params, setup.device)
+    with torch.no_grad():
+        return joined([_of_batch(setup, params, batch, keep_outputs) for batch in batches(setup, samples, indices)])
+
+
+def mean_loss(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> float:
+    """The task's mean loss of the model `params` on the examples `indices`, of which there is at least one."""
+    params, task = to_device(params, setup.device), setup.method.task
+    parts = [torch.stack(task.losses(params, batch)).double().sum(1) for batch in batches(setup, samples, indices)]
+    total, count = torch.stack(parts).sum(0).tolist()
+    return total / count
+
+
+def batches(setup: Setup, samples: Samples, indices: np.ndarray) -> Iterator[Batch]:
+    """The examples `indices`, in batches for evaluation."""
     held = setup.device_data.of(samples)
-    parts = []
     for rows in held.order(indices).split(BATCH):
         inputs, labels = held.take(rows)
-        batch = Batch(setup.device_data.normalise(inputs), labels)
-        with torch.no_grad():
-            parts.append(_of_batch(setup, params, batch, keep_outputs))
-    return joined(parts)
+        yield Batch(setup.device_data.normalise(inputs), labels)
 
 
 def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> ModelSums:

@@ -66,7 +66,7 @@ def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
     begins = {client: end - one.downlink_bits / traits[client].downlink_bps for client, one in polled.items()}
     round.change_inputs(message=message, model=None, begins=begins)
     round.ledger.polled = polled
-    return {client: one.metrics["poll/loss"] for client, one in polled.items()}
+    return {client: loss for client, one in polled.items() if (loss := one.metrics["poll/loss"]) is not None}
 
 
 def learn(round: Round) -> None:
@@ -79,11 +79,10 @@ def learn(round: Round) -> None:
     for client in ledger.participation.selected:
         result, loss, traits = ledger.result(client), None, setup.population.traits(client)
         if selection.hears_losses and result.fate == "delivered":
-            if LOSS not in result.metrics:
+            if (loss := result.metrics.get(LOSS)) is None:
                 name = type(setup.method).__name__
                 raise RayflError(f" {selection.name!r} hears {LOSS}, which {name} does not report", ("selection",))
-            loss, bits = float(result.metrics[LOSS]), result.billed_bits + REPORT_BITS
-            result = ledger.results[client] = replace(result, billed_bits=bits)
+            result = ledger.results[client] = replace(result, billed_bits=result.billed_bits + REPORT_BITS)
         answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
     observed = checked(selection.observe)(round.run_state.selection, round.number, answers)
     round.run_state = replace(round.run_state, selection=observed)

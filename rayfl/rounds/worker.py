@@ -26,7 +26,7 @@ from rayfl.rounds.example_cost import FORWARD
 from rayfl.rounds.first_round import first_round, takes_a_round
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
-from rayfl.rounds.model_sums import ModelSums, cut_up, model_sums
+from rayfl.rounds.model_sums import ModelSums, cut_up, mean_loss, model_sums
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire
 from rayfl.rounds.setup import Setup
@@ -220,7 +220,7 @@ class Worker:
             if most != "all" and most < len(rows):
                 rows = generator(setup.seed, round_inputs.round, client, "poll").choice(rows, most, replace=False)
             with naming_round_and_client(round_inputs.round, client):
-                loss = evaluation.means(setup, model, setup.dataset.train, rows)["loss"]
+                loss = mean_loss(setup, model, setup.dataset.train, rows)
             done, costs = {"poll": Work(0, len(rows))}, {"poll": FORWARD}
             found.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
         return tuple(found), []
