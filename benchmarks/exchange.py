@@ -53,6 +53,9 @@ class Counting:
         self.sizes: dict[Ref, int] = {}
         self.calls = self.messages_read = self.read_bytes = 0
 
+    def settings_read(self) -> frozenset[tuple[str, str]] | None:
+        return self.inner.settings_read()
+
     def put(self, value: Any, size: int = 0) -> Ref:
         ref = self.inner.put(value)
         self.sizes[ref] = size

@@ -52,6 +52,10 @@ class Measuring:
         self.calls = self.fetched_bytes = 0
         self.waited_s = self.counting_s = 0.0
 
+    def settings_read(self) -> frozenset[tuple[str, str]] | None:
+        """What all processes have read."""
+        return self.inner.settings_read()
+
     # Any: a value of any type.
     def put(self, value: Any) -> Ref:
         """Put a value into the object store."""
