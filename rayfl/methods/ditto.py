@@ -58,8 +58,8 @@ class DittoHyper(LocalTraining):
             )
         if self.personal_epochs is None and self.personal_steps is None:
             vars(self)["personal_epochs"] = 3
-        name = "lr" if self.personal_lr is None else "personal_lr"
-        rate, doubled = getattr(self, name), self.lr_schedule == "cosine-literal"
+        vars(self)["personal_lr"] = rate = self.personal_lr or self.lr
+        name, doubled = "lr" if rate == self.lr else "personal_lr", self.lr_schedule == "cosine-literal"
         if (strength := rate * (2 if doubled else 1) * self.lam) >= 1:
             twice = " twice, where cosine-literal begins," if doubled else ""
             raise RayflError(
@@ -72,7 +72,8 @@ class DittoHyper(LocalTraining):
     def personal_stage(self, round: int) -> Stage:
         """The stage in which the personal model is trained."""
         stage = self.stage(round, PERSONAL)
-        lr = stage.lr if self.personal_lr is None else self.personal_lr * stage.lr / self.lr
+        rate = self.personal_lr or self.lr
+        lr = stage.lr if rate == self.lr else rate * stage.lr / self.lr
         return replace(stage, epochs=self.personal_epochs, steps=self.personal_steps, lr=lr)
 
 

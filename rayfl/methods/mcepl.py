@@ -37,7 +37,17 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.mask import mask_packet
-from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, Traits, Tree, WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    RayflError,
+    Traits,
+    Tree,
+    WeightedMean,
+)
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, ScoredModel, masked_part
 from rayfl.methods.shared.one_gradient import GradientCarry
 
@@ -70,6 +80,15 @@ class MCEPL(HiddenMasks, on_device=True):
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> MCEPLState:
         z, heard = self.scores_for(params, draws), self.first_heard(params, draws)
         return {"scores": z, "heard": heard, **self.masked_by(aggregated(z, heard), client, params)}
+
+    def check_model(self, params: Tree) -> None:
+        dims = {tensor.dim() == 2 for tensor in masked_part(params).values()}
+        for name, of_two in (("first_conv", False), ("first_fc", True)):
+            if self.hyper.is_given(name) and of_two not in dims:
+                raise RayflError(
+                    f"method.{name}={getattr(self.hyper, name)} does nothing, as the model has no layer of "
+                    f"{'two' if of_two else 'more than two'} dimensions; remove it"
+                )
 
     def first_heard(self, params: Tree, draws: FirstDraws) -> Tree:
         """mbar before the first exchange: the same for all peers of a run."""

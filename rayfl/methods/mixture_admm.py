@@ -64,7 +64,8 @@ class MixtureADMMHyper(LocalWork):
     beta: float | None = Field(default=None, gt=0, description="step of the multiplier y, at most rho; default: rho")
     damping: float = Field(default=0.0, ge=0, lt=1, description="share of the old x_i in the new one")
     x_step: Literal["gradient", "closed_form"] = Field(
-        default="gradient", description="local steps; or the minimiser of a quadratic by one Newton step"
+        default="gradient",
+        description="local steps; or one Newton step, the minimiser of a quadratic f_i (others may need a larger rho)",
     )
     cg_iterations: int = Field(
         default=50,

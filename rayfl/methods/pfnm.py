@@ -65,6 +65,11 @@ class PFNM(GradientMethod, KeptModel, on_device=True):
     own_compression: ClassVar[bool] = True
 
     # Any: see Method.
+    @classmethod
+    def unused(cls, hyper: Any) -> Mapping[str, str]:
+        return {**super().unused(hyper), "clients.downlink_mbps": f"as {cls.__name__} sends nothing to its clients"}
+
+    # Any: see Method.
     def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(task, hyper, **settings)
         if task is not None and not _fully_connected(task):

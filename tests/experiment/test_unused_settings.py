@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from jobs import single
 from rayfl import tree
@@ -16,6 +17,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import combine
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.mcepl import MCEPL
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.population.sampling import Clients
 from rayfl.rounds.model_sums import model_sums, values
@@ -264,3 +266,19 @@ def test_the_watch_sees_a_setting_that_is_not_read():
 def test_a_width_of_stacks_that_the_loop_does_not_make():
     with refused(names=["runtime.stack_width=3", "engine=", "loop"]):
         experiment("fedavg", runtime={"engine": "loop", "stack_width": 3})
+
+
+def test_shares_of_layers_that_the_model_does_not_have():
+    with refused(names=["method.first_conv=0.5", "more than two", "remove"]):
+        prepare(experiment("mcepl", method={"name": "mcepl", "first_conv": 0.5}))
+    prepare(experiment("mcepl", method={"name": "mcepl", "first_fc": 0.5}))
+    convolution = {"weight": torch.zeros(4, 3, 3, 3)}
+    MCEPL(first_conv=0.5).check_model(convolution)
+    with refused(names=["method.first_fc=0.5", "two dimensions", "remove"]):
+        MCEPL(first_fc=0.5).check_model(convolution)
+
+
+def test_a_downlink_s_speed_where_nothing_comes_down():
+    with refused(names=["clients.downlink_mbps=1.0", "PFNM", "nothing", "remove"]):
+        experiment("pfnm", clients={"downlink_mbps": 1.0})
+    experiment("pfnm", clients={"uplink_mbps": 1.0})

@@ -66,6 +66,16 @@ def test_a_sweep_has_one_limit(file: Path) -> None:
     assert rayfl(*command, "runtime.limit_s=1000").exit_code == 0
 
 
+def test_runs_at_once_end_at_the_limit_of_their_sweep(file: Path) -> None:
+    """Each of the two processes has what is left of the limit, records a round at least, and the third never begins."""
+    command = ("sweep", file, "--inline", "--dir", "swept", "--parallel", 2, "sweep.seed=[1, 2, 3]", "rounds=100000")
+    found = rayfl(*command, "runtime.limit_s=6")
+    assert found.exit_code == LIMIT, found.output
+    assert "runtime.limit_s=6 with 0 of 3 runs finished" in found.output
+    runs = [read_run(path) for path in sorted(Path("swept").iterdir()) if path.is_dir()]
+    assert len(runs) == 2 and all(1 <= len(run.rounds) < 100000 and not run.finished for run in runs)
+
+
 def test_from_python_the_results_are_partial(file: Path) -> None:
     settings = {"executor": "inline", "limit_s": 1e-6}
     found = from_python.run(str(file), runtime=settings, progress=False, directory="cut")

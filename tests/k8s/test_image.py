@@ -5,9 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import rayfl
 from tests.k8s.image import ROOT, WORKDIR, instructions, stages
@@ -72,41 +77,94 @@ def test_the_readme_builds_what_the_dockerfile_says() -> None:
         assert f"docker build -f k8s/Dockerfile --build-arg VARIANT=cuda -t rayfl:{rayfl.__version__}-cuda ." in text
 
 
-@pytest.mark.parametrize(("variant", "index"), [("cpu", "there"), ("cuda", ""), ("tpu", None)])
-def test_the_variant_chooses_torchs_build(variant: str, index: str | None, tmp_path: Path) -> None:
+def installed(folder: Path, **arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the Dockerfile's installation, with a function in the place of pip that prints its arguments."""
     (install,) = instructions("RUN", BUILD)
-    # In the place of pip, which would download torch, a function that says what it was given.
-    pip = 'pip() { echo "index=$PIP_EXTRA_INDEX_URL" "$@"; }'
-    done = shell(f"{pip}; {install}", tmp_path, VARIANT=variant, CPU_INDEX="there")
-    if index is None:
-        assert done.returncode == 1
-        check_sentence(done.stderr.removesuffix("\n"), ["VARIANT=tpu", "cpu", "cuda"])
-    else:
-        assert (done.returncode, done.stdout) == (0, f"index={index} install -c constraints.txt -e .\n")
+    pip = 'pip() { echo "$PIP_EXTRA_INDEX_URL" "$@"; }'
+    return shell(f"{pip}; {install}", folder, **{"CPU_INDEX": "there", "HASHES": "yes", **arguments})
 
 
-def test_hashes_once_generated_are_required(tmp_path: Path) -> None:
+HASHED = "install --require-hashes --no-deps -r k8s/requirements"
+OURS = ["install --no-deps --no-index --no-build-isolation -e .", "check"]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "variant", "index", "calls"),
+    [
+        ("yes", "cpu", "there", [f"{HASHED}.txt", "install --no-deps -c constraints.txt torch torchvision", *OURS]),
+        ("yes", "cuda", "", [f"{HASHED}.txt", f"{HASHED}-cuda.txt", *OURS]),
+        ("no", "cpu", "there", ["install -c constraints.txt -e .", "check"]),
+        ("no", "cuda", "", ["install -c constraints.txt -e .", "check"]),
+    ],
+)
+def test_the_variant_chooses_torchs_build(hashes: str, variant: str, index: str, calls: list[str]) -> None:
+    assert not list((ROOT / "k8s").glob("requirements-cpu.txt"))
+    done = installed(ROOT, VARIANT=variant, HASHES=hashes)
+    assert (done.returncode, done.stdout.splitlines()) == (0, [f"{index} {call}" for call in calls])
+
+
+def test_another_variant_is_refused(tmp_path: Path) -> None:
+    done = installed(tmp_path, VARIANT="tpu")
+    assert done.returncode == 1
+    check_sentence(done.stderr.removesuffix("\n"), ["VARIANT=tpu", "cpu", "cuda"])
+
+
+def test_generated_hashes_are_required(tmp_path: Path) -> None:
+    def reported(name: str, version: str, digest: str) -> dict[str, Any]:
+        archive = {"archive_info": {"hashes": {"sha256": digest}}}
+        return {"metadata": {"name": name, "version": version}, "download_info": archive}
+
     report = {
         "install": [
             {"metadata": {"name": "rayfl", "version": "0.1.0"}, "download_info": {"dir_info": {}}},
-            {
-                "metadata": {"name": "torch", "version": "2.13.0+cpu"},
-                "download_info": {"archive_info": {"hashes": {"sha256": "0a1b"}}},
-            },
+            reported("torch", "2.13.0+cpu", "0a1b"),
+            reported("typing_extensions", "4.16.0", "2c3d"),
         ]
     }
     (folder := tmp_path / "k8s").mkdir()
-    command = [sys.executable, str(ROOT / "k8s" / "hashes.py")]
-    done = subprocess.run(command, input=json.dumps(report), capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "torch==2.13.0+cpu --hash=sha256:0a1b\n"
-    (folder / "requirements-cpu.txt").write_text(done.stdout)
-    (install,) = instructions("RUN", BUILD)
-    told = shell(f'pip() {{ echo "$@"; }}; {install}', tmp_path, VARIANT="cpu", CPU_INDEX="there")
-    required = "install --require-hashes --no-deps -r k8s/requirements-cpu.txt"
-    assert told.stdout.splitlines() == [required, "install --no-deps --no-index --no-build-isolation -e ."]
-    # A hash of one variant says nothing of the other.
-    other = shell(f'pip() {{ echo "$@"; }}; {install}', tmp_path, VARIANT="cuda", CPU_INDEX="there")
-    assert other.stdout == "install -c constraints.txt -e .\n"
+    command = [sys.executable, shutil.copy(ROOT / "k8s" / "hashes.py", folder), "cpu"]
+    subprocess.run(command, input=json.dumps(report), text=True, check=True, timeout=60)
+    assert (folder / "requirements.txt").read_text() == "typing-extensions==4.16.0 --hash=sha256:2c3d\n"
+    assert (folder / "requirements-cpu.txt").read_text() == "torch==2.13.0+cpu --hash=sha256:0a1b\n"
+    done = installed(tmp_path, VARIANT="cpu")
+    assert done.stdout.splitlines() == [f"there {call}" for call in (f"{HASHED}.txt", f"{HASHED}-cpu.txt", *OURS)]
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions in a file of hashes, by name. Every line must be a version and one hash."""
+    lines = (ROOT / "k8s" / name).read_text(encoding="utf-8").splitlines()
+    found = [re.fullmatch(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert lines and None not in found, [line for line, one in zip(lines, found, strict=True) if not one]
+    return {one[1]: one[2] for one in found if one}
+
+
+def test_the_hashed_versions_are_those_of_constraints_txt() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    constraints = {name: version for name, is_pin, version in (line.partition("==") for line in lines) if is_pin}
+    shared, cuda = locked("requirements.txt"), locked("requirements-cuda.txt")
+    assert not shared.keys() & cuda.keys() and {"torch", "torchvision"} <= cuda.keys()
+    for name, version in {**shared, **cuda}.items():
+        # torch itself pins CUDA's libraries; `editables` is only for the installation of the package.
+        of_build = name == "editables" or re.fullmatch("triton|cuda-toolkit|nvidia-.*", name)
+        assert constraints.get(name, version if of_build else None) == version, name
+
+
+def test_all_that_rayfl_needs_has_a_hash() -> None:
+    versions = {**locked("requirements-cuda.txt"), **locked("requirements.txt")}
+    image = {"python_version": "3.11", "python_full_version": "3.11.14", "sys_platform": "linux"}
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = [Requirement(line) for line in [*table["project"]["dependencies"], "hatchling", "editables"]]
+    seen = set()
+    while wanted:
+        needed = wanted.pop()
+        name = canonicalize_name(needed.name)
+        assert needed.specifier.contains(versions[name], prereleases=True), needed
+        for extra in {"", *needed.extras}:
+            # Not installed here; it needs nothing.
+            if (name, extra) not in seen and name != "editables":
+                lines = [Requirement(line) for line in requires(name) or ()]
+                wanted += [one for one in lines if not one.marker or one.marker.evaluate({**image, "extra": extra})]
+            seen.add((name, extra))
 
 
 def test_the_steps_run_outside_docker(tmp_path: Path) -> None:

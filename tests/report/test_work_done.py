@@ -11,6 +11,8 @@ from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.methods.ditto import DittoHyper
 from rayfl.methods.dpsgd import DPSGDHyper
+from rayfl.methods.dpsgd_ft import DPSGDFTHyper
+from rayfl.methods.fedavg_ft import FedAvgFTHyper
 from rayfl.methods.perfedavg import PerFedAvgHyper
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.report.comparison import comparison
@@ -87,6 +89,20 @@ def test_the_work_that_settings_leave_out():
         assert type(hyper)(**hyper.model_dump()).model_dump() == hyper.model_dump()
     with pytest.raises(RayflError):
         LocalTraining(epochs=1, steps=2)
+
+
+def test_rates_that_settings_leave_out():
+    for hyper in (DittoHyper(lr=0.3), DittoHyper(lr=0.3, lr_decay=0.9)):
+        assert hyper.personal_lr == 0.3 and DittoHyper(**hyper.model_dump()).model_dump() == hyper.model_dump()
+        assert hyper.personal_stage(3).lr == hyper.stage(3).lr
+    for kind in (FedAvgFTHyper, DPSGDFTHyper):
+        for steps, epochs in ((None, None), (None, 4), (4, None)):
+            hyper = kind(lr=0.3, steps=steps, epochs=epochs)
+            epochs = None if steps else epochs or 1
+            assert (hyper.ft_lr, hyper.ft_epochs) == (0.3, epochs)
+            assert kind(**hyper.model_dump()).model_dump() == hyper.model_dump()
+            assert hyper.fine_tuning().epochs == epochs and hyper.fine_tuning().lr == 0.3
+        assert kind(lr=0.3, ft_lr=0.2).ft_lr == 0.2
 
 
 def test_own_modules_are_called_by_their_class():

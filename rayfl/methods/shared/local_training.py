@@ -115,6 +115,11 @@ class FineTuning(LocalWork):
     )
     ft_lr: float | None = Field(default=None, gt=0, description="learning rate of fine-tuning (left out: lr)")
 
+    @model_validator(mode="after")
+    def _as_in_training(self) -> "FineTuning":
+        vars(self).update(ft_epochs=self.ft_epochs or self.epochs, ft_lr=self.ft_lr or self.lr)
+        return self
+
     def fine_tuning(self) -> Stage:
         """The stage on the client's own train split."""
         stage = replace(self.stage(0, "fine-tuning"), lr=self.ft_lr or self.lr)

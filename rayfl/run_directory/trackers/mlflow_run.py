@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun
+from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, model_files
 
 FOLDER = "mlflow"
 """The file store's name in the run directory."""
@@ -85,10 +85,15 @@ class MlflowRun:
         self._client.log_batch(self._run.run_id, metrics=metrics)
 
     def model(self, path: Path) -> None:
-        """Log a model as an artifact below models/. In the file store it is a hard link, which takes no space."""
-        if self._local is None:
-            self._client.log_artifact(self._run.run_id, str(path), "models")
-            return
+        """Log a model and its inputs as artifacts below models/. In the file store they are hard links, which take no
+        space."""
+        for file in model_files(path):
+            if self._local is None:
+                self._client.log_artifact(self._run.run_id, str(file), "models")
+            else:
+                self._link(file)
+
+    def _link(self, path: Path) -> None:
         place = self._artifacts / "models" / path.name
         place.parent.mkdir(exist_ok=True)
         place.unlink(missing_ok=True)

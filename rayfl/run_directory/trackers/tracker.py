@@ -43,7 +43,7 @@ PART = Part(
         rf"{_MLFLOW}/meta\.yaml",
         *(rf"{_MLFLOW}/{folder}/.+" for folder in ("metrics", "params", "tags")),
         rf"{_MLFLOW}/artifacts/experiment\.toml",
-        rf"{_MLFLOW}/artifacts/models/(global|personal)(-[0-9]{{4,}})?\.safetensors",
+        rf"{_MLFLOW}/artifacts/models/(inputs\.json|(global|personal)(-[0-9]{{4,}})?\.safetensors)",
         r"wandb/debug[a-z-]*\.log",
         rf"{_WANDB}/run-[0-9a-f]{{8}}\.wandb(\.synced)?",
         rf"{_WANDB}/logs/debug[a-z-]*\.log",
@@ -136,10 +136,15 @@ class Tracker(Protocol):
         """Log the values of a round, with the round as the step."""
 
     def model(self, path: Path) -> None:
-        """Log a final model, as an artifact if the tracker has artifacts."""
+        """Log a final model with `model_files`, as an artifact if the tracker has artifacts."""
 
     def close(self, status: Status) -> None:
         """End the run, or this process's part of it."""
+
+
+def model_files(path: Path) -> list[Path]:
+    """The file of a final model, and inputs.json beside it if it is there."""
+    return [one for one in (path, path.with_name("inputs.json")) if one.exists()]
 
 
 def adapter(name: str) -> type[Tracker]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import wandb
 
-from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun
+from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, model_files
 
 FOLDER = "wandb"
 """Where wandb writes in the run directory."""
@@ -64,10 +64,11 @@ class WandbRun:
         self._run.log({name: float(value) for name, value in values.items()}, step=round, commit=True)
 
     def model(self, path: Path) -> None:
-        """Log a model as an artifact. The file is read when it is uploaded, and is not copied before."""
+        """Log a model as an artifact, with its inputs. Files are read when they are uploaded, and not copied before."""
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{self._run.id}-{path.stem}")
         artifact = wandb.Artifact(name, type="model")
-        artifact.add_file(str(path), skip_cache=True, policy="immutable")
+        for file in model_files(path):
+            artifact.add_file(str(file), skip_cache=True, policy="immutable")
         self._run.log_artifact(artifact)
 
     def close(self, status: Status) -> None:

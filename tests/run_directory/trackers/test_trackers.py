@@ -342,8 +342,8 @@ def test_a_sweeps_runs_are_a_group_of_one_experiment_with_their_models(tmp_path:
     client = mlflow_client(tmp_path / "link")
     for run in runs:
         assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["experiment.toml", "models"]
-        (model,) = client.list_artifacts(run.info.run_id, "models")
-        assert model.path == "models/global.safetensors"
+        names = [one.path for one in client.list_artifacts(run.info.run_id, "models")]
+        assert names == ["models/global.safetensors", "models/inputs.json"]
     assert not list((tmp_path / "sweep").glob("*/mlflow")) and not list((tmp_path / "sweep").glob("*/tensorboard"))
 
 
@@ -353,12 +353,14 @@ def test_final_models_are_artifacts_whose_bytes_are_there_once(tmp_path: Path):
     directory = described(tmp_path / "run")
     with Recorder(directory), Tracking(directory, ("mlflow", "wandb")) as following:
         [path] = save_model(directory, "global", [{"w": torch.ones(3)}])
+        (inputs := path.with_name("inputs.json")).write_text("{}")
         following.model(path)
-    (artifact,) = directory.glob("mlflow/*/*/artifacts/models/global.safetensors")
-    assert artifact.stat().st_ino == path.stat().st_ino
+    for file in (path, inputs):
+        (artifact,) = directory.glob(f"mlflow/*/*/artifacts/models/{file.name}")
+        assert artifact.stat().st_ino == file.stat().st_ino
     artifacts = [one.request.log_artifact.artifact for one in wandb_records(directory) if one.request.ByteSize()]
     artifacts += [one.artifact for one in wandb_records(directory) if one.WhichOneof("record_type") == "artifact"]
     (model,) = [one for one in artifacts if one.type == "model"]
-    (entry,) = model.manifest.contents
-    assert (entry.path, entry.local_path, entry.size) == ("global.safetensors", str(path), path.stat().st_size)
+    found = {(entry.path, entry.local_path, entry.size) for entry in model.manifest.contents}
+    assert found == {(file.name, str(file), file.stat().st_size) for file in (path, inputs)}
     require_own_entries(directory)
