@@ -122,13 +122,22 @@ class Order:
 class ClientData:
     """One client's samples of a dataset as batches: `train`, `validation`, `heldout` and `test`.
 
-    `store`: the samples on the device that makes the batches; by default the CPU.
+    `store`: the samples on the device that makes the batches; by default the CPU. `num_clients`: the number of clients
+    that may be stacked, the first ones; by default all.
     """
 
-    def __init__(self, dataset: Dataset, partition: Partition, client: int, store: DeviceData | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        client: int,
+        store: DeviceData | None = None,
+        num_clients: int | None = None,
+    ) -> None:
         self.dataset = dataset
         self.partition = partition
         self.client = client
+        self.num_clients = num_clients
         self.store = store or DeviceData(dataset, torch.device("cpu"))
 
     def num_examples(self, split: str) -> int:
@@ -136,8 +145,8 @@ class ClientData:
         return len(self.partition.split(split)[self.client])
 
     def most_examples(self, split: str) -> int:
-        """The largest number of samples that any client has in `split`."""
-        return int(self.partition.split(split).sizes.max())
+        """The largest number of samples in `split` that any client has which may be stacked."""
+        return int(self.partition.split(split).sizes[: self.num_clients].max())
 
     def all(self, split: str) -> Batch:
         """The whole split in one batch, in order and without augmentation. Raise RayflError if it is empty."""

@@ -7,7 +7,7 @@ from rayfl.rounds.client_round import ClientRound
 from rayfl.rounds.engines import run_loop
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import without_memory
-from rayfl.rounds.worker_jobs import RoundInputs
+from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
 from rayfl.tree import State
 
 
@@ -16,9 +16,9 @@ def takes_a_round(setup: Setup, client: int) -> bool:
     return client in setup.unseen and setup.method.for_newcomers() == "round"
 
 
-def first_round(setup: Setup, inputs: RoundInputs, client: int, state: State) -> tuple[State, dict[str, float | None]]:
-    """A client's state after the local work of its first round, whose first state is `state`, and its metrics right
-    after that work.
+def first_round(setup: Setup, inputs: RoundInputs, client: int, state: State) -> tuple[State, ClientResult]:
+    """A client's state after the local work of its first round, whose first state is `state`, and how its model was
+    judged right after that work.
 
     It downloads what `inputs` have, and sends nothing. Clients are trained one after another.
     """
@@ -34,4 +34,5 @@ def first_round(setup: Setup, inputs: RoundInputs, client: int, state: State) ->
     else:
         result, kept = one.idle()
     metrics = {name: value for name, value in result.metrics.items() if name.startswith("unseen")}
-    return without_memory(tree.to_tensors(kept.state))[0], metrics
+    judged = ClientResult(client, metrics=metrics, sums=result.sums)
+    return without_memory(tree.to_tensors(kept.state))[0], judged

@@ -286,7 +286,7 @@ class Setup:
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
-        return ClientData(self.dataset, self.partition, client, self.device_data)
+        return ClientData(self.dataset, self.partition, client, self.device_data, self.num_clients)
 
     def context(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
         """The context that a method gets in this round for this client (`seeding.NOBODY`: for the server)."""

@@ -6,7 +6,6 @@ nothing but the setup between calls.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
@@ -199,11 +198,11 @@ class Worker:
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
-                state, newcomer = self._state(client, kept), {}
+                state = self._state(client, kept)
                 if takes_a_round(self.setup, client):
-                    state, newcomer = first_round(self.setup, round_inputs, client, state)
-                judged = evaluation.evaluate_client(self.setup, state, model, None, ctx)
-            results.append(replace(judged, metrics={**judged.metrics, **newcomer}))
+                    state, after_training = first_round(self.setup, round_inputs, client, state)
+                    results.append(after_training)
+                results.append(evaluation.evaluate_client(self.setup, state, model, None, ctx))
             self._on_client()
         return tuple(results), []
 

@@ -12,7 +12,10 @@ from rayfl.experiment.prepare import prepare
 from rayfl.population.availability import Trace
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.check_setup import check_setup
+from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.testing.comparison import assert_same_bits, contents
+from rayfl.testing.contracts import without_unseen
 from tests.methods.reference import NUM_CLASSES, played, setup_of
 from tests.refusals import refused
 from tests.rounds.test_evaluation import Params, by_numpy
@@ -194,3 +197,21 @@ def test_a_trace_has_the_clients_that_rounds_ask(tmp_path: Path):
     trace.write_text("client,first_round,last_round\n3,0,9\n")
     clients = Clients(count=4, unseen=0.25, availability=Trace(trace=str(trace)))
     refused(lambda: Population(clients, 1, np.full(4, 5)), names=["client 3", "0 to 2", "clients.count", "unseen"])
+
+
+def test_sums_over_the_unseen_clients_are_theirs():
+    evaluation = Evaluation(merged=True)
+    measured = values(judged("ditto", evaluation=evaluation))
+    sizes = {client: len(setup_of("ditto", {}, sizes=SIZES).partition.test[client]) for client in (3, 4)}
+    for place in ("unseen", "unseen_after_training", "unseen_before_adapting"):
+        right = sum(sizes[client] * (measured[client, f"{place}/accuracy"] or 0) for client in sizes)
+        assert measured[None, f"{place}_merged/accuracy"] == pytest.approx(right / sum(sizes.values()))
+
+
+def test_an_unseen_clients_many_samples_do_not_change_the_stacks_of_the_others():
+    hyper = {"lr": 0.5, "batch_size": 32, "epochs": 2}
+    here = setup_of("fedavg", hyper, sizes=(5, 3, 4, 24), clients={"unseen": 0.25})
+    here = replace(here, engine_name="vmap", stack_width=3)
+    ends = [contents(InlineExecutor(one), played(one)[-1][1]) for one in (here, without_unseen(here))]
+    assert_same_bits(*ends)
+    assert here.data(0).most_examples("train") == 5
