@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl.choices.kinds import named
 from rayfl.experiment.experiment import make_experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.population.availability import Trace
@@ -14,8 +15,10 @@ from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.selections.base import Selection
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.contracts import without_unseen
+from rayfl.testing.executors import play
 from tests.methods.reference import NUM_CLASSES, played, setup_of
 from tests.refusals import refused
 from tests.rounds.test_evaluation import Params, by_numpy
@@ -24,7 +27,8 @@ SIZES = (9, 4, 14, 6, 11)
 
 
 def values(setup: Setup, round: int = -1) -> dict[tuple[int | None, str], float]:
-    return {(metric.client, metric.name): metric.value for metric in played(setup)[round][0].metrics}
+    rows = played(setup)[round][0].metrics
+    return {(metric.client, metric.name): metric.value for metric in rows if metric.value is not None}
 
 
 def judged(method: str, hyper: dict[str, Any] | None = None, evaluation: Evaluation | None = None, **clients: Any):
@@ -204,7 +208,7 @@ def test_sums_over_the_unseen_clients_are_theirs():
     measured = values(judged("ditto", evaluation=evaluation))
     sizes = {client: len(setup_of("ditto", {}, sizes=SIZES).partition.test[client]) for client in (3, 4)}
     for place in ("unseen", "unseen_after_training", "unseen_before_adapting"):
-        right = sum(sizes[client] * (measured[client, f"{place}/accuracy"] or 0) for client in sizes)
+        right = sum(sizes[client] * measured[client, f"{place}/accuracy"] for client in sizes)
         assert measured[None, f"{place}_merged/accuracy"] == pytest.approx(right / sum(sizes.values()))
 
 
@@ -215,3 +219,16 @@ def test_an_unseen_clients_many_samples_do_not_change_the_stacks_of_the_others()
     ends = [contents(InlineExecutor(one), played(one)[-1][1]) for one in (here, without_unseen(here))]
     assert_same_bits(*ends)
     assert here.data(0).most_examples("train") == 5
+
+
+@pytest.mark.parametrize("selection", sorted(named(Selection)))
+def test_no_selection_asks_an_unseen_client(selection: str):
+    here = digits(selection=selection, rounds=3, clients={"count": 10, "unseen": 0.3, "per_round": 4})
+    records, run_states = play(here)
+    asked = {row.client for record in records for row in record.clients}
+    assert asked and asked <= set(range(7))
+    alone = without_unseen(here)
+    others, other_states = play(alone)
+    assert [record.row.selected for record in records] == [record.row.selected for record in others]
+    ends = [contents(InlineExecutor(one), end[-1]) for one, end in ((here, run_states), (alone, other_states))]
+    assert_same_bits(*ends)
