@@ -1,6 +1,6 @@
-"""A torch module as a pure function of parameters and inputs."""
+"""A torch module as a pure function of parameters, buffers and inputs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
@@ -9,25 +9,35 @@ import torch
 from torch import Tensor, nn
 
 from rayfl import tree
+from rayfl.data.batches import Batch
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
-from rayfl.models import flops
+from rayfl.models import batch_norm, flops
 from rayfl.models.base import MemoryFormat, laid_out
 from rayfl.tree import Tree
+
+_MADE = (
+    *("module", "rows", "slots", "frozen_slots", "buffer_slots", "constant_slots", "moving_slots"),
+    *("buffers", "placed_on"),
+)
+"""What a process makes for itself, and does not get from another."""
 
 
 class Network:
     """What `build` makes, called as `network(params, inputs)`. The module is a skeleton without storage.
 
     Parameters with `requires_grad=False` and buffers are constants: `init` leaves them out of the tree and keeps them
-    here, and they pickle with the network. Raise RayflError if no parameter is left.
+    here, and they pickle with the network. Raise RayflError if no parameter is left. Buffers that training changes are
+    entries of `params`, and `advance` returns their new values.
 
     input_shape: the shape of one example, by which operations are counted. memory_format: how images lie in memory.
     precision: with bf16, products and convolutions run under autocast, forward and backward; parameters, gradients and
     outputs stay float32.
 
     constants: what the module uses beside the parameters, by name; never trained, sent or counted.
-    stochastic: whether it draws random numbers in training (dropout). vmappable: whether it can run under torch.vmap.
+    local: the first values of what clients keep, by name: the parameters in `personal`, and buffers that training
+    changes. stochastic: whether it draws random numbers in training (dropout). vmappable: whether it can run under
+    torch.vmap.
     """
 
     def __init__(
@@ -42,8 +52,11 @@ class Network:
         self.memory_format: MemoryFormat = memory_format
         self.precision: Precision = precision
         self.constants: Mapping[str, np.ndarray] = {}
+        self.local: Mapping[str, np.ndarray] = {}
+        self.personal: tuple[str, ...] = ()
+        self.moving: frozenset[str] = frozenset()
+        self.frozen = False
         self._skeleton()
-        refuse_batch_statistics(self.module)
         if not self.slots:
             raise RayflError("the model has no trained parameter: requires_grad must be True for at least one")
         self.stochastic = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in self.module.modules())
@@ -61,12 +74,36 @@ class Network:
             module = self.build()
         return {name: tensor.detach().clone() for name, tensor in named_weights(module).items()}
 
-    def keep_constants(self, weights: Tree) -> Tree:
-        """Keep the constants among `weights`, and return the trained parameters."""
+    def keep_constants(
+        self, weights: Tree, personal: tuple[str, ...] = (), moving: Collection[str] = (), frozen: bool = False
+    ) -> Tree:
+        """Keep the constants and `local` among `weights`, and return the other trained parameters.
+
+        personal, moving: names of the parameters and the buffers in `local`; frozen: these buffers are constants.
+        """
         trained = {name for _, _, name in self.slots}
-        self.constants = {name: tensor.numpy() for name, tensor in weights.items() if name not in trained}
+        kept = {*personal, *([] if frozen else moving)}
+        self.personal, self.moving, self.frozen = personal, frozenset(moving), frozen
+        self.local = {name: weights[name].numpy() for name in weights if name in kept}
+        self.constants = {name: weights[name].numpy() for name in weights if name not in trained | kept}
+        by_rows = {f"{name}.{key}" for name, layer in batch_norm.layers(self.module) for key in layer._buffers}
+        self.vmappable = self.vmappable and self.moving <= by_rows
         self._place(torch.device("cpu"))
-        return {name: tensor for name, tensor in weights.items() if name in trained}
+        return {name: tensor for name, tensor in weights.items() if name in trained - kept}
+
+    def changed_buffers(self, inputs: Tensor) -> frozenset[str]:
+        """The names of the buffers that a training pass over `inputs` changes."""
+        with torch.random.fork_rng(devices=()), torch.no_grad():
+            module = self.build().train()
+            before = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
+            module(laid_out(inputs, self.memory_format))
+        after = dict(module.named_buffers())
+        changed = (
+            name
+            for name, (buffer, value) in before.items()
+            if after.get(name) is not buffer or (buffer._version and not torch.equal(buffer, value))
+        )
+        return frozenset(changed)
 
     def __call__(self, params: Tree, inputs: Tensor, training: bool = True) -> Tensor:
         """The outputs [batch, ...] for inputs [batch, *input_shape]; dropout drops only in training."""
@@ -81,11 +118,33 @@ class Network:
         with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
             return self._forward(params, inputs).float()
 
+    def advance(self, params: Tree, batch: Batch, by_hand: bool) -> tuple[Tensor, Tree]:
+        """The outputs for a batch in training, and the new values of the buffers in `params`.
+
+        Rows of weight 0 enter no statistics of BatchNorm. by_hand: as `batch_norm.Rows`, for torch.vmap.
+        """
+        self.rows.weights, self.rows.by_hand = batch.weights, by_hand
+        try:
+            outputs = self(params, batch.inputs)
+        finally:
+            self.rows.weights, self.rows.by_hand = None, False
+        moved: Tree = {}
+        for owner, name, key in self.moving_slots:
+            # Taken out of the module, where it would keep this call's graph alive.
+            buffer, owner._buffers[name] = owner._buffers[name], None
+            if key in params and buffer is not None:
+                moved[key] = buffer.detach()
+        return outputs, moved
+
     def _forward(self, params: Tree, inputs: Tensor) -> Tensor:
         inputs = laid_out(inputs, self.memory_format)
+        for owner, name, key in self.moving_slots:
+            # Layers write into their buffers, and these may be somebody else's memory.
+            owner._buffers[name] = (params[key] if key in params else self.buffers[key]).clone()
         if self.recurrent:
             # nn.RNNBase keeps a list of its weights beside its parameters, which functional_call knows to renew.
-            return self._checked(torch.func.functional_call(self.module, params, (inputs,)))
+            own = {name: params[name] for _, _, name in self.slots}
+            return self._checked(torch.func.functional_call(self.module, own, (inputs,)))
         for owner, name, parameter in self.slots:
             owner._parameters[name] = params[parameter]  # pyright: ignore[reportArgumentType]
         try:
@@ -96,24 +155,26 @@ class Network:
                 owner._parameters[name] = None
 
     def _checked(self, outputs: Tensor) -> Tensor:
-        """The outputs. Raise RayflError if the forward pass changed a buffer: that of one client would reach others."""
-        for owner, name, key in self.buffer_slots:
+        """The outputs. Raise RayflError if the pass changed a constant: that of one client would reach others."""
+        for owner, name, key in self.constant_slots:
             if owner._buffers[name] is not self.buffers[key] or self.buffers[key]._version:
                 raise RayflError(
-                    f"the model changes its buffer {key!r} as it runs, and buffers are constants in rayfl: use layers "
-                    "without running statistics or counters"
+                    f"the model changes its buffer {key!r} as it runs, which a first training pass left alone, so that "
+                    "it is a constant of all clients: change it in every training pass, or never"
                 )
         return outputs
 
     def _place(self, device: torch.device) -> None:
         """Put the constants into the module, on `device`; what lies in main memory is shared with `self.constants`."""
         placed = {name: tree.tensor_over(array).to(device) for name, array in self.constants.items()}
-        self.placed_on = device
+        self.placed_on, self.rows.fixed = device, self.frozen
         for owner, name, key in self.frozen_slots:
             setattr(owner, name, nn.Parameter(placed[key], requires_grad=False))
         # A module that writes into its buffers must reach `_checked`: arrays in Ray's object store are read-only.
-        self.buffers = {key: placed[key].clone() for _, _, key in self.buffer_slots}
-        for owner, name, key in self.buffer_slots:
+        self.buffers = {key: placed[key].clone() for _, _, key in self.buffer_slots if key in placed}
+        self.moving_slots = [slot for slot in self.buffer_slots if slot[2] in self.moving]
+        self.constant_slots = [slot for slot in self.buffer_slots if slot[2] not in self.moving]
+        for owner, name, key in self.constant_slots:
             owner._buffers[name] = self.buffers[key]
 
     @contextmanager
@@ -134,7 +195,8 @@ class Network:
         with torch.random.fork_rng(devices=()):
             module = self.build()
         try:
-            return flops.weight_uses(module, self.input_shape, {name for _, _, name in self.slots})
+            shared = {name for _, _, name in self.slots if name not in self.personal}
+            return flops.weight_uses(module, self.input_shape, shared)
         except (RuntimeError, TypeError, ValueError, IndexError):
             # Somebody's own module may not take a batch of one.
             return {}
@@ -142,14 +204,13 @@ class Network:
     def __getstate__(self) -> dict[str, object]:
         # Counted once, and not again by every actor.
         state = {**self.__dict__, "weight_uses": self.weight_uses}
-        made = ("module", "slots", "frozen_slots", "buffer_slots", "buffers", "placed_on")
-        return {name: value for name, value in state.items() if name not in made}
+        return {name: value for name, value in state.items() if name not in _MADE}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
         self._skeleton()
-        if self.constants:
+        if self.constants or self.local:
             self._place(torch.device("cpu"))
 
     def _skeleton(self) -> None:
@@ -176,6 +237,9 @@ class Network:
             for name, buffer in owner._buffers.items()
             if buffer is not None
         ]
+        self.constant_slots, self.moving_slots = self.buffer_slots, []
+        self.rows = batch_norm.Rows()
+        batch_norm.count_rows(self.module, self.rows)
         self.buffers: Tree = {}
         self.placed_on = torch.device("meta")
 
@@ -183,12 +247,3 @@ class Network:
 def named_weights(module: nn.Module) -> Tree:
     """The parameters and the buffers of a module by name, those included that its state_dict leaves out."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def refuse_batch_statistics(module: nn.Module) -> None:
-    """Raise RayflError for models with BatchNorm: its running statistics are no parameters, so they are not
-    averaged."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            kind = type(layer).__name__
-            raise RayflError(f"layer {name!r} is {kind}, which federated averaging breaks; use GroupNorm")

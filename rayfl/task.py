@@ -32,6 +32,8 @@ class BoundTask(ABC):
     uses_functorch: bool = False
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
     """What the loss uses beside the parameters: never trained, sent or counted, and saved with the final models."""
+    local: Mapping[str, np.ndarray] = MappingProxyType({})
+    """The first values of what clients keep of a model: personal parameters, and buffers that training changes."""
 
     @abstractmethod
     def init(self, seed: int) -> Tree:
@@ -84,10 +86,10 @@ class BoundTask(ABC):
         if self.uses_functorch:
             gradient, value = torch.func.grad_and_value(objective)(params, batch)
             return value, gradient
-        leaves = _leaves(params)
+        own = leaves(params)
         with torch.enable_grad():
-            value = objective(leaves, batch)
-        return value.detach(), _named(leaves, torch.autograd.grad(value, list(leaves.values()), materialize_grads=True))
+            value = objective(own, batch)
+        return value.detach(), named(own, torch.autograd.grad(value, list(own.values()), materialize_grads=True))
 
     def hvp(self, params: Tree, batch: Batch, vector: Tree) -> Tree:
         """Hessian of the loss at `params` times `vector`."""
@@ -95,14 +97,14 @@ class BoundTask(ABC):
             gradient = torch.func.grad(self.loss)
             # Backward twice: forward mode supports fewer operators and warns of torch.jit at its first use.
             return torch.func.grad(lambda p: _inner(gradient(p, batch), vector))(params)
-        leaves = _leaves(params)
-        values = list(leaves.values())
+        own = leaves(params)
+        values = list(own.values())
         with torch.enable_grad():
-            first = torch.autograd.grad(self.loss(leaves, batch), values, create_graph=True, materialize_grads=True)
-            product = _inner(_named(leaves, first), vector)
+            first = torch.autograd.grad(self.loss(own, batch), values, create_graph=True, materialize_grads=True)
+            product = _inner(named(own, first), vector)
         if not product.requires_grad:
             return {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-        return _named(leaves, torch.autograd.grad(product, values, materialize_grads=True))
+        return named(own, torch.autograd.grad(product, values, materialize_grads=True))
 
     def functional(self) -> "BoundTask":
         """The same task on torch.func, for use under vmap."""
@@ -116,11 +118,19 @@ class NetworkTask(BoundTask):
 
     def __init__(self, network: Network, task: Task) -> None:
         self.network, self.task = network, task
-        self.stochastic, self.vmappable = network.stochastic, network.vmappable
+        self.stochastic = network.stochastic
+
+    @property
+    def vmappable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.network.vmappable
 
     @property
     def constants(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.network.constants
+
+    @property
+    def local(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.network.local
 
     @property
     def weight_uses(self) -> Mapping[str, int]:
@@ -156,7 +166,7 @@ class NetworkTask(BoundTask):
             return {"loss": sums / counts, "accuracy": self.task.score(outputs, batch.labels)}
 
 
-def _leaves(params: Tree) -> Tree:
+def leaves(params: Tree) -> Tree:
     """The engine's own leaves: same memory, fresh graph."""
     return {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
 
@@ -166,6 +176,6 @@ def _inner(a: Tree, b: Tree) -> Tensor:
     return torch.stack([(tensor * b[name]).sum() for name, tensor in a.items()]).sum()
 
 
-def _named(like: Tree, values: "tuple[Tensor, ...]") -> Tree:
+def named(like: Tree, values: "tuple[Tensor, ...]") -> Tree:
     """By name, and contiguous: a checkpoint keeps no strides, and sums over a tensor add in the order of its memory."""
     return {name: value.contiguous() for name, value in zip(like, values, strict=True)}

@@ -151,14 +151,6 @@ def test_initial_parameters_belong_to_their_seed():
     assert not torch.equal(first["1.weight"], other["1.weight"])
 
 
-def test_batch_norm_is_refused():
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
-
-    with refused(names=["'1'", "BatchNorm2d", "GroupNorm"]):
-        classification(build)
-
-
 def test_group_norm_is_not():
     task = classification(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()))
     assert {name: tuple(tensor.shape) for name, tensor in task.init(1).items() if name[0] == "1"} == {

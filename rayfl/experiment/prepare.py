@@ -3,7 +3,7 @@
 import math
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from rayfl.determinism import seeding, torch_flags
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.limits import memory
+from rayfl.methods.shared.own_parts import hides_global, with_parts
 from rayfl.models.given_weights import read_weights
+from rayfl.models.part_names import chosen
 from rayfl.network import Network
 from rayfl.population.sampling import Population
 from rayfl.rounds.check_hooks import checked_hook
@@ -54,7 +56,9 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         weights = task.network.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
         if model.start is not None:
             weights = read_weights(Path(model.start), weights, model.name)
-        params = task.network.keep_constants(weights)
+        params = split_weights(experiment, task.network, weights, dataset)
+        if task.network.local:
+            method = with_parts(method, experiment.parts)
         initial = checked_hook(method.init_params)(params, seeding.FirstDraws(seed, seeding.NOBODY))
     if model.start is not None and any(initial[name] is not params[name] for name in params):
         raise RayflError(f"method {experiment.method.name!r} starts from weights of its own; remove model.start")
@@ -70,7 +74,7 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=topology,
-        evaluation=experiment.evaluation,
+        evaluation=experiment.evaluation.model_copy(update={"pooled": False} if hides_global(method) else {}),
         selection=experiment.selection,
         engine_name=runtime.engine,
         stack_width=runtime.stack_width,
@@ -140,6 +144,22 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     return NetworkTask(network, task)
 
 
+def split_weights(experiment: Experiment, network: Network, weights: Tree, dataset: Dataset) -> Tree:
+    """The shared ones among `weights`; the network keeps the others. Raise RayflError if `[parts]` does not fit."""
+    parts, model, moving = experiment.parts, experiment.model.name, frozenset[str]()
+    personal = chosen(parts.personal, network.module, model)
+    if network.buffer_slots:
+        # A model that does not run is refused by `check_outputs`.
+        with suppress(Exception):
+            moving = network.changed_buffers(dataset.normalise(torch.from_numpy(dataset.train.inputs[:2])))
+    if parts.buffers != "average" and not moving:
+        raise RayflError(
+            f"={parts.buffers!r} does nothing, as training changes no buffer of model {model!r}; remove it",
+            ("parts", "buffers"),
+        )
+    return network.keep_constants(weights, personal, moving, frozen=parts.buffers == "frozen")
+
+
 def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
     """Raise RayflError if the data are tokens and the model does not embed all of them, or if only the model has
     tokens.
@@ -193,7 +213,7 @@ def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: Tree)
 def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     """Raise RayflError if data, model, method, engine and machine do not fit each other."""
     check_inputs(task, experiment.model.name, setup.dataset)
-    check_outputs(task, experiment.model.name, setup.dataset, setup.initial)
+    check_outputs(task, experiment.model.name, setup.dataset, setup.first_model)
     if setup.topology is not None:
         peers = setup.num_clients
         # Bytes per pair of peers: whether one receives from the other, and the weights.

@@ -135,12 +135,16 @@ class Method(Kind, ABC):
     takes tensors of a GPU makes no tensors of more than one number in main memory, decodes what it has sent by
     `packet.decode_beside(tree)`, and calls no numpy.
     """
+    keeps_parts: bool = False
+    """Whether clients train one model, `carry["params"]`, by at most one gradient a step, so that they can keep parts
+    of it for themselves (`[parts]`). False unless the class itself says so, as with `on_device`."""
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
 
-    def __init_subclass__(cls, on_device: bool = False) -> None:
+    def __init_subclass__(cls, on_device: bool = False, keeps_parts: bool = False) -> None:
         super().__init_subclass__()
         cls.on_device = vars(cls).get("on_device", on_device)
+        cls.keeps_parts = vars(cls).get("keeps_parts", keeps_parts)
         settings = vars(cls).get("__annotations__", {}).get("hyper")
         if "Hyper" not in vars(cls) and isinstance(settings, type):
             cls.Hyper = settings

@@ -83,7 +83,7 @@ class DPSGDCarry(LocalCarry):
     mask: NotRequired[Tree]
 
 
-class DPSGD(GradientMethod, PeerHalf, on_device=True):
+class DPSGD(GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
     """A peer trains, and its model becomes the weighted mean of its neighbours' models."""
 
     hyper: DPSGDHyper

@@ -26,7 +26,7 @@ class DPSGDFTHyper(DPSGDHyper, FineTuning):
     )
 
 
-class DPSGDFT(DPSGD, on_device=True):
+class DPSGDFT(DPSGD, on_device=True, keeps_parts=True):
     """D-PSGD, and the stage before an evaluation."""
 
     hyper: DPSGDFTHyper

@@ -38,7 +38,7 @@ class DSGDProxHyper(DPSGDHyper):
         return self
 
 
-class DSGDProx(DPSGD, on_device=True):
+class DSGDProx(DPSGD, on_device=True, keeps_parts=True):
     """Client: v <- v - lr (g_i(v) + mu (v - xbar_i))."""
 
     hyper: DSGDProxHyper

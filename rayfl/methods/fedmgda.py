@@ -33,7 +33,7 @@ class FedMGDAHyper(LocalWork):
     )
 
 
-class FedMGDA(GradientMethod, ModelServer, on_device=True):
+class FedMGDA(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     """Server: x <- x - eta_g sum_i lambda_i delta_i / ||delta_i||."""
 
     hyper: FedMGDAHyper

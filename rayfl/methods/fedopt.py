@@ -41,7 +41,7 @@ class FedOptHyper(ServerSteps):
     )
 
 
-class FedOpt(ServerStepping, on_device=True):
+class FedOpt(ServerStepping, on_device=True, keeps_parts=True):
     """Server state: x, and d and v as the optimizer's mean and square."""
 
     hyper: FedOptHyper

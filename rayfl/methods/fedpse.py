@@ -106,7 +106,7 @@ class FedPSEMemory(TypedDict):
     seen: NotRequired[Tree]  # the server's sum when the client last got its share
 
 
-class FedPSE(GradientMethod, ServerHalf, on_device=True):
+class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True):
     """Client: W_i and e_i. Server: G, and U_i of every client."""
 
     hyper: FedPSEHyper

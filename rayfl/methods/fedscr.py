@@ -140,7 +140,7 @@ class FedSCRMemory(TypedDict):
     count: NotRequired[Tensor]  # how many C it has
 
 
-class FedSCR(FedAvg, on_device=True):
+class FedSCR(FedAvg, on_device=True, keeps_parts=True):
     """FedAvg whose clients send the filters and channels above a threshold."""
 
     hyper: FedSCRHyper

@@ -82,7 +82,7 @@ class FedSTCMemory(TypedDict):
     count: Tensor  # how many broadcasts it has
 
 
-class FedSTC(GradientMethod, KeptModel, on_device=True):
+class FedSTC(GradientMethod, KeptModel, on_device=True, keeps_parts=True):
     """Residuals A_i and A at both ends; both send STC of them."""
 
     hyper: FedSTCHyper

@@ -9,7 +9,7 @@ from rayfl.methods.base import Context, Finished, Message, ModelState, PeerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 
 
-class Local(OwnModel, GradientMethod, PeerHalf, on_device=True):
+class Local(OwnModel, GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
     """Every client trains its own model from the common start; the optimizer starts afresh every round."""
 
     hyper: LocalWork

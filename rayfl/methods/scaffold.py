@@ -85,7 +85,7 @@ class ScaffoldServer(ModelState):
     control_variate: Tree  # c
 
 
-class Scaffold(GradientMethod, ModelServer, on_device=True):
+class Scaffold(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     """Down: x and c. Up: delta and c_i - c_i+."""
 
     hyper: ScaffoldHyper

@@ -1,8 +1,9 @@
-"""Residual networks with GroupNorm, of torchvision's blocks.
+"""Residual networks with GroupNorm or BatchNorm, of torchvision's blocks.
 
 He et al., Deep Residual Learning for Image Recognition, CVPR 2016; Wu and He, Group Normalization, ECCV 2018.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -25,13 +26,30 @@ class ResNet18(Architecture):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_images(input_shape, least=8)
-        resnet = torchvision().models.resnet
-        norm = partial(nn.GroupNorm, self.groups)
-        network = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=norm)
-        network.conv1 = nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False)
-        start_convolution(network.conv1)
-        network.maxpool = nn.Identity()
-        return network
+        return _resnet18(input_shape[0], num_classes, partial(nn.GroupNorm, self.groups))
+
+
+class ResNet18BatchNorm(Architecture):
+    """`resnet18` with BatchNorm: what becomes of its running statistics, `[parts]` says.
+
+    As many parameters, and 9,600 running means and variances.
+    """
+
+    name: ClassVar[str] = "resnet18-batchnorm"
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        self.need_images(input_shape, least=8)
+        return _resnet18(input_shape[0], num_classes, nn.BatchNorm2d)
+
+
+def _resnet18(channels: int, num_classes: int, norm: Callable[[int], nn.Module]) -> nn.Module:
+    """ResNet-18 with a stem for small images."""
+    resnet = torchvision().models.resnet
+    network = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=norm)
+    network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    start_convolution(network.conv1)
+    network.maxpool = nn.Identity()
+    return network
 
 
 class ResNet20(Architecture):

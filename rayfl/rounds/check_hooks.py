@@ -51,7 +51,8 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
             of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
             if of_executor or isinstance(error, ClientError | HookError | RayflError) or out_of_memory(error):
                 raise
-            raise HookError(f"{_called(method, name, _line(method, error))}: {_explained(method, error)}") from error
+            blamed = _innermost(method, error)
+            raise HookError(f"{_called(blamed, name, _line(blamed, error))}: {_explained(blamed, error)}") from error
         try:
             if not isinstance(answer, kind):
                 _refuse(answer, wanted)
@@ -63,6 +64,12 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         return answer
 
     return call
+
+
+def _innermost(method: object, error: BaseException) -> object:
+    """The method inside wrappers in which an error arose."""
+    inner = getattr(method, "inner", None)
+    return _innermost(inner, error) if inner is not None and _line(inner, error) else method
 
 
 def _explained(method: object, error: BaseException) -> str:

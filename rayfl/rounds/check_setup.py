@@ -4,6 +4,7 @@ from rayfl.compress.base import Compressor
 from rayfl.data.partition import Partition
 from rayfl.errors import RayflError
 from rayfl.methods.base import Method, Stage
+from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.population.sampling import Clients
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.setup import Setup
@@ -12,19 +13,21 @@ from rayfl.topology.graphs import mixing_weights
 
 def check_setup(setup: Setup) -> None:
     """Raise RayflError if the method and the rest of the experiment do not go together."""
-    check_splits(setup.method, setup.partition)
-    check_retention(setup.method, setup.uplink, setup.population.settings)
+    method = setup.method.inner if isinstance(setup.method, OwnParts) else setup.method
+    name = type(method).__name__
+    check_splits(method, setup.partition)
+    check_retention(method, setup.uplink, setup.population.settings)
     if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
         raise RayflError(
-            f"=true compares masks, and clients of {type(setup.method).__name__} keep none; remove it",
+            f"=true compares masks, and clients of {name} keep none; remove it",
             ("evaluation", "masks"),
         )
     if setup.population.settings.sparse_speedup and (
         not setup.forward_flops or setup.method.trains_under(setup.first_state(0), Stage()) is None
     ):
         raise RayflError(
-            f"=true makes training under a mask faster, and clients of {type(setup.method).__name__} have none (or the "
-            "model has no convolution or linear layer); remove it",
+            f"=true makes training under a mask faster, and clients of {name} have none (or the model has no "
+            "convolution or linear layer); remove it",
             ("clients", "sparse_speedup"),
         )
     if setup.selection.name != "uniform" and setup.population.settings.num_selected >= setup.num_clients:
@@ -32,9 +35,8 @@ def check_setup(setup: Setup) -> None:
             f"={setup.selection.name!r} chooses among clients, and all of them are asked; lower clients.per_round",
             ("selection",),
         )
-    name = type(setup.method).__name__
     if setup.unseen:
-        check_unseen(setup)
+        check_unseen(setup, name)
     if setup.topology is None:
         if setup.is_peer and setup.method.gather:
             raise RayflError(f"{name} exchanges among peers; add a [topology] table")
@@ -48,9 +50,9 @@ def check_setup(setup: Setup) -> None:
     checked_hook(setup.method.check_model)(setup.initial)
 
 
-def check_unseen(setup: Setup) -> None:
+def check_unseen(setup: Setup, name: str) -> None:
     """Reject unseen clients without test examples, and methods that have no model for a client that is new."""
-    name, key, kind = type(setup.method).__name__, ("clients", "unseen"), setup.method.for_newcomers()
+    key, kind = ("clients", "unseen"), setup.method.for_newcomers()
     if kind == "undefined" or (setup.is_peer and not (kind == "model" and setup.peer_half.evaluated_from_mean)):
         raise RayflError(
             f" leaves out clients for which {name}, with these settings, defines no model when they come for the first "

@@ -119,6 +119,11 @@ class Setup:
         """The parameters of round 0."""
         return tree.to_tensors(self.initial_arrays)
 
+    @property
+    def first_model(self) -> Tree:
+        """The whole model of round 0, with what clients keep."""
+        return {**self.initial, **tree.to_tensors(dict(self.method.task.local))}
+
     @cached_property
     def initial_on_device(self) -> Tree:
         """The parameters of round 0 on the device where local work runs."""
@@ -173,7 +178,7 @@ class Setup:
         inputs = self.dataset.normalise(torch.from_numpy(samples.inputs[:2]))
         batch = Batch(inputs, torch.from_numpy(samples.labels[:2]))
         with torch.random.fork_rng(devices=()), torch.no_grad():
-            outputs = task.evaluated(self.initial, batch)
+            outputs = task.evaluated(self.first_model, batch)
         return checked_facts(self.metrics, outputs, tree.tensor_over(samples.labels))
 
     @cached_property

@@ -32,7 +32,10 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
     """
     vmappable = method.task.vmappable
     if name == "vmap" and not vmappable:
-        raise RayflError("engine='vmap' cannot run a model with dropout or recurrent layers; use engine='loop'")
+        raise RayflError(
+            "engine='vmap' cannot run a model with dropout, recurrent layers, or buffers that other layers than "
+            "BatchNorm change; use engine='loop'"
+        )
     if name == "vmap":
         return run_vmap
     stacks = name == "auto" and device.type == "cuda" and vmappable

@@ -1,11 +1,14 @@
 """The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
 
-from collections.abc import Callable, Collection, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
 from rayfl.compress.base import Message
 from rayfl.compress.scalar import CountCodec
@@ -14,6 +17,7 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import NOBODY, FirstDraws
 from rayfl.errors import RayflError
 from rayfl.methods.base import PeerHalf
+from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.population.sampling import Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
@@ -83,6 +87,43 @@ def a_run_goes_on_from_its_checkpoint(make: Make, num_clients: int, folder: Path
     later, later_states = play(make(rounds=4, clients=clients), run_state=read_back)
     assert rows(records[2:]) == rows(later)
     assert_same_bits(contents(executor, run_states[-1]), contents(executor, later_states[-1]))
+
+
+class Normed(nn.Module):
+    """A small network with BatchNorm, whose buffers training changes."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        # With a bias, whose gradient is rounding alone, top-k would choose by that.
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 12, bias=False))
+        # Batches of two examples have small variances, by whose roots rounding grows.
+        self.norm = nn.BatchNorm1d(12, eps=0.1)
+        self.head = nn.Linear(12, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Inputs [batch, *input_shape] to logits [batch, num_classes]."""
+        return self.head(self.norm(self.body(inputs)).relu())
+
+
+def parts_stay_with_their_clients(make: Make, parts: Mapping[str, object], num_clients: int, folder: Path) -> None:
+    """With `parts` of a network with BatchNorm: the contract above, and no message has an entry of a personal one."""
+
+    # Any: tables of an experiment.
+    def made(**options: Any) -> Setup:
+        return make(**{"model": Normed, "parts": parts, **options})
+
+    loop_and_vmap_agree(made(), made(engine="vmap"))
+    several_workers_give_the_bits_of_one(made())
+    a_run_goes_on_from_its_checkpoint(made, num_clients, folder)
+    setup = made(rounds=2)
+    assert isinstance(setup.method, OwnParts), "training changes the running statistics"
+    here, log = watched(setup)
+    play(here)
+    assert log.modified == []
+    messages = [*log.up.values(), *log.broadcasts.values(), *(one for row in log.down.values() for one in row)]
+    sent = {name for message in messages for packet in message.values() for name in packet.support()}
+    assert sent.isdisjoint(setup.method.kept) if not setup.method.averaged else sent.isdisjoint(setup.method.trains)
+    assert sent.issuperset(setup.method.averaged)
 
 
 def no_hook_modifies_what_it_was_given(setup: Setup, played: Played, unread: Collection[str] = ()) -> None:

@@ -33,6 +33,14 @@ def test_a_run_goes_on_from_its_checkpoint(make: Make, tmp_path: Path) -> None:
     contracts.a_run_goes_on_from_its_checkpoint(make, NUM_CLIENTS, tmp_path)
 
 
+@pytest.mark.parametrize("order", ["joint", "local-first"])
+def test_parts_stay_with_their_clients(method: type[Method], make: Make, tmp_path: Path, order: str) -> None:
+    if not method.keeps_parts or not method.gather:
+        pytest.skip("the method does not say keeps_parts=True")
+    parts = {"personal": ["head"], "order": order, "buffers": "average"}
+    contracts.parts_stay_with_their_clients(make, parts, NUM_CLIENTS, tmp_path)
+
+
 def test_no_hook_modifies_what_it_was_given(make: Make, played: Played) -> None:
     contracts.no_hook_modifies_what_it_was_given(make(), played)
 

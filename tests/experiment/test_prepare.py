@@ -134,7 +134,7 @@ class Extra(Architecture):
     layer: str
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        extra = nn.Dropout(0.5) if self.layer == "dropout" else nn.BatchNorm1d(8)
+        extra = nn.Dropout(0.5) if self.layer == "dropout" else nn.BatchNorm1d(8, track_running_stats=False)
         return nn.Sequential(extra, nn.Linear(8, num_classes))
 
 

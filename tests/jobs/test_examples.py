@@ -32,6 +32,19 @@ def test_an_example_runs_and_learns(name: str, accuracy: float, tmp_path: Path, 
     assert run.finished and pooled[-1] >= accuracy
 
 
+def test_fedbn_on_a_strangers_resnet_learns_and_sends_no_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    result = rayfl("run", "examples/fedbn.toml", "--inline", "--output", "run")
+    assert result.exit_code == 0, result.output
+    run = read_run(Path("run"))
+    means = [row["value"] for row in run.metrics.to_pylist() if row["name"] == "own/accuracy" and row["client"] is None]
+    assert run.finished and means[-1] >= 0.7
+    # A stem of 1 * 12 filters and two blocks of 2 * 12 * 12 of them, 3x3 each, and a head of 12 * 10 + 10.
+    shared = 9 * (12 + 2 * 2 * 12 * 12) + 130
+    assert {row["downlink_bits"] for row in run.clients.to_pylist()} == {32 * shared}
+
+
 def softmax_gradient(inputs: np.ndarray, labels: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> tuple:
     """Of the mean cross-entropy of a linear layer: d weight [classes, dim] and d bias [classes]."""
     logits = inputs @ weight.T + bias

@@ -8,7 +8,7 @@ from rayfl.data.batches import Batch
 from rayfl.models.base import Architecture
 from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2
 from rayfl.models.dense import MLP, Logistic
-from rayfl.models.residual import ResNet18, ResNet20
+from rayfl.models.residual import ResNet18, ResNet18BatchNorm, ResNet20
 from rayfl.models.text import CharLSTM, MeanEmbedding
 from rayfl.task import NetworkTask
 from tests.bound_tasks import classification
@@ -30,6 +30,10 @@ EXAMPLES: Mapping[str, tuple[Architecture, tuple[int, ...], int]] = {
     "mean-embedding": (MeanEmbedding(vocabulary=NUM_TOKENS, embedding=4), (9,), 2),
 }
 """By name: a model, the shape of a sample, and the number of classes."""
+WITH_BUFFERS: Mapping[str, tuple[Architecture, tuple[int, ...], int]] = {
+    "resnet18-batchnorm": (ResNet18BatchNorm(), COLOUR, 10),
+}
+"""The same of models whose buffers training changes."""
 
 
 def task_of(name: str, model: Architecture | None = None) -> NetworkTask:

@@ -167,16 +167,49 @@ def test_a_frozen_part_of_a_recurrent_model_stays(file: str, tmp_path: Path):
     assert same == {"lstm.weight_hh_l0"}
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        ("Frozen", ["requires_grad", "no trained parameter"]),
-        ("Counts", ["buffer 'steps'", "constants"]),
-        ("Renews", ["buffer 'shift'", "constants"]),
-        ("Running", ["buffer 'norm.running_mean'", "constants"]),
-    ],
-)
-def test_what_is_no_constant_is_refused_before_a_run(file: str, tmp_path: Path, model: str, names: list[str]):
-    with refused(names=names):
-        rayfl.run(directory=tmp_path / "run", **settings(f"{file}:{model}"))
+def test_a_model_that_trains_nothing_is_refused_before_a_run(file: str, tmp_path: Path):
+    with refused(names=["requires_grad", "no trained parameter"]):
+        rayfl.run(directory=tmp_path / "run", **settings(f"{file}:Frozen"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "moving", "averaged"),
+    [("Counts", {"steps"}, 0), ("Renews", {"shift"}, 8), ("Running", {"norm.running_mean", "norm.running_var"}, 2)],
+)
+def test_buffers_that_training_changes_are_no_constants(
+    file: str, tmp_path: Path, model: str, moving: set[str], averaged: int
+):
+    found = rayfl.run(directory=tmp_path / "run", **settings(f"{file}:{model}", parts={"personal": ["head.bias"]}))
+    first = load_file(tmp_path / "run" / "models" / "personal.safetensors")
+    places = {part: {key.partition("/")[2] for key in first if key.startswith(part)} for part in ("2/", "constants/")}
+    assert moving <= places["2/"] and moving.isdisjoint(places["constants/"])
+    assert set(found.clients["downlink_bits"]) == {32 * (TRAINED - 10 + averaged)}
+    runtime = {"executor": "inline", "engine": "vmap"}
+    with refused(names=["engine='vmap'", "buffers", "loop"]):
+        rayfl.run(directory=tmp_path / "stacked", **settings(f"{file}:{model}", runtime=runtime))
+
+
+LATER = """
+from torch import nn
+import torch
+
+
+class Later(nn.Module):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, inputs):
+        if self.training and len(inputs) > 2:
+            self.steps += 1
+        return self.head(inputs.flatten(1))
+"""
+
+
+def test_a_buffer_that_the_first_pass_left_alone_must_stay(tmp_path: Path):
+    path = tmp_path / "later.py"
+    path.write_text(LATER)
+    with refused(names=["buffer 'steps'", "constant"], error=Exception):
+        rayfl.run(directory=tmp_path / "run", **settings(f"{path}:Later"))

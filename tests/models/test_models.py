@@ -14,7 +14,7 @@ from rayfl.models.dense import MLP, Logistic
 from rayfl.models.residual import ResNet18, ResNet20
 from rayfl.models.text import CharLSTM, MeanEmbedding
 from tests.bound_tasks import classification
-from tests.models.examples import EXAMPLES, IMAGE
+from tests.models.examples import EXAMPLES, IMAGE, WITH_BUFFERS
 from tests.refusals import refused
 
 COLOUR = (3, 32, 32)
@@ -97,7 +97,7 @@ def test_the_weights_that_mce_pl_masks():
 
 @pytest.mark.parametrize("name", sorted(named(Architecture)))
 def test_every_model_goes_through_its_table_and_pickles(name: str):
-    shape, num_classes = EXAMPLES[name][1:]
+    shape, num_classes = {**EXAMPLES, **WITH_BUFFERS}[name][1:]
     model = make(Architecture, {"name": name})
     build = pickle.loads(pickle.dumps(model.builder(shape, num_classes)))  # noqa: S301
     task = classification(build)

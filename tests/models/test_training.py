@@ -14,7 +14,7 @@ from rayfl.rounds.stacking import choose
 from rayfl.task import BoundTask, NetworkTask
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of
-from tests.models.examples import EXAMPLES, batch_of, pad, task_of
+from tests.models.examples import EXAMPLES, WITH_BUFFERS, batch_of, pad, task_of
 from tests.refusals import refused
 
 EVERY_MODEL = pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def test_every_model_is_tried():
-    assert sorted(EXAMPLES) == sorted(named(Architecture))
+    assert sorted({**EXAMPLES, **WITH_BUFFERS}) == sorted(named(Architecture))
 
 
 @EVERY_MODEL

@@ -65,7 +65,7 @@ class ElasticHyper(HyperParameters):
     every: int = Field(default=1, ge=1, description="rounds from one measurement of the sensitivity to the next")
 
 
-class Elastic(Wrapping, on_device=True):
+class Elastic(Wrapping, on_device=True, keeps_parts=True):
     """The inner method's `delta`, entry by entry times zeta in [tau, 1 + tau].
 
     With `every` above 1 the server keeps the last Omega that arrived. Metric: `elastic/boosted_share`, the share of

@@ -1,11 +1,11 @@
-"""Wrapping: a server method around another one, to which it passes every call that it does not change.
+"""Wrapping: a method around another one, to which it passes every call that it does not change.
 
-A wrapper adds stages of its own (`own_stages` names them), messages under names of its own, or changes the arguments of
-the inner method. The context of the inner method has only its own stages and its own work.
+A wrapper adds stages of its own (`own_stages` names them), entries of states, carries and messages (`own_names`), or
+changes the arguments of the inner method. The inner method sees only its own stages, work and entries.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -16,48 +16,53 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def _passed(hook: Hook) -> Hook:
-    """A hook that calls the inner method's hook of the same name, with the inner method's context."""
+    """A hook that calls the inner method's hook of the same name, with `inside` of its arguments."""
 
     # Any: the arguments and the result are those of `hook`.
     @functools.wraps(hook, updated=())
-    def call(self: "Wrapping", *args: Any, **kwargs: Any) -> Any:
-        inside = [self.inside(value) if isinstance(value, Context) else value for value in args]
-        named = {name: self.inside(value) if isinstance(value, Context) else value for name, value in kwargs.items()}
+    def call(self: "WrappingClients", *args: Any, **kwargs: Any) -> Any:
+        inside = [self.inside(value) for value in args]
+        named = {name: self.inside(value) for name, value in kwargs.items()}
         return getattr(self.inner, hook.__name__)(*inside, **named)
 
     return cast(Hook, call)
 
 
-class Wrapping(Method, ServerHalf):
-    """Passes every hook on to `inner`. A subclass changes a hook, and calls the inner method's by `super()`."""
+class WrappingClients(Method):
+    """Passes a client's hooks on to `inner`. A subclass changes a hook, and calls the inner method's by `super()`."""
 
     own_stages: ClassVar[tuple[str, ...]] = ()
+    own_names: ClassVar[frozenset[str]] = frozenset()
     inner: Method
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(vars(inner).get("task"), hyper, **settings)
-        if not isinstance(inner, ServerHalf):
-            raise RayflError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
-        self.inner = self.server = inner
+        self.inner = inner
         self.gather = inner.gather
         self.personalized, self.splits = inner.personalized, {**inner.splits, **type(self).splits}
         self.own_compression, self.uses_graph = inner.own_compression, inner.uses_graph
         self.on_device = type(self).on_device and inner.on_device
+        self.keeps_parts = type(self).keeps_parts and inner.keeps_parts
         self.honours_retention, self.needs_one_omega = inner.honours_retention, inner.needs_one_omega
         self.metrics_with_variance = inner.metrics_with_variance
         self.judged_after_training = inner.judged_after_training
 
     def with_task(self, task: BoundTask) -> Self:
         twin = super().with_task(task)
-        twin.inner = twin.server = self.inner.with_task(task)
+        twin.inner = self.inner.with_task(task)
         return twin
 
-    def inside(self, ctx: Context) -> Context:
-        """The context as the inner method knows it."""
-        stages = tuple(stage for stage in ctx.plan.stages if stage.name not in self.own_stages)
-        work = {name: work for name, work in ctx.work.items() if name not in self.own_stages}
-        return replace(ctx, plan=replace(ctx.plan, stages=stages), work=work)
+    # Any: an argument of a hook.
+    def inside(self, value: Any) -> Any:
+        """The argument of a hook as the inner method knows it."""
+        if isinstance(value, Context):
+            stages = tuple(stage for stage in value.plan.stages if stage.name not in self.own_stages)
+            work = {name: work for name, work in value.work.items() if name not in self.own_stages}
+            return replace(value, plan=replace(value.plan, stages=stages), work=work)
+        if isinstance(value, Mapping) and not self.own_names.isdisjoint(value):
+            return {name: entry for name, entry in value.items() if name not in self.own_names}
+        return value
 
     for_newcomers = _passed(Method.for_newcomers)  # pyright: ignore[reportAssignmentType]
     check = _passed(Method.check)
@@ -77,6 +82,17 @@ class Wrapping(Method, ServerHalf):
     eval_begin = _passed(Method.eval_begin)
     final_model = _passed(Method.final_model)
     mask = _passed(Method.mask)
+
+
+class Wrapping(WrappingClients, ServerHalf):
+    """Passes the hooks of the server on, too."""
+
+    # Any: see Method.
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(inner, hyper, **settings)
+        if not isinstance(inner, ServerHalf):
+            raise RayflError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
+
     init_server = _passed(ServerHalf.init_server)
     init_server_memory = _passed(ServerHalf.init_server_memory)
     model = _passed(ServerHalf.model)

@@ -1,0 +1,325 @@
+"""Parts of a model that clients keep, around any method with one model: personal parameters, and buffers that training
+changes.
+
+The inner method, its server and its compressors see the shared parameters alone. The wrapper carries the rest, trains
+personal parameters with the client's optimizer at the stage's rate, and averages buffers:
+
+- `personal` parameters start at x^0, are part of a client's state, and never leave it. FedPer (Arivazhagan et al.,
+  2019): the head, `order="joint"`. FedRep (Collins et al., ICML 2021): the head, `local-first`. LG-FedAvg (Liang et
+  al., 2020): the body. FedBABU (Oh et al., ICLR 2022): the head, `shared-only`, with a method that fine-tunes. FedBN
+  (Li et al., ICLR 2021): BatchNorm's parameters, and personal buffers.
+- With another order than `joint`, personal parameters train in a stage of their own, and the optimizers of both stages
+  start afresh. A fine-tuning before an evaluation trains both parts together.
+- `clip_norm` bounds the gradients of the shared and of the personal parameters each.
+- Averaged buffers travel with the model, dense, in messages of their own, with the weights of the uplink. Only floats
+  do: whole numbers (num_batches_tracked) are never averaged, and begin every round at the start's.
+- Clients of a personalized method, peers and clients that send nothing also keep their buffers, by which their own
+  models are judged; the global model is judged by the averaged ones.
+- In a stage whose rate is 0, such as SCAFFOLD's control batch, nothing is trained and no buffer changes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rayfl import tree
+from rayfl.compress.dense import Dense
+from rayfl.methods.base import (
+    Aggregate,
+    Carry,
+    Context,
+    Finished,
+    FirstDraws,
+    HyperParameters,
+    Message,
+    Method,
+    Metrics,
+    Newcomer,
+    PeerHalf,
+    Plan,
+    RayflError,
+    ServerHalf,
+    Stage,
+    State,
+    Traits,
+    Tree,
+    WeightedMean,
+    unused_with,
+)
+from rayfl.methods.shared.client_task import ClientTask
+from rayfl.methods.shared.local_training import clip
+from rayfl.methods.shared.optimizers import SGD, Optimizer
+from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
+from rayfl.task import NetworkTask
+
+KEPT, BUFFERS = "kept parts", "mean buffers"
+"""The wrapper's entry in states and carries of clients; and in the server's state and messages."""
+PERSONAL = "personal parts"
+"""The stage of personal parameters, unless one step trains all."""
+ONE_STAGE = ["joint", "shared-only"]
+
+
+class Parts(HyperParameters):
+    """The `[parts]` table: parts of the model that clients keep for themselves."""
+
+    buffers: Literal["average", "personal", "frozen"] = Field(
+        default="average",
+        description="buffers that training changes (BatchNorm's statistics): averaged, each client's own, or the "
+        "start's",
+    )
+    personal: tuple[str, ...] = Field(
+        default=(),
+        description="parameters that each client keeps: names of parameters, modules or their classes, with * and "
+        "(to take some out again) a leading !",
+    )
+    order: Literal["joint", "local-first", "shared-first", "shared-only"] = Field(
+        default="joint",
+        description="joint: a step trains personal and shared parameters; local-first, shared-first: stages of their "
+        "own; shared-only: a fine-tuning alone trains personal ones",
+        json_schema_extra=unused_with(personal=[()]),
+    )
+    personal_epochs: int | None = Field(
+        default=None,
+        ge=1,
+        description="epochs of the personal stage (left out: as much work as the method's)",
+        json_schema_extra=unused_with(order=ONE_STAGE),
+    )
+    personal_steps: int | None = Field(
+        default=None, ge=1, description="its steps, instead of epochs", json_schema_extra=unused_with(order=ONE_STAGE)
+    )
+
+    @model_validator(mode="after")
+    def _one_amount_of_work(self) -> "Parts":
+        if self.personal_epochs is not None and self.personal_steps is not None:
+            raise RayflError(
+                f"={self.personal_epochs} and personal_steps={self.personal_steps} are both given; give one of them",
+                key=("personal_epochs",),
+            )
+        return self
+
+
+class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
+    """The client's half around `inner`, whose task has the names and first values of what is kept."""
+
+    hyper: Parts
+    task: NetworkTask
+    own_stages: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    own_names: ClassVar[frozenset[str]] = frozenset((KEPT, BUFFERS))
+
+    # Any: see Method.
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(inner, hyper, **settings)
+        network = self.task.network
+        self.trains = frozenset(network.personal)
+        self.buffers = tuple(name for name in network.local if name not in network.personal)
+        self.averaged: tuple[str, ...] = ()
+        if self.hyper.buffers == "average" and inner.gather:
+            self.averaged = tuple(name for name in self.buffers if network.local[name].dtype.kind == "f")
+        keeps_buffers = not self.averaged or inner.personalized or isinstance(inner, PeerHalf)
+        trains_own = network.personal if self.hyper.order != "shared-only" else ()
+        self.kept = (*trains_own, *(self.buffers if keeps_buffers else ()))
+        self.personalized = inner.personalized or bool(self.kept)
+        self.gather = {**inner.gather, BUFFERS: WeightedMean()} if self.averaged else inner.gather
+        self.judging = [stage.name for stage in inner.eval_stages(0)]
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of personal parameters: the client's."""
+        make = getattr(self._method.hyper, "make_optimizer", SGD)
+        return make()
+
+    @property
+    def _method(self) -> Method:
+        """The method that trains, inside all wrappers."""
+        method = self.inner
+        while isinstance(method, WrappingClients):
+            method = method.inner
+        return method
+
+    @property
+    def start(self) -> Tree:
+        """What clients keep, before round 0."""
+        return tree.to_tensors(dict(self.task.network.local))
+
+    def for_newcomers(self) -> Newcomer:  # pyright: ignore[reportIncompatibleMethodOverride] (of one wrapper)
+        """A client that comes for the first time gets parts of its own by a fine-tuning, or else in a round."""
+        inner = self.inner.for_newcomers()
+        return "round" if inner == "model" and self.kept and not self.judging else inner
+
+    def plan(self, round: int, coin: float) -> Plan:
+        plan, hyper = super().plan(round, coin), self.hyper
+        places = [place for place, stage in enumerate(plan.stages) if stage.lr and stage.split == "train"]
+        if hyper.order in ONE_STAGE or not places:
+            return plan
+        own = replace(plan.stages[places[0]], name=PERSONAL)
+        if hyper.personal_epochs or hyper.personal_steps:
+            own = replace(own, epochs=hyper.personal_epochs, steps=hyper.personal_steps)
+        place = places[0] if hyper.order == "local-first" else places[-1] + 1
+        return replace(plan, stages=(*plan.stages[:place], own, *plan.stages[place:]))
+
+    def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
+        return 1.0 if stage.name == PERSONAL else super().gradients_per_example(stage, ctx)
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        return self._with_kept(super().init_client(client, params, draws), self.start)
+
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        local = {**self.start, **state.get(KEPT, {})}
+        if BUFFERS in received:
+            local |= received[BUFFERS].decode()
+        return {**super().begin(state, received, ctx), KEPT: self._opened(local)}
+
+    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
+        kept = carry[KEPT]
+        if stage.name == PERSONAL:
+            own = {name: kept["local"][name] for name in self.trains}
+            others = {name: tensor for name, tensor in kept["local"].items() if name not in own}
+            task = ClientTask(self.task, {**carry["params"], **others})
+            _, gradient = task.value_and_grad(own, batch)
+            return {**carry, KEPT: self._moved(kept, gradient, task, stage)}
+        joint = stage.lr and (self.hyper.order == "joint" or stage.name in self.judging)
+        task = ClientTask(self.task, kept["local"], self.trains if joint else ())
+        after = self.inner.with_task(task).step(self.inside(carry), batch, stage=stage)
+        if task.num_gradients > 1:
+            raise RayflError(
+                f"a step of {type(self._method).__name__} took {task.num_gradients} gradients; a method with "
+                "keeps_parts=True takes one, of the client's model"
+            )
+        return {**after, KEPT: self._moved(kept, task.gradient, task, stage) if stage.lr else kept}
+
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+        if stage.name == PERSONAL:
+            return carry
+        after, kept = super().end_stage(carry, stage=stage), carry[KEPT]
+        if stage.name in self.judging[-1:]:
+            # What is judged next is the whole model.
+            after = {**after, "params": {**after["params"], **kept["local"]}}
+        return {**after, KEPT: kept}
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        finished, local = super().finish(state, carry, ctx), carry[KEPT]["local"]
+        finished = replace(finished, state=self._with_kept(finished.state, local))
+        if not self.averaged or finished.message is None or not ctx.sends:
+            return finished
+        packet, _ = Dense().encode({name: local[name] for name in self.averaged}, {}, ctx.generator)
+        return replace(finished, message={**finished.message, BUFFERS: packet})
+
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+        return self._with_kept(super().receive_reply(state, received, ctx), state.get(KEPT, {}))
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        local = {**self.start, **state.get(KEPT, {})}
+        if model is not None:
+            own = state.get(KEPT, {})
+            local |= {name: model[name] for name in local if name in model and name not in own}
+            model = {name: tensor for name, tensor in model.items() if name not in local}
+        begun = super().eval_begin(state, model, carry, ctx)
+        if carry is not None:
+            # FedAvg-FT judges what the client received, not what it has trained.
+            untrained = "begun" in carry[KEPT] and begun["params"] is carry.get("received")
+            local = carry[KEPT]["begun" if untrained else "local"]
+        if self.judging:
+            return {**begun, KEPT: self._opened(local)}
+        return {**begun, "params": {**begun["params"], **local}}
+
+    def final_model(self, state: State, server: State) -> Tree | None:
+        own = super().final_model(state, server)
+        return None if own is None else {**own, **self.start, **state.get(KEPT, {})}
+
+    def _opened(self, local: Tree) -> Carry:
+        """The wrapper's part of a carry before the first step."""
+        own = {name: local[name] for name in self.trains}
+        begun = {"begun": local} if self.judging else {}
+        return {"local": local, "optimizer": self.optimizer.init(own), **begun}
+
+    def _moved(self, kept: Carry, gradient: Tree, task: ClientTask, stage: Stage) -> Carry:
+        """The wrapper's part of a carry after a step that moved buffers, and personal parameters along `gradient`."""
+        local, optimizer = {**kept["local"], **task.moved}, kept["optimizer"]
+        if gradient:
+            gradient = clip(gradient, getattr(self._method.hyper, "clip_norm", None))
+            own = {name: local[name] for name in gradient}
+            own, optimizer = self.optimizer.update(own, gradient, optimizer, stage.lr)
+            local |= own
+        return {**kept, "local": local, "optimizer": optimizer}
+
+    def _with_kept(self, state: State, local: Tree) -> State:
+        """The inner method's state, with what the client keeps of `local`."""
+        return {**state, KEPT: {name: local[name] for name in self.kept}} if self.kept else state
+
+
+class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True):
+    """The same with a server, whose model is the shared one with the first personal parameters and averaged buffers."""
+
+    def init_server(self, params: Tree) -> State:
+        start = self.start
+        return self._with_buffers(super().init_server(params), {name: start[name] for name in self.averaged})
+
+    def model(self, server: State) -> Tree:
+        shared = super().model(server)
+        return {**shared, **self.start, **server.get(BUFFERS, {})} if shared else shared
+
+    def broadcast(self, server: State, ctx: Context) -> Message:
+        message = super().broadcast(server, ctx)
+        if not self.averaged:
+            return message
+        return {**message, BUFFERS: Dense().encode(server[BUFFERS], {}, ctx.generator)[0]}
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        state, metrics = super().server_update(server, received, delivered, ctx)
+        return self._with_buffers(state, received[BUFFERS].result or server[BUFFERS] if self.averaged else {}), metrics
+
+    def _with_buffers(self, state: State, buffers: Tree) -> State:
+        return {**state, BUFFERS: buffers} if self.averaged else state
+
+
+class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
+    """The same among peers, who mix averaged buffers as they mix their models."""
+
+    # Any: see Method.
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(inner, hyper, **settings)
+        assert isinstance(inner, PeerHalf), "with_parts chooses this class for peers"
+        if inner.evaluated_from_mean or (self.averaged and (inner.weighs_links or not inner.include_self)):
+            raise RayflError(
+                f"method {type(inner).__name__} needs the mean of whole models, or mixes differences of them, so its "
+                "peers cannot keep parts of a model; choose another method (with dpsgd_ft, ft_from='own')"
+            )
+
+    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+        assert isinstance(self.inner, PeerHalf), "see __init__"
+        mixed, kept = self.inner.mix(self.inside(state), self.inside(received), self.inside(ctx)), state.get(KEPT, {})
+        heard = received[BUFFERS].result if BUFFERS in received else {}
+        return self._with_kept(mixed, {**kept, **heard})
+
+
+def hides_global(method: Method) -> bool:
+    """Whether there is no whole model that all clients have, because each trains parts of its own."""
+    own_buffers = isinstance(method, OwnParts) and method.hyper.buffers == "personal" and bool(method.buffers)
+    return own_buffers or (isinstance(method, OwnParts) and not method.trains.isdisjoint(method.kept))
+
+
+def with_parts(method: Method, parts: Parts) -> Method:
+    """The method around whose clients `parts` of the model stay; the task's network has their first values.
+
+    Raise RayflError if the method does not train one model by one gradient a step, or exchanges nothing.
+    """
+    trainer = method.inner if isinstance(method, WrappingClients) else method
+    name = trainer.name or type(trainer).__name__
+    if not method.keeps_parts:
+        what = "parts.personal" if parts.personal else "a model whose buffers change in training (BatchNorm)"
+        cure = "" if parts.personal else ", parts.buffers='frozen', or a model with GroupNorm"
+        raise RayflError(
+            f"method {name!r} cannot be used with {what}: its clients train several models, take several gradients a "
+            f"step, or do not say which of them is theirs (keeps_parts); use fedavg, scaffold or dpsgd{cure}"
+        )
+    if parts.personal and not method.gather:
+        raise RayflError(
+            f" does nothing, as clients of {name} exchange nothing and keep all of the model; remove it",
+            ("parts", "personal"),
+        )
+    return (OwnPartsOfClients if isinstance(method, ServerHalf) else OwnPartsOfPeers)(method, parts)

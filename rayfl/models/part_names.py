@@ -1,0 +1,51 @@
+"""Finds the parameters of a module that the patterns of `parts.personal` choose."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.settings import shown
+
+KEY = ("parts", "personal")
+
+
+def chosen(patterns: Sequence[str], module: nn.Module, model: str) -> tuple[str, ...]:
+    """The names of the trained parameters of `module` that `patterns` choose, in the module's order.
+
+    A pattern, in the form of file names (`head.*`), is compared with the names of parameters, of the modules that they
+    lie in, and of these modules' classes. One that begins with ! takes parameters out again. Raise RayflError for a
+    pattern that chooses nothing, and if all patterns together choose none of the parameters, or all.
+    """
+    words = _words(module)
+    found = dict.fromkeys(words, False)
+    for pattern in patterns:
+        plain = pattern.removeprefix("!")
+        named = [name for name, own in words.items() if any(fnmatchcase(word, plain) for word in own)]
+        if not named:
+            close = did_you_mean(plain, set().union(*words.values()))
+            raise RayflError(
+                f" has {shown(pattern)}, which names no trained parameter of model {model!r}, and no module or "
+                f"class with one; {close}",
+                KEY,
+            )
+        found |= dict.fromkeys(named, pattern == plain)
+    names = tuple(name for name, is_chosen in found.items() if is_chosen)
+    if patterns and len(names) in (0, len(words)):
+        wrong, cure = ("none", "change it") if not names else ("all", "leave some to share, or take method 'local'")
+        raise RayflError(
+            f"={shown(patterns)} chooses {wrong} of the {len(words)} trained parameters of model {model!r}; {cure}", KEY
+        )
+    return names
+
+
+def _words(module: nn.Module) -> Mapping[str, set[str]]:
+    """For each trained parameter by name: its name, those of the modules that it lies in, and of its owner's class."""
+    words: dict[str, set[str]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            inside = name.split(".")
+            owner = module.get_submodule(".".join(inside[:-1]))
+            words[name] = {".".join(inside[:end]) for end in range(1, len(inside) + 1)} | {type(owner).__name__}
+    return words
