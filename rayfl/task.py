@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rayfl.data.batches import Batch
+from rayfl.data.datasets import Dataset
 from rayfl.errors import RayflError
 from rayfl.network import Network
 from rayfl.tasks.base import Task
@@ -50,6 +51,10 @@ class BoundTask(ABC):
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
         """The network's output [batch, ...] (logits), for objectives that need no labels."""
         raise RayflError(f"{type(self).__name__} has no network output")
+
+    def num_outputs(self, dataset: Dataset) -> int:
+        """The number of outputs that the network was built for (`Task.num_outputs`)."""
+        return dataset.num_classes
 
     def evaluated(self, params: Tree, batch: Batch) -> Tensor:
         """The network's output [batch, ...] in evaluation mode (no dropout), which can be differentiated too."""
@@ -138,6 +143,9 @@ class NetworkTask(BoundTask):
 
     def init(self, seed: int) -> Tree:
         return self.network.init(seed)
+
+    def num_outputs(self, dataset: Dataset) -> int:
+        return self.task.num_outputs(dataset)
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
         return self.network(params, batch.inputs)

@@ -23,54 +23,58 @@ def checked_dataset(dataset: Dataset) -> Dataset:
         place = samples.place or f"dataset {dataset.name!r}"
         check_lengths(place, split, samples)
         check_finite(place, split, samples.inputs)
-        _check_labels(place, split, samples.labels, dataset.num_classes)
+        if dataset.has_classes:
+            _check_labels(place, split, samples.labels, dataset.num_classes)
+        else:
+            check_targets(place, split, samples.labels)
         if dataset.kind == "text":
             _check_tokens(place, split, samples.inputs, dataset.vocabulary)
-    check_shapes(dataset.train.place or dataset.name, dataset.train.inputs, dataset.test.inputs)
+    check_shapes(dataset.train.place or dataset.name, dataset.train, dataset.test)
     return dataset
 
 
 def check_lengths(place: str, split: str, samples: Samples) -> None:
-    """Raise RayflError unless there are nonempty inputs, each with a label and, if owners are given, an owner."""
+    """Raise RayflError unless there are nonempty inputs, each with a target and, if owners are given, an owner."""
     shape = samples.inputs.shape
     if len(shape) < 2 or 0 in shape:
         raise RayflError(
             f"{place} has {split} inputs of shape {list(shape)}; give at least one sample, [n, dim] or more"
         )
     for word, values in (("labels", samples.labels), ("owners", samples.groups)):
-        if word == "labels" and values is not None and values.ndim == 2 and len(values) == shape[0]:
-            cure = "; these look one-hot: give labels.argmax(1)" if _looks_one_hot(values[:1000]) else ""
-            raise RayflError(
-                f"{place} has {split} labels of shape {list(values.shape)}; give one class number for each of the "
-                f"{shape[0]} inputs{cure}"
-            )
-        if values is not None and values.shape != shape[:1]:
+        if values is not None and (values.shape[:1] != shape[:1] or (word == "owners" and values.ndim > 1)):
             raise RayflError(
                 f"{place} has {shape[0]} {split} inputs and {word} of shape {list(values.shape)}; give one of them for "
                 "each input"
             )
 
 
-def _looks_one_hot(labels: np.ndarray) -> bool:
-    return labels.dtype.kind in "biuf" and bool(((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all())
+def check_shapes(place: str, train: Samples, test: Samples) -> None:
+    """Raise RayflError unless the inputs of both splits have one shape, and the targets too."""
+    for word, one, other in (("inputs", train.inputs, test.inputs), ("labels", train.labels, test.labels)):
+        if one.shape[1:] != other.shape[1:]:
+            raise RayflError(
+                f"{place} has train {word} of shape {list(one.shape[1:])} and test {word} of shape "
+                f"{list(other.shape[1:])}; give both one shape"
+            )
 
 
-def check_shapes(place: str, train: np.ndarray, test: np.ndarray) -> None:
-    """Raise RayflError unless the inputs of both splits have one shape."""
-    if train.shape[1:] != test.shape[1:]:
-        raise RayflError(
-            f"{place} has train inputs of shape {list(train.shape[1:])} and test inputs of shape "
-            f"{list(test.shape[1:])}; give both one shape"
-        )
-
-
-def check_finite(place: str, split: str, inputs: np.ndarray) -> None:
-    """Raise RayflError for an input that is NaN or infinite."""
-    if inputs.dtype.kind != "f":
+def check_finite(place: str, split: str, values: np.ndarray, word: str = "input") -> None:
+    """Raise RayflError for an input, or a target, that is NaN or infinite."""
+    if values.dtype.kind != "f":
         return
-    row = first_row(inputs, lambda part: ~np.isfinite(part))
+    row = first_row(values, lambda part: ~np.isfinite(part))
     if row is not None:
-        raise RayflError(f"{place} has a {split} input that is NaN or infinite ({_counted(row)}); correct it")
+        raise RayflError(f"{place} has a {split} {word} that is NaN or infinite ({_counted(row)}); correct it")
+
+
+def check_targets(place: str, split: str, targets: np.ndarray) -> None:
+    """Raise RayflError unless targets that are no classes are finite numbers."""
+    if targets.dtype.kind not in "biuf" or 0 in targets.shape:
+        raise RayflError(
+            f"{place} has {split} labels of type {targets.dtype}, {list(targets.shape)}; give numbers [n, outputs], or "
+            "one class for each input, [n]"
+        )
+    check_finite(place, split, targets, "label")
 
 
 def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = MOST_CLASSES) -> np.ndarray:
@@ -119,7 +123,8 @@ def _refuse(place: str, split: str, row: int, labels: np.ndarray, num_classes: i
     known = num_classes < MOST_CLASSES
     allowed = f"whole numbers from 0 to {num_classes - 1}" if known else "whole numbers from 0, or the names of classes"
     which = f"{split} label".strip()
-    raise RayflError(f"{place} has the {which} {labels[row]} ({_counted(row)}); labels are {allowed}")
+    cure = ", and numbers to predict have the shape [n, outputs]" if labels.dtype.kind == "f" else ""
+    raise RayflError(f"{place} has the {which} {labels[row]} ({_counted(row)}); labels are {allowed}{cure}")
 
 
 def _counted(row: int) -> str:

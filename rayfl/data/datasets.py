@@ -27,10 +27,11 @@ PADDING = 4
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples and their labels, in the order of the source.
+    """Samples and their targets, in the order of the source.
 
     inputs: images uint8 [n, channels, height, width]; vectors float32 [n, dim]; tokens int64 or uint16 [n, length].
-    labels: the classes, int64 [n].
+    labels: the targets: classes int64 [n]; numbers float32 [n, outputs] (regression); 0 or 1 int64 [n, labels] (several
+    labels each); the next token of each token int64 [n, length], negative where there is none.
     groups: int64 [n], the natural client of each sample (writer, speaker), if the source knows it.
     place: the file or folder of the samples, for error messages.
     """
@@ -48,6 +49,7 @@ class Samples:
 class Dataset:
     """Train and test samples, and how batches are made of them.
 
+    num_classes: the number of classes; where targets are no classes, of the numbers, labels or tokens to predict.
     mean, std: one value per channel of images, on the [0, 1] scale; empty for other kinds.
     augment: crop with padding 4 and flip at random, drawn again for each batch (as for CIFAR).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
@@ -75,6 +77,11 @@ class Dataset:
             words = "inputs" if use == "inputs" else f"no inputs ({use})"
             lines.append(f"{words}: {', '.join(map(shown, names[:most]))}{left_out}")
         return lines
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each sample has one class as its target."""
+        return self.train.labels.ndim == 1
 
     @property
     def num_tokens(self) -> int:

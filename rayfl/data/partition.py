@@ -125,6 +125,8 @@ class PartitionScheme(Choice, ABC):
 
     label: ClassVar[str] = "partition"
     package: ClassVar[str] = "rayfl.data.partitions"
+    by_class: ClassVar[bool] = False
+    """Whether it needs one class for each sample."""
 
     @abstractmethod
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:

@@ -34,7 +34,8 @@ from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import Settings, shown
 from rayfl.settings_read import Given, class_id, is_ours
 from rayfl.task import NetworkTask
-from rayfl.tasks.classification import Classification
+from rayfl.tasks.check import check_task
+from rayfl.tasks.from_data import task_for
 from rayfl.tree import Tree
 
 
@@ -123,11 +124,11 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
 
 
 def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
-    """The task, by default classification, bound to the model on the data's samples.
+    """The task, by default one for the data, bound to the model on the data's samples.
 
     Raise RayflError if the three do not fit, or if this machine has no memory for the model and its gradient.
     """
-    model, task = experiment.model, experiment.task or Classification()
+    model, task = experiment.model, experiment.task or task_for(dataset)
     options = ", ".join(f"model.{key}={shown(value)}" for key, value in model if isinstance(value, int | tuple))
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
     # The module has no storage here, and torch counts its entries in 64 bits.
@@ -185,7 +186,7 @@ def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
 
 
 def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: Tree) -> None:
-    """Raise RayflError unless the model returns logits [2, num_classes] for two train samples, as the loss needs them.
+    """Raise RayflError unless the model returns outputs for two train samples, and the task losses for these.
 
     It runs in evaluation mode (first in training mode, if there are buffers that it could change) and restores torch's
     generator, so that no bit of a run depends on it.
@@ -203,11 +204,12 @@ def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: Tree)
     except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:
-        raise RayflError(f"{given}, and raises {error_text(error)}; it must return logits {wanted}") from error
+        raise RayflError(f"{given}, and raises {error_text(error)}; it must return outputs {wanted}") from error
     is_tensor = isinstance(found, Tensor)
     if not is_tensor or list(found.shape) != wanted or not found.is_floating_point():
         what = f"values of type {found.dtype} {list(found.shape)}" if is_tensor else f"a {type(found).__name__}"
-        raise RayflError(f"{given}, and returns {what}; it must return logits {wanted}, one for each class")
+        raise RayflError(f"{given}, and returns {what}; it must return outputs {wanted} for task {task.task.name!r}")
+    check_task(task.task, found, batch.labels)
 
 
 def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
@@ -234,6 +236,11 @@ def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
 
     Which of the partition's clients are the unseen ones is drawn from the seed; they get the last numbers.
     """
+    if experiment.partition.by_class and not dataset.has_classes:
+        raise RayflError(
+            f"partition {experiment.partition.name!r} divides classes, and the labels of dataset {dataset.name!r} are "
+            f"{dataset.train.labels.dtype} [n, {dataset.num_classes}], no classes; take 'iid', or 'natural' with owners"
+        )
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
     defaults = experiment.method.splits

@@ -36,7 +36,10 @@ class Architecture(Choice):
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The network: inputs [batch, *input_shape] to logits [batch, num_classes]. Raise RayflError if they do not
-        fit."""
+        fit.
+
+        num_classes: the number of outputs that the task asks for: of classes, numbers, labels, or different tokens.
+        """
 
     def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
         """`build` with its arguments bound, which pickles."""

@@ -1,6 +1,6 @@
 """Models of token sequences, int64 [batch, length], in which token 0 is padding."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ PAD = 0
 
 
 class CharLSTM(Architecture):
-    """Predicts the token that follows a sequence: an embedding, LSTM layers, and a linear layer on the last state.
+    """Predicts the token that follows: an embedding, LSTM layers, and a linear layer on the last state, or on all.
 
     The network of McMahan et al., AISTATS 2017, and Reddi et al., ICLR 2021, for Shakespeare: 822,570 parameters at 90
     tokens (PyTorch's LSTM has two biases a gate; 820,522 with one). A padding token is embedded as any other.
@@ -23,20 +23,33 @@ class CharLSTM(Architecture):
     embedding: Width = Field(default=8, description="numbers a token")
     hidden: Width = Field(default=256, description="units of a layer")
     layers: Width = Field(default=2, le=100, description="LSTM layers")
+    predicts: Literal["last", "all"] = Field(
+        default="last", description="last: what follows the sequence; all: what follows each token, for next-token"
+    )
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_tokens(input_shape)
-        return LastState(self.vocabulary or num_classes, self.embedding, self.hidden, self.layers, num_classes)
+        kind = LastState if self.predicts == "last" else EveryState
+        return kind(self.vocabulary or num_classes, self.embedding, self.hidden, self.layers, num_classes)
 
 
-class LastState(nn.Module):
-    """Embedding, LSTM, and a linear layer on the last layer's state after the last token."""
+class EveryState(nn.Module):
+    """Embedding, LSTM, and a linear layer on the last layer's states."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, num_classes: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.head = nn.Linear(hidden, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [batch, length] to logits [batch, length, num_classes]."""
+        states, _ = self.lstm(self.embedding(tokens))
+        return self.head(states)
+
+
+class LastState(EveryState):
+    """The same with the linear layer on the state after the last token alone."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [batch, length] to logits [batch, num_classes]."""

@@ -19,11 +19,12 @@ def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
 
     Raise RayflError if the labels are no classes (regression).
     """
-    if not np.issubdtype(dataset.train.labels.dtype, np.integer):
+    labels = dataset.train.labels
+    if not dataset.has_classes or not np.issubdtype(labels.dtype, np.integer):
         raise RayflError(
-            f"dataset {dataset.name!r} has no classes to count: its labels are {dataset.train.labels.dtype}"
+            f"dataset {dataset.name!r} has no classes to count: its labels are {labels.dtype} {list(labels.shape)}"
         )
-    return label_counts(dataset.train.labels, partition.train, dataset.num_classes)
+    return label_counts(labels, partition.train, dataset.num_classes)
 
 
 def distances(counts: np.ndarray) -> np.ndarray:

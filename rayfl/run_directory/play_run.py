@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def play_run(
         models = final_models(setup, executor, run_state) if save_models else {}
         if models:
             with writing(directory, f"go on with: rayfl resume {directory}"):
-                write_model_inputs(directory, setup.dataset, setup.precision)
+                outputs = setup.method.task.num_outputs(setup.dataset)
+                write_model_inputs(directory, replace(setup.dataset, num_classes=outputs), setup.precision)
         for name, parts in models.items():
             with writing(directory, f"go on with: rayfl resume {directory}"):
                 paths = save_model(directory, name, parts)

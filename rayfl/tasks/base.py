@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.data.datasets import Dataset
+from rayfl.errors import RayflError
 from rayfl.metrics.base import Metric
 from rayfl.metrics.loss import Loss
 from rayfl.network import Network
@@ -53,3 +54,11 @@ class Task(Choice, ABC):
     @abstractmethod
     def check(self, dataset: Dataset, network: Network) -> None:
         """Raise RayflError if the data's targets, or the network, are not those of the task."""
+
+    def misfit(self, wanted: str, dataset: Dataset) -> RayflError:
+        """The error for targets that are not those of the task; `wanted` says which are."""
+        labels = dataset.train.labels
+        return RayflError(
+            f"task {self.name!r} needs labels that are {wanted}, and those of dataset {dataset.name!r} are "
+            f"{labels.dtype} {list(labels.shape)}"
+        )

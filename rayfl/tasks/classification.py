@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayfl.data.datasets import Dataset
-from rayfl.errors import RayflError
 from rayfl.metrics.accuracy import Accuracy
 from rayfl.metrics.base import Metric
 from rayfl.metrics.loss import Loss
@@ -44,7 +43,11 @@ class Classification(Task):
     def check(self, dataset: Dataset, network: Network) -> None:
         labels = dataset.train.labels
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise RayflError(
-                f"task {self.name!r} needs one class for each example, and the targets of dataset {dataset.name!r} are "
-                f"{labels.dtype} [n{''.join(f', {size}' for size in labels.shape[1:])}]"
-            )
+            cure = "; these look one-hot: give labels.argmax(1), or task='multilabel'" if look_one_hot(labels) else ""
+            raise self.misfit(f"one class number for each input, [n]{cure}", dataset)
+
+
+def look_one_hot(labels: np.ndarray) -> bool:
+    """Whether each of the first rows has one 1 and otherwise zeros."""
+    labels = labels[:1000]
+    return labels.ndim == 2 and bool(((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all())

@@ -7,7 +7,8 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--method and --set."""
+    """--method, --set and --experiment."""
     group = parser.getgroup("rayfl")
     group.addoption("--method", help="the method under contract, such as my_methods.py:FedNova")
     group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="a hyper-parameter, as lr=0.1")
+    group.addoption("--experiment", metavar="FILE", help="an experiment whose task is under contract")

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rayfl.choices.kinds import find
-from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
+from rayfl.report.results import RunResults, load
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.record import read_run
 from rayfl.testing.executors import play
@@ -43,6 +45,20 @@ def test_fedbn_on_a_strangers_resnet_learns_and_sends_no_norm(tmp_path: Path, mo
     # A stem of 1 * 12 filters and two blocks of 2 * 12 * 12 of them, 3x3 each, and a head of 12 * 10 + 10.
     shared = 9 * (12 + 2 * 2 * 12 * 12) + 130
     assert {row["downlink_bits"] for row in run.clients.to_pylist()} == {32 * shared}
+
+
+def test_the_example_of_a_task_learns_the_quantile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nine tenths of the levels lie below the outputs. rayfl's contract runs over the task too."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    result = rayfl("run", "examples/task.toml", "--inline", "--output", "run")
+    assert result.exit_code == 0, result.output
+    results = load(Path("run"))
+    assert isinstance(results, RunResults)
+    dataset = prepare(read(Path("examples/task.toml"))).dataset
+    with torch.no_grad():
+        outputs = results.model()(torch.from_numpy(dataset.test.inputs))
+    assert (dataset.test.labels < outputs.numpy()).mean() == pytest.approx(0.9, abs=0.05)
 
 
 def softmax_gradient(inputs: np.ndarray, labels: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> tuple:

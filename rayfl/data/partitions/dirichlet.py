@@ -25,6 +25,7 @@ class DirichletClient(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-client"
+    by_class: ClassVar[bool] = True
     alpha: Concentration = 0.3
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
@@ -71,6 +72,7 @@ class DirichletSizes(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-sizes"
+    by_class: ClassVar[bool] = True
     alpha: Concentration = 100.0
     sigma: float = Field(default=0.0, ge=0.0, le=10.0, description="spread of the sizes, log-normal; 0: all equal")
 
@@ -95,6 +97,7 @@ class DirichletClass(PartitionScheme):
     """
 
     name: ClassVar[str] = "dirichlet-class"
+    by_class: ClassVar[bool] = True
     alpha: Concentration = 0.5
     min_samples: int = Field(default=10, ge=1, description="least train samples of a client")
 

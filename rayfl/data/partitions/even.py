@@ -30,6 +30,7 @@ class LambdaRatio(PartitionScheme):
     """
 
     name: ClassVar[str] = "lambda-ratio"
+    by_class: ClassVar[bool] = True
     ratio: float = Field(
         ge=0.0,
         le=1.0,

@@ -22,6 +22,7 @@ class Pathological(PartitionScheme):
     """
 
     name: ClassVar[str] = "pathological"
+    by_class: ClassVar[bool] = True
     classes_per_client: int = Field(default=2, ge=1, description="classes of each client")
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
@@ -44,6 +45,7 @@ class LabelsPerClient(PartitionScheme):
     """
 
     name: ClassVar[str] = "labels-per-client"
+    by_class: ClassVar[bool] = True
     labels_per_client: int = Field(ge=1, examples=[3], description="classes of each client")
     used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's samples that it uses")
 

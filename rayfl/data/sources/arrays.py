@@ -10,6 +10,7 @@ from pydantic import Field
 from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import Kind, dataset
+from rayfl.data.sources.next_tokens import next_tokens
 from rayfl.errors import RayflError, reason
 from rayfl.limits.npy import npz_names, read_npy, read_npz
 from rayfl.limits.regular_files import absent, expanded
@@ -25,6 +26,9 @@ class ArrayFiles(Source):
 
     All but inputs and labels may be missing; without test_inputs a share of the samples is held out. Whole bytes with
     three or four axes are images, other whole numbers with two are tokens. Nothing pickled is read.
+
+    Labels are classes [n], numbers [n, outputs], 0 and 1 [n, labels], or tokens [n, length]. With kind = "text" they
+    may be missing: the label of each token is then the next one.
     """
 
     name: ClassVar[str] = "arrays"
@@ -111,6 +115,9 @@ def _dataset(
     name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind, found: list[str]
 ) -> Dataset:
     """The dataset of the arrays by name; `found`: the names of all arrays, which an error lists."""
+    if kind == "text" and {"labels", "test_labels"}.isdisjoint(arrays):
+        tokens = {name: array for name, array in arrays.items() if name.endswith("inputs") and array.ndim == 2}
+        arrays = {**arrays, **{name.replace("inputs", "labels"): next_tokens(array) for name, array in tokens.items()}}
     wanted = NAMES[:2] if {"test_inputs", "test_labels"}.isdisjoint(arrays) else (*NAMES[:2], *NAMES[3:5])
     if missing := [key for key in wanted if key not in arrays]:
         has, allowed = listed(found, "and") if found else "no arrays", listed(list(NAMES), "and")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from rayfl.data.check import check_finite, check_lengths, check_shapes, first_row, whole_labels
+from rayfl.data.check import check_finite, check_lengths, check_shapes, check_targets, first_row, whole_labels
 from rayfl.data.datasets import Dataset, Samples, moments
 from rayfl.errors import RayflError
 from rayfl.settings import shown
@@ -28,12 +28,17 @@ def dataset(
             _check(rows.place or place, split, rows)
     if test is None:
         train, test = _held_out(place, train, test_share)
-    check_shapes(place, train.inputs, test.inputs)
+    check_shapes(place, train, test)
     if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
-    train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
     owners = _numbered(train.groups, test.groups)
     kind = _kind(train.inputs) if kind == "auto" else kind
+    if train.labels.ndim == 1:
+        train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
+    else:
+        train_labels, test_labels = _targets(train.labels), _targets(test.labels)
+        of_tokens = kind == "text" and train.labels.shape == train.inputs.shape
+        num_classes = _num_tokens(train, test) if of_tokens else train.labels.shape[-1]
     train_inputs, test_inputs = (_inputs(rows.place or place, rows.inputs, kind) for rows in (train, test))
     mean, std = moments(train_inputs) if kind == "image" else ((), ())
     return Dataset(
@@ -52,7 +57,9 @@ def _check(place: str, split: str, rows: Samples) -> None:
     if rows.inputs.dtype.kind not in "biuf":
         raise RayflError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
     check_finite(place, split, rows.inputs)
-    if not _are_names(rows.labels):
+    if rows.labels.ndim > 1:
+        check_targets(place, split, rows.labels)
+    elif not _are_names(rows.labels):
         whole_labels(place, split, rows.labels)
     for word, values in (("label", rows.labels), ("owner", rows.groups)):
         row = None if values is None else first_row(values, _is_gap)
@@ -116,6 +123,18 @@ def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[n
     if least > 0:
         _notice(place, least, num_classes)
     return together[: len(train)], together[len(train) :], num_classes
+
+
+def _targets(labels: np.ndarray) -> np.ndarray:
+    """Targets that are no classes: float32 for numbers, int64 for whole numbers."""
+    # Numbers too large for float32 become infinite, and are refused later with their row.
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(labels, np.float32 if labels.dtype.kind == "f" else np.int64)
+
+
+def _num_tokens(*splits: Samples) -> int:
+    """The largest token among inputs and targets, + 1."""
+    return 1 + max(int(tokens.max()) for samples in splits for tokens in (samples.inputs, samples.labels))
 
 
 def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -8,6 +8,7 @@ from pydantic import Field
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import Kind, dataset
 from rayfl.data.sources.fetch import import_optional
+from rayfl.data.sources.next_tokens import next_tokens
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.limits.regular_files import expanded
 
@@ -15,6 +16,8 @@ from rayfl.limits.regular_files import expanded
 class HuggingFace(Source):
     """A dataset on disk with a column of inputs (images, or lists of numbers) and one of labels. Needs `datasets`.
 
+    Labels are classes, or lists of numbers to predict. With kind = "text" the column may be missing: the label of each
+    token is then the next one.
     `train` and `test` name the splits to use. If the dataset has no splits, a share is held out.
     """
 
@@ -49,7 +52,8 @@ class HuggingFace(Source):
     # Any: a dataset of Hugging Face, which is an optional package.
     def _rows(self, table: Any) -> Samples:
         columns = table.column_names
-        for name in (self.inputs, self.labels, *([self.owners] if self.owners else [])):
+        follows = self.kind == "text" and self.labels not in columns and not self.is_given("labels")
+        for name in (self.inputs, *([] if follows else [self.labels]), *([self.owners] if self.owners else [])):
             if name not in columns:
                 raise RayflError(f"{self.path} has no column {name!r}: {did_you_mean(name, columns)}")
         samples = [np.asarray(value) for value in table[self.inputs]]
@@ -57,4 +61,6 @@ class HuggingFace(Source):
             shapes = sorted({str(list(sample.shape)) for sample in samples})
             raise RayflError(f"{self.path} has inputs of the shapes {' and '.join(shapes[:2])}; give all one shape")
         owners = None if self.owners is None else np.asarray(table[self.owners])
-        return Samples(np.stack(samples), np.asarray(table[self.labels]), owners)
+        inputs = np.stack(samples)
+        labels = next_tokens(inputs) if follows else np.asarray(table[self.labels])
+        return Samples(inputs, labels, owners)

@@ -1,4 +1,4 @@
-"""A user's own table: a CSV or Parquet file with a column of labels."""
+"""A user's own table: a CSV or Parquet file with a column of labels, or columns of numbers to predict."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ from rayfl.data.sources.conversion import dataset
 from rayfl.errors import RayflError, did_you_mean, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import absent, expanded, require_regular
-from rayfl.settings import shown
+from rayfl.settings import listed, shown
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """The names that pandas gives to an index without a name: in a CSV file, read back from one, in a Parquet file."""
@@ -34,6 +34,9 @@ class Table(Source):
     path: str = Field(min_length=1, examples=["my_table.csv"], description="a .csv or .parquet file")
     test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
     labels: str = Field(default="label", description="the column of labels")
+    targets: tuple[str, ...] = Field(
+        default=(), description="columns of numbers to predict, in place of labels: a regression, or 0 and 1"
+    )
     features: tuple[str, ...] = Field(
         default=(), description="columns of inputs; default: all others of numbers but pandas' index"
     )
@@ -66,10 +69,19 @@ class Table(Source):
                 samples.inputs[:] = (samples.inputs - mean) / deviation
         return replace(found, columns=columns)
 
+    def unused(self) -> Mapping[str, str]:
+        return {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
+
+    @property
+    def _predicted(self) -> list[str]:
+        """The columns of labels."""
+        return [*(self.targets or (self.labels,))]
+
     def _columns(self, file: "_File") -> dict[str, list[str]]:
         """The names of the columns by their use: "inputs", or why they are no inputs."""
-        if self.labels in (*self.features, *self.categories):
-            raise RayflError(f"{self.path}: {self.labels!r} is the column of labels; remove it from the inputs")
+        for name in self._predicted:
+            if name in (*self.features, *self.categories):
+                raise RayflError(f"{self.path}: {name!r} is a column of labels; remove it from the inputs")
         index = _pandas_index(file.table.schema)
         columns: dict[str, list[str]] = {"inputs": [*self.features]}
         for field in file.table.schema:
@@ -77,7 +89,8 @@ class Table(Source):
                 columns.setdefault(self._use(field, field.name in index), []).append(field.name)
         if not columns["inputs"]:
             raise RayflError(
-                f"{self.path} has no column of numbers beside {self.labels!r}; give data.features, or data.categories"
+                f"{self.path} has no column of numbers beside {listed([*map(repr, self._predicted)], 'and')}; give "
+                "data.features, or data.categories"
             )
         return columns
 
@@ -85,8 +98,8 @@ class Table(Source):
         """ "inputs", or why a column that is not among the features is no input."""
         if field.name in self.categories:
             return "inputs"
-        if field.name in (self.labels, self.owners):
-            return "labels" if field.name == self.labels else "owners"
+        if field.name in (*self._predicted, self.owners):
+            return "labels" if field.name in self._predicted else "owners"
         if self.features:
             return "not in data.features"
         if is_index:
@@ -101,7 +114,8 @@ class Table(Source):
 
     def _rows(self, file: "_File", names: Sequence[str], values: Mapping[str, np.ndarray]) -> Samples:
         owners = None if self.owners is None else file.column(self.owners)
-        return Samples(file.inputs(names, values), file.column(self.labels), owners, file.path)
+        labels = file.inputs(self.targets, {}) if self.targets else file.column(self.labels)
+        return Samples(file.inputs(names, values), labels, owners, file.path)
 
 
 class _File:
@@ -149,8 +163,8 @@ class _File:
         values = self.column(name)
         if values.dtype.kind not in "biuf":
             raise RayflError(
-                f"{self.path} has {shown(values[0])} in column {name!r}; inputs are columns of numbers, or in "
-                "data.categories"
+                f"{self.path} has {shown(values[0])} in column {name!r}; inputs and targets are columns of numbers, "
+                "and other inputs are in data.categories"
             )
         return values
 

@@ -1,0 +1,28 @@
+"""Checks what a task makes of a few outputs before anything starts."""
+
+from torch import Tensor
+
+from rayfl.errors import RayflError, one_line, plugin_line
+from rayfl.tasks.base import Task
+
+
+def check_task(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Raise RayflError unless the task gives a loss, a count and a score for each example, float [batch]."""
+    what = f"task {task.name!r}, given outputs {list(outputs.shape)} and labels {list(targets.shape)},"
+    wanted = list(outputs.shape[:1])
+    try:
+        made = task.loss(outputs, targets)
+        if not isinstance(made, tuple):
+            raise TypeError(f"loss returns a {type(made).__name__}, and not sums and counts")
+        sums, counts = made
+        numbers = {"losses": sums, "counts": counts, "scores": task.score(outputs, targets)}
+        wrong = [name for name, one in numbers.items() if list(one.shape) != wanted or not one.is_floating_point()]
+    except (KeyboardInterrupt, RayflError):
+        raise
+    except BaseException as error:
+        words = one_line(f"{type(error).__name__}: {error}{plugin_line(error)}")
+        raise RayflError(f"{what} raises {words}; it must give sums, counts and scores {wanted}") from error
+    if wrong:
+        one = numbers[wrong[0]]
+        given = f"{one.dtype} {list(one.shape)}"
+        raise RayflError(f"{what} gives {wrong[0]} {given}; give floating-point numbers {wanted}, one for each example")

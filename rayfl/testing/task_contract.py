@@ -1,0 +1,65 @@
+"""The contract of every task: its own functions, and runs of six methods."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rayfl.choices.kinds import find
+from rayfl.data.batches import Batch
+from rayfl.methods.base import Method, PeerHalf
+from rayfl.rounds.setup import Setup
+from rayfl.task import NetworkTask
+from rayfl.testing import contracts
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "fedavg": {},
+    "fedavgm": {"momentum": 0.5},
+    "ditto": {},
+    "fedpse": {"keep_ratio": 0.3},
+    "dpsgd": {},
+    "dispfl": {"density": 0.5},
+}
+"""A server, momentum on both sides, personal models, a compressed exchange, peers, and masks among peers."""
+_MOST = 8
+
+
+# Any: tables of an experiment.
+def tables(method: str, **options: Any) -> dict[str, Any]:
+    """The tables of an experiment in which a method trains, one of `METHODS` with their settings."""
+    kind: type[Method] = find(Method, method)
+    settings = {"lr": 0.1, "batch_size": 16, **METHODS.get(method, {}), **options}
+    graph = {"topology": "ring"} if kind.gather and issubclass(kind, PeerHalf) else {}
+    return {"method": {"name": method, **settings}, **graph}
+
+
+def examples_are_judged_one_by_one(setup: Setup) -> None:
+    """An example's loss, count and score do not depend on the others in its batch, and padding adds nothing."""
+    task = setup.method.task
+    assert isinstance(task, NetworkTask)
+    whole = setup.data(0).all("train")
+    batch = Batch(whole.inputs[:_MOST], whole.labels[:_MOST])
+    outputs = task.evaluated(setup.initial, batch).detach()
+    sums, counts = task.task.loss(outputs, batch.labels)
+    scores = task.task.score(outputs, batch.labels)
+    assert bool(((scores >= 0) & (scores <= 1)).all() and (counts >= 0).all() and torch.isfinite(sums).all())
+    for row in range(len(outputs)):
+        one = slice(row, row + 1)
+        alone = (*task.task.loss(outputs[one], batch.labels[one]), task.task.score(outputs[one], batch.labels[one]))
+        torch.testing.assert_close(alone, (sums[one], counts[one], scores[one]), rtol=1e-5, atol=1e-6)
+    weights = (torch.arange(len(outputs)) % 2).float()
+    kept = weights > 0
+    torch.testing.assert_close(
+        task.task.mean_loss(outputs, batch.labels, weights),
+        task.task.mean_loss(outputs[kept], batch.labels[kept]),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def a_method_trains_on_it(make: Callable[[str], Setup]) -> None:
+    """Looped, stacked, and on three workers in place of one. `make`: a setup for an engine, "loop" or "vmap"."""
+    here = make("loop")
+    if here.method.task.vmappable:
+        contracts.loop_and_vmap_agree(here, make("vmap"))
+    contracts.several_workers_give_the_bits_of_one(here)
