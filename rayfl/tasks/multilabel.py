@@ -9,6 +9,9 @@ from torch.nn import functional
 
 from rayfl.data.check import first_row
 from rayfl.data.datasets import Dataset
+from rayfl.metrics.accuracy import Accuracy
+from rayfl.metrics.base import Metric
+from rayfl.metrics.loss import Loss
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 
@@ -29,6 +32,9 @@ class Multilabel(Task):
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return ((outputs > 0) == (targets > 0)).float().mean(dim=1)
+
+    def default_metrics(self) -> tuple[Metric, ...]:
+        return (Loss(), Accuracy())
 
     def num_outputs(self, dataset: Dataset) -> int:
         return dataset.train.labels.shape[-1]

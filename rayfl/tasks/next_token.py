@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from rayfl.data.check import first_row
 from rayfl.data.datasets import Dataset
+from rayfl.metrics.accuracy import Accuracy
+from rayfl.metrics.base import Metric
+from rayfl.metrics.loss import Loss, Perplexity
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 
@@ -31,6 +34,9 @@ class NextToken(Task):
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         right = (outputs.argmax(dim=-1) == targets).float().sum(dim=1)
         return right / (targets >= 0).sum(dim=1).clamp(min=1)
+
+    def default_metrics(self) -> tuple[Metric, ...]:
+        return (Loss(), Accuracy(), Perplexity())
 
     def output_shape(self, dataset: Dataset) -> tuple[int, ...]:
         return (*dataset.input_shape, self.num_outputs(dataset))

@@ -8,6 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayfl.data.datasets import Dataset
+from rayfl.metrics.base import Metric
+from rayfl.metrics.loss import Loss
+from rayfl.metrics.regression import R2, MeanAbsoluteError
 from rayfl.network import Network
 from rayfl.settings import unused_with
 from rayfl.tasks.base import Task
@@ -41,6 +44,9 @@ class Regression(Task):
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return 1 / (1 + self.loss(outputs, targets)[0])
+
+    def default_metrics(self) -> tuple[Metric, ...]:
+        return (Loss(), MeanAbsoluteError(), R2())
 
     def num_outputs(self, dataset: Dataset) -> int:
         return dataset.train.labels.shape[-1]
