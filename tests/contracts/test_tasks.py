@@ -15,7 +15,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
 from rayfl.tasks.base import Task
-from rayfl.testing import task_contract
+from rayfl.testing import contracts, task_contract
 from rayfl.testing.executors import play
 from tests.refusals import refused
 
@@ -71,8 +71,7 @@ def test_examples_are_judged_one_by_one(task: str):
     task_contract.examples_are_judged_one_by_one(made(task))
 
 
-# FedFomo's clients weigh models by the loss of each example.
-@pytest.mark.parametrize("method", [*task_contract.METHODS, "fedfomo"])
+@pytest.mark.parametrize("method", task_contract.METHODS)
 @pytest.mark.parametrize("task", DATA)
 def test_a_method_trains_on_it(task: str, method: str):
     task_contract.a_method_trains_on_it(lambda engine: made(task, method, engine))
@@ -84,6 +83,11 @@ def test_a_gate_counts_the_scores_of_the_task(task: str, method: str):
     """A gate of 0 opens, so that a later round trains a smaller model; one of 0.99 stays closed."""
     flops = [play(made(task, method, min_accuracy=gate))[0][-1].means["flops/training"] for gate in (0.0, 0.99)]
     assert flops[0] < flops[1]
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_clients_compare_models_by_the_losses_of_the_task(task: str):
+    contracts.several_workers_give_the_bits_of_one(made(task, "fedfomo"))
 
 
 @pytest.mark.parametrize("task", DATA)
