@@ -29,7 +29,7 @@ from rayfl.task import BoundTask, Objective
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import play
 from rayfl.tree import State, Tree
-from tests.contracts.every_method import FREE_CASES, SEAMS, VARIED, Case, cases, every_method
+from tests.contracts.every_method import FREE_CASES, REGISTERED, SEAMS, VARIED, Case, cases, every_method
 from tests.contracts.seams import quadratic
 from tests.pretended_gpu import PretendedGpu
 from tests.refusals import refused
@@ -133,6 +133,13 @@ def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case
     for hook in ("begin", "end_stage", "finish", "encode"):
         assert seen.devices.get(hook, set()) <= {"cuda"}, hook
     assert seen.devices["finish"] == {"cuda"}
+
+
+@cases([case for case in REGISTERED if case.kind.for_newcomers() == "round"])
+def test_an_unseen_clients_first_round_on_a_gpu_gives_the_bits_of_main_memory(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    assert_same_there(case.make, monkeypatch, rounds=2, clients={"unseen": 0.3})
 
 
 @cases([*SEAMS, *VARIED])
