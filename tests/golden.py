@@ -54,10 +54,13 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
     "some a round": {"per_round": 3},
     "availability": {"per_round": 3, "availability": {"probability": 0.6}},
     "retention": {"retention_ratio": {"groups": [0.2, 0.5, 1.0]}},
+    "unseen": {"unseen": 0.3},
 }
 SERVERS = ("fedavg", "scaffold", "fedpse", "fedstc")
 PEERS = ("dpsgd", "dispfl", "mcepl")
-SERVER_ONLY = ("dropout after download", "upload loss", "all losses", "deadline", "take first", "take first, losses")
+SERVER_ONLY = (
+    *("dropout after download", "upload loss", "all losses", "deadline", "take first", "take first, losses", "unseen"),
+)
 ON_RAY = (
     *("fedavg", "fedopt", "scaffold", "fedpse", "fedstc", "diana", "marina", "lag"),
     *("dpsgd", "dispfl", "mcepl", "par_weipru", "ind_mask"),
