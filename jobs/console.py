@@ -10,14 +10,12 @@ from typing import Literal
 from jobs.display import STOPPING, Display, Line
 from jobs.failures import INTERRUPTED, LIMIT
 from jobs.standard_output import say
+from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import OnRound, RoundRow
 
-UNSEEN = "unseen/accuracy"
-HEADLINES = (
-    *("pooled/accuracy", "own/accuracy", UNSEEN),
-    *("personal_pooled/accuracy", "own_after_training/accuracy", "train/loss"),
-)
+PLACES = ("pooled", "own", "unseen", "personal_pooled", "own_after_training")
+"""Where models are evaluated, the most important place first."""
 
 
 Show = Literal["all", "bar", "nothing"]
@@ -55,13 +53,14 @@ _WAVES = {"train": "client", "evaluate": "evaluating client", "reply": "answerin
 
 
 class Follower:
-    """Shows the progress of a run on a bar: the round, its clients, the accuracy and the megabytes sent.
+    """Shows the progress of a run on a bar: the round, its clients, the first metric and the megabytes sent.
 
-    line: the bar. rounds: of the whole run. prints: whether to print a line per round as well.
+    line: the bar. rounds: of the whole run. prints: whether to print a line per round as well. facts: those of every
+    value that is evaluated.
     """
 
-    def __init__(self, line: Line, rounds: int, prints: bool) -> None:
-        self.line, self.rounds, self.prints = line, rounds, prints
+    def __init__(self, line: Line, rounds: int, prints: bool, facts: Mapping[str, Facts]) -> None:
+        self.line, self.rounds, self.prints, self.facts = line, rounds, prints, facts
         self.done, self.stops = 0, False
         self.means: dict[str, float] = {}
         self.sent: dict[int, int] = {}
@@ -70,7 +69,7 @@ class Follower:
     def __call__(self, row: RoundRow, means: Mapping[str, float]) -> None:
         """Show a round that has ended."""
         if self.prints:
-            say(line(row, means, self.rounds))
+            say(line(row, means, self.rounds, self.facts))
         # By round, because a run that goes back to its last checkpoint reports some rounds again.
         self.sent[row.round] = row.uplink_bits + row.downlink_bits
         self.done = row.round + 1
@@ -95,19 +94,23 @@ class Follower:
         self.line.finish()
 
     def show(self, words: str, wave: str = "") -> None:
-        """Show these words, or that the run stops, then the first accuracy so far, the wave, and the other numbers."""
-        numbers = [*headline(self.means).split("  "), megabytes(sum(self.sent.values()))] if self.sent else []
+        """Show these words, or that the run stops, then the first metric so far, the wave, and the other numbers."""
+        numbers = (
+            [*headline(self.means, self.facts).split("  "), megabytes(sum(self.sent.values()))] if self.sent else []
+        )
         parts = [STOPPING if self.stops else words, *numbers[:1], wave, *numbers[1:]]
         self.line.update(self.done, "  ".join(filter(None, parts)))
 
 
 @contextmanager
-def following(rounds: int, title: str, audience: Audience) -> Iterator[Follower]:
+def following(
+    rounds: int, title: str, audience: Audience, facts: Mapping[str, Facts] = RECORDED_BEFORE
+) -> Iterator[Follower]:
     """Show the progress and the log of a run to its audience. Yields the object to call with every round."""
     display = audience.display
     prints = audience.show == "all" and not display.live
     log = nullcontext() if audience.show == "nothing" else logging_to(display.handler())
-    with log, closing(Follower(display.line(title, rounds), rounds, prints)) as follower:
+    with log, closing(Follower(display.line(title, rounds), rounds, prints, facts)) as follower:
         yield follower
 
 
@@ -131,20 +134,22 @@ def logging_to(handler: Handler) -> Iterator[None]:
         log.propagate = before[1]
 
 
-def line(row: RoundRow, means: Mapping[str, float], rounds: int) -> str:
+def line(row: RoundRow, means: Mapping[str, float], rounds: int, facts: Mapping[str, Facts] = RECORDED_BEFORE) -> str:
     """One round as one line of a log."""
     return (
-        f"{row.round + 1}/{rounds} rounds  {headline(means)}  "
+        f"{row.round + 1}/{rounds} rounds  {headline(means, facts)}  "
         f"delivered {row.delivered}/{row.selected}  up {megabytes(row.uplink_bits)}  "
         f"down {megabytes(row.downlink_bits)}  {row.wall_s:.2f} s"
     )
 
 
-def headline(means: Mapping[str, float]) -> str:
-    """The one or two most important values of a round, and that of the clients that no round asks, in words."""
-    accuracies = [name for name in HEADLINES if name in means and name.endswith("accuracy")]
-    accuracies = accuracies[: 3 if UNSEEN in accuracies else 2]
-    names = accuracies or [name for name in HEADLINES if name in means][:1]
+def headline(means: Mapping[str, float], facts: Mapping[str, Facts] = RECORDED_BEFORE) -> str:
+    """The one or two most important values of a round, and that of the clients that no round asks, in words: those of
+    the first metric that ranks runs."""
+    first = ([what for what, one in facts.items() if one.ranks] or [*facts])[:1]
+    found = [name for what in first for place in PLACES if (name := f"{place}/{what}") in means]
+    unseen = any(name.startswith("unseen/") for name in found)
+    names = found[: 3 if unseen else 2] or [name for name in ("train/loss",) if name in means]
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"
 
 

@@ -15,6 +15,7 @@ from jobs.standard_output import print_table, say
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.report_options import ReportOptions, agreed_options
+from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.comparison import TextTable, comparison, require
 from rayfl.report.overview import Overview, overviews, state_of
@@ -129,9 +130,9 @@ def list_table(folder: Path, found: Sequence[Overview]) -> Table:
     for one in found:
         name = str(one.directory.relative_to(folder)) if one.directory != folder else one.directory.name
         rounds = f"{one.rounds}/{'?' if one.planned is None else one.planned}"
-        shares = (one.pooled, one.own, *[one.unseen] * has_unseen)
-        accuracies = ("" if share is None else wording.percent(share) for share in shares)
-        listed.add_row(Text(name), one.state, rounds, *accuracies, age(one.age_s))
+        shown = (one.pooled, one.own, *[one.unseen] * has_unseen)
+        values = ("" if value is None else one.facts.words(value) for value in shown)
+        listed.add_row(Text(name), one.state, rounds, *values, age(one.age_s))
     return listed
 
 
@@ -156,9 +157,9 @@ def result_table(numbers: Summary) -> Table:
     table.add_column("value", justify="right")
     rows = {}
     for name, value in numbers["final"].items():
-        best = numbers["best"][name]
-        rows |= {f"final {name}": f"{100 * value:.2f} %"}
-        rows |= {f"best {name} (round {best['round']})": f"{100 * best['value']:.2f} %"}
+        best, facts = numbers["best"][name], Facts(title=name, unit=numbers["units"][name])
+        rows |= {f"final {name}": facts.words(value, 2)}
+        rows |= {f"best {name} (round {best['round']})": facts.words(best["value"], 2)}
     rows |= {
         "uplink, all clients": f"{numbers['uplink_megabytes']:.3f} MB",
         "downlink, all clients": f"{numbers['downlink_megabytes']:.3f} MB",

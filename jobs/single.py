@@ -214,8 +214,8 @@ def _play_rounds(
     """Play all rounds that are left. `listeners` are called after each round."""
     experiment, setup = prepared.experiment, prepared.setup
     over = partial(audience.is_over, experiment.runtime.limit_s)
-    following = console.following(experiment.rounds, experiment.label or experiment.name, audience)
-    with following as show:
+    title = experiment.label or experiment.name
+    with console.following(experiment.rounds, title, audience, setup.metric_facts) as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
         _log_once(INFO, *(f"{setup.dataset.train.place}: {line}" for line in setup.dataset.columns_in_words(10)))

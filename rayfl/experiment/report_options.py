@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from rayfl.errors import RayflError
+from rayfl.metrics.facts import Facts
 from rayfl.settings import Settings
 
 
@@ -11,18 +13,23 @@ class ReportOptions(Settings):
     """The `[report]` table: how runs are compared. It changes no run, only the page that compares them."""
 
     target: float | None = Field(
-        default=None, gt=0, le=1, description="accuracy whose cost is compared; default: what half of the runs reach"
+        default=None, description="value of the metric whose cost is compared; default: what half of the runs reach"
     )
     best_over: tuple[str, ...] = Field(
         default=(), description="tuned settings, such as method.lr: only the best of their values is shown"
     )
-    last: int = Field(
-        default=3, ge=1, description="number of last evaluations whose mean is the smoothed final accuracy"
-    )
+    last: int = Field(default=3, ge=1, description="number of last evaluations whose mean is the smoothed final value")
     metric: str | None = Field(
         default=None,
-        description="the accuracy to compare by; default: own/accuracy if a method is personal, else the most frequent",
+        description="metric to compare by, as own/accuracy; default: the first one, own/... if a method is personal",
     )
+
+
+def require_target(target: float, ranking: Mapping[str, Facts]) -> None:
+    """Raise RayflError for a target that is outside the range of all metrics that it may be a value of."""
+    if ranking and not any(facts.holds(target) for facts in ranking.values()):
+        name, facts = next(iter(ranking.items()))
+        raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", ("report", "target"))
 
 
 def agreed_options(

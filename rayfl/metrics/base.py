@@ -1,6 +1,7 @@
 """Metric: a sum that grows with the examples, and the values at its end, chosen by `[evaluation] metrics`."""
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Protocol, Self
@@ -79,10 +80,11 @@ class Metric(Choice, ABC):
         metric, _, part = name.partition("/")
         low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
         title = self.title or metric.replace("_", " ").capitalize()
-        what = (type(self).__doc__ or "").split(".\n")[0].split("\n\n")[0].rstrip(".")
+        what = " ".join((type(self).__doc__ or "").split())
         return Facts(
             title=f"{title}: {part.replace('/', ', ')}" if part else title,
-            meaning=" ".join(what.split()),
+            # The first sentence.
+            meaning=re.split(r"\.\s", what)[0].rstrip("."),
             unit=self.unit,
             low=low,
             high=high,

@@ -48,6 +48,13 @@ class Facts(Settings):
             return f"{100 * value:.{1 if decimals is None else decimals}f} %"
         return f"{value:,.4g} {self.unit}".strip()
 
+    @property
+    def range_words(self) -> str:
+        """The range in words: "0 to 1", "from 0"."""
+        if self.low is None or self.high is None:
+            return f"from {self.low:g}" if self.low is not None else f"up to {self.high:g}"
+        return f"{self.low:g} to {self.high:g}"
+
     def holds(self, value: float) -> bool:
         """Whether a value lies in the range."""
         low, high = self.low, self.high

@@ -1,7 +1,7 @@
 """Ablations: the effect of switching a setting on, measured on pairs of runs that differ in nothing else.
 
 The runs of a pair have the same seed, so the same data and clients. Their difference therefore varies less than the
-accuracies of the runs.
+values of the runs.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfl.experiment.identity import lies_in
+from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.colors import key
-from rayfl.report.groups import Group, Score, last_mean, over, percent
+from rayfl.report.groups import Group, Score, facts_of, in_words, last_mean, over
 
 
 class Pair(NamedTuple):
@@ -25,7 +26,7 @@ class Pair(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Scores of both groups and of their difference (on - off) over shared seeds; in `better` seeds it is above 0."""
+    """Scores of both groups and of their difference (on - off) over shared seeds, which is good in `better` seeds."""
 
     off: Score
     on: Score
@@ -60,7 +61,7 @@ def _switched(without: dict[str, object], having: dict[str, object], tuned: Sequ
     return name if name and not any(lies_in(setting, name) for setting in without) else ""
 
 
-def difference(pair: Pair, name: str, last: int) -> Difference:
+def difference(pair: Pair, name: str, last: int, facts: Facts) -> Difference:
     """Compare the means of the last `last` evaluations of `name`, seed by seed."""
     off, on = _by_seed(pair.off, name, last), _by_seed(pair.on, name, last)
     both = [seed for seed in off if seed in on]
@@ -69,7 +70,7 @@ def difference(pair: Pair, name: str, last: int) -> Difference:
         over(off[seed] for seed in both),
         over(on[seed] for seed in both),
         over(gains),
-        sum(gain > 0 for gain in gains),
+        sum(facts.sign * gain > 0 for gain in gains),
     )
 
 
@@ -86,8 +87,9 @@ def ablations(
 ) -> list[dict[str, object]]:
     """A table per switched setting; the first of `names` has all columns, the others only a difference."""
     style = {id(group): number for number, group in enumerate(found)}
-    titles = [wording.title(name) for name in names]
-    head = ["Run", "Without", "With", "Difference", "Higher in", *(f"Difference: {title}" for title in titles[1:])]
+    every_facts = [facts_of(found, name) for name in names]
+    titles = [wording.title(name, facts) for name, facts in zip(names, every_facts, strict=True)]
+    head = ["Run", "Without", "With", "Difference", "Better in", *(f"Difference: {title}" for title in titles[1:])]
     every = pairs(found, tuned)
     tables = []
     for setting in dict.fromkeys(pair.setting for pair in every):
@@ -96,23 +98,27 @@ def ablations(
         repeated = len({id(pair.off) for pair in some}) < len(some)
         rows = []
         for pair in some:
-            group, effects = pair.on if repeated else pair.off, [difference(pair, name, last) for name in names]
+            group, effects = (
+                pair.on if repeated else pair.off,
+                [difference(pair, name, last, facts) for name, facts in zip(names, every_facts, strict=True)],
+            )
             if any(effect.difference.count for effect in effects):
-                rows.append((key(group.label, style[id(group)]), _cells(effects)))
+                rows.append((key(group.label, style[id(group)]), _cells(effects, every_facts)))
         if rows:
             tables.append({"head": head, "rows": rows, "setting": setting, "metric": titles[0], "last": last})
     return tables
 
 
-def _cells(effects: Sequence[Difference]) -> list[str]:
-    """A row: the first accuracy in full, the differences of the others."""
+def _cells(effects: Sequence[Difference], facts: Sequence[Facts]) -> list[str]:
+    """A row: the first metric in full, the differences of the others."""
     first, count = effects[0], effects[0].difference.count
-    higher = f"{first.better} of {count}" if count else wording.NONE
-    differences = [points(one.difference) for one in effects]
-    return [percent(first.off), percent(first.on), differences[0], higher, *differences[1:]]
+    better = f"{first.better} of {count}" if count else wording.NONE
+    differences = [points(one.difference, own) for one, own in zip(effects, facts, strict=True)]
+    off, on = (in_words(score, facts[0]) for score in (first.off, first.on))
+    return [off, on, differences[0], better, *differences[1:]]
 
 
-def points(score: Score) -> str:
-    """A difference of accuracies in percentage points, with its sign: "+1.3 +- 0.4 (3)"."""
-    words = score.words(100, 2)
+def points(score: Score, facts: Facts) -> str:
+    """A difference with its sign, of a share in percentage points: "+1.3 +- 0.4 (3)"."""
+    words = score.words(100, 2) if facts.is_percent else in_words(score, facts)
     return f"+{words}" if score.count and score.mean > 0 else words.replace("-", "\u2212", 1)

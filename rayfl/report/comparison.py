@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.report_options import ReportOptions
-from rayfl.report import wording
-from rayfl.report.groups import Group, accuracy_names, groups, has_seeds
-from rayfl.report.page_tables import Column, accuracy_column, cost_columns, differing, run_columns, work_columns
-from rayfl.report.targets import cost_to_target
+from rayfl.experiment.report_options import ReportOptions, require_target
+from rayfl.report.groups import Group, facts_of, groups, has_seeds, ranked_names
+from rayfl.report.page_tables import Column, cost_columns, differing, metric_column, run_columns, work_columns
+from rayfl.report.targets import cost_to_target, target_words
 from rayfl.report.tuning import compared
 from rayfl.run_directory.record import Run
 
@@ -22,7 +21,7 @@ class TextTable(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Runs with the best first, by the accuracy `metric` (None: nothing was evaluated), and the settings in which they
+    """Runs with the best first, by `metric` (None: nothing was evaluated), and the settings in which they
     differ. Runs that differ only in their seed are one row."""
 
     metric: str | None
@@ -31,11 +30,14 @@ class Comparison(NamedTuple):
 
 
 def require(runs: Sequence[Run], options: ReportOptions) -> None:
-    """Raise RayflError if `options` names a setting or an accuracy that no run has."""
+    """Raise RayflError if `options` names a setting or a metric that no run has, or a target that it cannot reach."""
     require_settings([run.experiment for run in runs], options.best_over)
-    known = accuracy_names(groups(runs))
+    found = groups(runs)
+    known = ranked_names(found, options.metric)
     if options.metric is not None and options.metric not in known:
-        raise RayflError(f"no run has recorded the accuracy {options.metric!r}: {did_you_mean(options.metric, known)}")
+        raise RayflError(f"no run has recorded the metric {options.metric!r}: {did_you_mean(options.metric, known)}")
+    if options.target is not None and known:
+        require_target(options.target, {known[0]: facts_of(found, known[0])})
 
 
 def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:
@@ -45,7 +47,7 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:
     columns = [
         *run_columns(found),
         *work_columns(found),
-        *_accuracies(found, metric, options),
+        *_values(found, metric, options),
         *cost_columns(found)[:3],
     ]
     labels = [group.label for group in found]
@@ -55,19 +57,19 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> Comparison:
     return Comparison(metric, results, TextTable(["Setting", *labels], [[name, *cells] for name, cells in settings]))
 
 
-def _accuracies(found: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
-    """Accuracies, and the costs of a target."""
+def _values(found: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
+    """The metric's last values, and the costs of a target."""
     if metric is None:
         return []
-    columns = [accuracy_column("Final", found, metric, 1)]
+    columns = [metric_column("Final", found, metric, 1)]
     if options.last > 1:
-        columns.insert(0, accuracy_column(f"Mean of last {options.last}", found, metric, options.last))
-    unseen = f"unseen/{metric.rpartition('/')[2]}"
-    if unseen != metric and unseen in accuracy_names(found):
-        columns.append(accuracy_column("Unseen", found, unseen, 1))
+        columns.insert(0, metric_column(f"Mean of last {options.last}", found, metric, options.last))
+    unseen = f"unseen/{metric.partition('/')[2]}"
+    if unseen != metric and unseen in ranked_names(found):
+        columns.append(metric_column("Unseen", found, unseen, 1))
     if options.target is not None:
         costs = [cost_to_target(group, metric, options.target) for group in found]
-        target, counted = wording.short_percent(options.target), has_seeds(found)
+        target, counted = target_words(options.target, facts_of(found, metric)), has_seeds(found)
         columns += [
             Column(f"Rounds to {target}", [cost.rounds.words(decimals=0, counted=counted) for cost in costs]),
             Column(f"MB to {target}", [cost.megabytes.words(decimals=2, counted=counted) for cost in costs]),

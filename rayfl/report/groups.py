@@ -1,5 +1,6 @@
 """Runs that differ only in their seed, as one group: its label, its mean curve, and its scores."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +12,27 @@ import numpy as np
 
 from rayfl.choices import plugins
 from rayfl.experiment.identity import determining_settings
+from rayfl.metrics.facts import Facts
 from rayfl.report import wording
-from rayfl.report.series import Cost, cost, is_accuracy, is_personal, metric_names, run_label, series, spread
+from rayfl.report.series import (
+    Cost,
+    cost,
+    facts,
+    is_personal,
+    ranking_names,
+    run_label,
+    series,
+    spread,
+)
 from rayfl.run_directory.record import Run
 
 _DIGEST = "data.digest."
 _FEW = 3
 """The most settings that a label names."""
-_PREFERRED = ("pooled/accuracy", "own/accuracy", "own_after_training/accuracy", "unseen/accuracy")
-"""Accuracies after the exchange come before those after local training."""
-_OWN = "own/accuracy"
-"""The accuracy that ranks personal methods. The pooled test set evaluates only the server's model."""
+_PREFERRED = ("pooled", "own", "own_after_training", "unseen")
+"""Models after the exchange come before those after local training."""
+_OWN = "own"
+"""Where personal methods are ranked. The pooled test set evaluates only the server's model."""
 
 
 class Group(NamedTuple):
@@ -147,9 +158,19 @@ def over(values: Iterable[float]) -> Score:
     return Score(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0, len(found))
 
 
-def percent(score: Score, counted: bool = True) -> str:
-    """An accuracy's score: "50.0 +- 2.8 % (2)"."""
-    return score.words(100, 1, " %", counted)
+def in_words(score: Score, facts: Facts, counted: bool = True, decimals: int = 1) -> str:
+    """The score of a metric: "50.0 +- 2.8 % (2)", "0.4312"; four digits where it is no share in percent."""
+    if facts.is_percent:
+        return score.words(100, decimals, " %", counted)
+    size = abs(score.mean) if score.count and math.isfinite(score.mean) else 0.0
+    digits = 3 - math.floor(math.log10(size)) if size else 3
+    return score.words(1.0, min(max(digits, 0), 9), f" {facts.unit}".rstrip(), counted)
+
+
+def facts_of(found: Sequence[Group], name: str) -> Facts:
+    """The facts of a value, as the first run of the groups has them that knows it."""
+    every = (facts(run, name) for group in found for run in group.runs)
+    return next((one for one in every if one.title != name), Facts(title=name))
 
 
 def last_mean(run: Run, name: str, last: int) -> float:
@@ -159,29 +180,43 @@ def last_mean(run: Run, name: str, last: int) -> float:
 
 
 def smoothed(group: Group, name: str, last: int) -> Score:
-    """The mean of the last evaluations over the group's seeds: a run's final accuracy without most of its noise."""
+    """The mean of the last evaluations over the group's seeds: a run's final value without most of its noise."""
     return over(last_mean(run, name, last) for run in group.runs)
 
 
-def rank_value(score: Score) -> float:
-    """The mean, for sorting by the largest first; a group without a value comes last."""
+def rank_value(score: Score, facts: Facts) -> float:
+    """The mean, for sorting by the largest first: the better, the larger. A group without a value comes last."""
     # Rounded, because the last bits of a mean over seeds depend on their order.
-    return round(score.mean, 9) if score.count else -np.inf
+    return facts.sign * round(score.mean, 9) if score.count else -np.inf
 
 
-def accuracy_names(groups: Sequence[Group], metric: str | None = None) -> list[str]:
-    """All accuracies; the first one ranks the runs.
+def ranked_names(groups: Sequence[Group], metric: str | None = None) -> list[str]:
+    """All values by which runs are compared; the first one ranks them.
 
-    It is `metric` if that was recorded, else own/accuracy if the method of a run is personal and more than half of the
-    groups have it. The others are sorted by the number of groups that have them, and then pooled before own.
+    It is `metric` if that was recorded and has a better direction, else the first metric of the clients' own models if
+    the method of a run is personal and more than half of the groups have it. The others are sorted by the number of
+    groups that have them, then by metric, and then pooled before own.
     """
+    ranked = [ranking_names(group.runs[0]) for group in groups]
     counts = Counter(
         name
-        for group in groups
-        for name in metric_names(group.runs[0])
-        if is_accuracy(name) and curve(group, name) is not None
+        for group, names in zip(groups, ranked, strict=True)
+        for name in dict.fromkeys([*names, *([metric] if metric is not None else [])])
+        if curve(group, name) is not None and facts(group.runs[0], name).higher_is_better is not None
     )
-    rank = {name: place for place, name in enumerate(_PREFERRED)}
-    personal = 2 * counts[_OWN] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
-    first = metric if metric in counts else _OWN if personal else None
-    return sorted(counts, key=lambda name: (name != first, -counts[name], rank.get(name, len(rank)), name))
+    whats = list(dict.fromkeys(_what(name) for names in ranked for name in names))
+    own = f"{_OWN}/{whats[0]}" if whats else ""
+    personal = 2 * counts[own] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
+    first = metric if metric in counts else own if personal else None
+    order = {what: number for number, what in enumerate(whats)}
+    rank = {place: number for number, place in enumerate(_PREFERRED)}
+
+    def key(name: str) -> tuple[object, ...]:
+        place = rank.get(name.partition("/")[0], len(rank))
+        return name != first, -counts[name], order.get(_what(name), len(order)), place, name
+
+    return sorted([name for name in counts if counts[name]], key=key)
+
+
+def _what(name: str) -> str:
+    return name.partition("/")[2] or name

@@ -111,7 +111,7 @@ def _picture(mask: np.ndarray) -> np.ndarray:
     return few.transpose(1, 2, 0, 3).reshape(inputs * height, outputs * width)[:-1, :-1]
 
 
-def cells_chart(values: np.ndarray, x: str, y: str, most: float) -> Spec:
+def cells_chart(values: np.ndarray, x: str, y: str, most: float, percent: bool = False) -> Spec:
     """Values [rows, columns] in [0, most] as shades, the first row on top; NaN stays blank."""
     height, width = values.shape
     place = {"type": "ordinal", "scale": {"round": True, "paddingInner": 0}}
@@ -134,7 +134,7 @@ def cells_chart(values: np.ndarray, x: str, y: str, most: float) -> Spec:
                     "x": {"field": "column", "title": x, "axis": axis, **place},
                     "y": {"field": "row", "title": y, "axis": axis, **place},
                     "color": {"field": "value", **shade},
-                    "tooltip": [told("row", y), told("column", x), told("value", "Value")],
+                    "tooltip": [told("row", y), told("column", x), told("value", "Value", percent)],
                 },
             }
         ],

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from rayfl.errors import RayflError
-from rayfl.report.series import series
+from rayfl.metrics.facts import ACCURACY, Facts
+from rayfl.report.series import ranking_names, series
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
-_ACCURACIES = ("pooled/accuracy", "own/accuracy", "unseen/accuracy")
+_PLACES = ("pooled", "own", "unseen")
 _DEPTH = 3
 """The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
@@ -23,9 +24,9 @@ _DEPTH = 3
 class Overview:
     """A run in a line.
 
-    `planned`: the rounds of the whole run; `pooled`, `own`, `unseen`: the last accuracy of the global model, and the
-    means of the clients' and of those that no round asks (None: not evaluated); `age_s`: seconds since the run last
-    recorded anything, infinite if that is unknown.
+    `planned`: the rounds of the whole run; `pooled`, `own`, `unseen`: the last value of the global model, and the means
+    of the clients' and of those that no round asks (None: not evaluated), by the first metric that ranks runs, whose
+    `facts` are given; `age_s`: seconds since the run last recorded anything, infinite if that is unknown.
     """
 
     directory: Path
@@ -36,6 +37,7 @@ class Overview:
     own: float | None
     unseen: float | None
     age_s: float
+    facts: Facts = ACCURACY
 
 
 def overviews(folder: Path) -> list[Overview]:
@@ -54,9 +56,13 @@ def overview(directory: Path) -> Overview:
     except RayflError:
         return Overview(directory, "damaged", 0, None, None, None, None, age)
     planned = run.experiment.get("rounds")
-    pooled, own, unseen = (None if (found := series(run, name)) is None else found.final for name in _ACCURACIES)
+    ranking = [name.partition("/") for name in ranking_names(run)]
+    whats = [what for place, _, what in ranking if place in _PLACES][:1]
+    last = {place: series(run, f"{place}/{what}") for what in whats for place in _PLACES}
+    pooled, own, unseen = (None if (found := last.get(place)) is None else found.final for place in _PLACES)
+    known = [run.facts[what] for what in whats]
     rounds = planned if isinstance(planned, int) else None
-    return Overview(directory, state_of(run), len(run.rounds), rounds, pooled, own, unseen, age)
+    return Overview(directory, state_of(run), len(run.rounds), rounds, pooled, own, unseen, age, *known)
 
 
 def state_of(run: Run) -> State:

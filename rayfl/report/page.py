@@ -19,6 +19,7 @@ from rayfl.report import wording
 from rayfl.report.ablations import ablations
 from rayfl.report.charts import MOST_POINTS, with_fewer_points
 from rayfl.report.colors import DARK, LIGHT, config
+from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, groups
 from rayfl.report.page_tables import (
@@ -31,7 +32,7 @@ from rayfl.report.page_tables import (
     statuses,
     work_columns,
 )
-from rayfl.report.series import metric_names, run_label, run_name, spread, table_name
+from rayfl.report.series import facts, metric_names, run_label, run_name, spread, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import compared, tuning
@@ -121,6 +122,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
         "ranking": ranking(found, names, options.last) if several else None,
         "work": sortable(found, work_columns(found), "") if several else None,
         "ablations": ablations(found, names, options.last, options.best_over) if several and names else [],
+        "fairness": fairness_tables(found, names),
         "statuses": statuses(found),
         "origins": origins(found),
         "settings": shared_settings(found),
@@ -157,19 +159,27 @@ def _title(group: Group) -> str:
     return f"{run_name(run)}: {group.label}" if run.experiment.get("label") else group.label
 
 
+def _headlines(names: Sequence[str]) -> list[str]:
+    """The first metric wherever it is evaluated, and the others where they are first."""
+    firsts = {name.partition("/")[2]: name for name in reversed(names)}
+    whats = [name.partition("/")[2] for name in names]
+    return [name for name, what in zip(names, whats, strict=True) if what == whats[0] or firsts[what] == name]
+
+
 def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Headline numbers, the accuracies `names` first: title, value and remark."""
+    """Headline numbers, the metrics `names` first: title, value and remark."""
     numbers = summary(run)
     up, down = numbers["uplink_kilobytes_per_client_round"], numbers["downlink_kilobytes_per_client_round"]
     best = numbers["best"]
     return [
         *(
             (
-                wording.title(name),
-                wording.percent(numbers["final"][name]),
-                f"final; best {wording.percent(best[name]['value'])} in round {best[name]['round']}",
+                wording.title(name, facts(run, name)),
+                facts(run, name).words(numbers["final"][name]),
+                f"final; best {facts(run, name).words(best[name]['value'])} in round {best[name]['round']}",
             )
-            for name in names
+            for name in _headlines(names)
+            if name in best
         ),
         ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client per round"),
         ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client per round"),

@@ -1,4 +1,4 @@
-"""The tables of a page: runs with their accuracies and costs, what became of clients, settings, and origins."""
+"""The tables of a page: runs with their metrics and costs, what became of clients, settings, and origins."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from rayfl.choices import plugins
 from rayfl.experiment.identity import NOT_DETERMINING
 from rayfl.report import wording
 from rayfl.report.colors import key
-from rayfl.report.groups import Group, has_seeds, percent, rank_value, smoothed
+from rayfl.report.groups import Group, facts_of, has_seeds, in_words, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, method_of, run_label, work_done
 from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
@@ -70,15 +70,16 @@ def _places(by: Sequence[tuple[float, ...]] | None, count: int) -> list[int]:
 
 
 def ranking(found: Sequence[Group], names: Sequence[str], last: int = 3) -> dict[str, object]:
-    """The table of runs with the accuracies `names`, sorted by the mean of the last values of the first one."""
-    smooth = [accuracy_column(f"Final, smoothed: {wording.title(name)}", found, name, last) for name in names[:1]]
-    finals = [accuracy_column(f"Final: {wording.title(name)}", found, name, 1) for name in names]
+    """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one."""
+    titles = {name: wording.title(name, facts_of(found, name)) for name in names}
+    smooth = [metric_column(f"Final, smoothed: {titles[name]}", found, name, last) for name in names[:1]]
+    finals = [metric_column(f"Final: {titles[name]}", found, name, 1) for name in names]
     return sortable(
         found,
         [*run_columns(found), *smooth, *finals, *cost_columns(found)],
         smooth[0].head if smooth else "",
         with_seeds=has_seeds(found),
-        by=wording.title(names[0]) if names else "",
+        by=titles[names[0]] if names else "",
         last=last,
     )
 
@@ -100,11 +101,11 @@ def work_columns(found: Sequence[Group]) -> list[Column]:
     ]
 
 
-def accuracy_column(head: str, found: Sequence[Group], name: str, last: int) -> Column:
-    """Means of the last evaluations, largest first."""
-    scores = [smoothed(group, name, last) for group in found]
+def metric_column(head: str, found: Sequence[Group], name: str, last: int) -> Column:
+    """Means of the last evaluations, best first."""
+    scores, facts, counted = [smoothed(group, name, last) for group in found], facts_of(found, name), has_seeds(found)
     return Column(
-        head, [percent(score, has_seeds(found)) for score in scores], [(-rank_value(score),) for score in scores]
+        head, [in_words(score, facts, counted) for score in scores], [(-rank_value(score, facts),) for score in scores]
     )
 
 

@@ -19,8 +19,8 @@ from rayfl.experiment.report_options import agreed_options
 from rayfl.limits.regular_files import path_of
 from rayfl.report import wording
 from rayfl.report.comparison import comparison
-from rayfl.report.groups import curve, groups
-from rayfl.report.series import COST_TITLES, cost, is_accuracy, metric_names, series
+from rayfl.report.groups import curve, facts_of, groups
+from rayfl.report.series import COST_TITLES, cost, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.model_inputs import read_model_inputs
@@ -77,7 +77,7 @@ class RunResults:
 
     @property
     def summary(self) -> Summary:
-        """The run in numbers: accuracies as shares in [0, 1], megabytes of 1e6 bytes, seconds."""
+        """The run in numbers: shares in [0, 1], megabytes of 1e6 bytes, seconds."""
         return summary(self.arrow)
 
     @cached_property
@@ -249,8 +249,8 @@ class SweepResults:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """A row per run: the columns of `settings`, finished, rounds, the last value of each accuracy (a share in
-        [0, 1]), and uplink_megabytes, downlink_megabytes, simulated_s and wall_s of all rounds."""
+        """A row per run: the columns of `settings`, finished, rounds, the last value of each metric that ranks runs
+        (shares in [0, 1]), and uplink_megabytes, downlink_megabytes, simulated_s and wall_s of all rounds."""
         numbers = pd.DataFrame([{**one.summary, **one.summary["final"]} for one in self.runs])
         names = list(dict.fromkeys(name for one in self.runs for name in one.summary["final"]))
         costs = ["uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
@@ -305,8 +305,9 @@ def _plot(runs: Sequence[Run], name: str, against: str, ax: "Axes | None") -> "A
             low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
             ax.fill_between(spent, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     ax.set_xlabel(COST_TITLES[against])
-    ax.set_ylabel(wording.title(name))
-    if is_accuracy(name):
+    facts = facts_of(found, name)
+    ax.set_ylabel(wording.title(name, facts))
+    if facts.is_percent:
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if len(found) > 1:
         ax.legend()

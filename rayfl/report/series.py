@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
+from rayfl.metrics.facts import Facts
 from rayfl.run_directory.record import Run
 
 if TYPE_CHECKING:
@@ -35,10 +36,9 @@ class Series(NamedTuple):
         """The last value."""
         return float(self.values[-1])
 
-    @property
-    def best(self) -> tuple[float, int]:
-        """The largest value and the first round that has it; the last round if all values are NaN."""
-        index = -1 if np.isnan(self.values).all() else int(np.nanargmax(self.values))
+    def best(self, facts: Facts) -> tuple[float, int]:
+        """The best value and the first round that has it; the last round if all values are NaN."""
+        index = -1 if np.isnan(self.values).all() else int(np.nanargmax(facts.sign * self.values))
         return float(self.values[index]), int(self.rounds[index])
 
 
@@ -74,9 +74,22 @@ def metric_names(run: Run) -> list[str]:
     return run.metrics["name"].unique().to_pylist()
 
 
-def is_accuracy(name: str) -> bool:
-    """Whether the metric is a share of right answers ("pooled/accuracy", "accuracy")."""
-    return name.rsplit("/", 1)[-1] == "accuracy"
+def facts(run: Run, name: str) -> Facts:
+    """The facts of a value, such as "pooled/accuracy"; without unit, range and direction if no metric makes it."""
+    place, _, what = name.partition("/")
+    return run.facts.get(what or place, Facts(title=name))
+
+
+def ranking_names(run: Run) -> list[str]:
+    """The values by which runs are compared, in the order of the metrics; if none ranks runs, all with a direction.
+
+    Other summaries of clients' values than their mean rank none.
+    """
+    order = {what: place for place, what in enumerate(run.facts)}
+    every = [name for name in metric_names(run) if not name.partition("/")[0].endswith(("_merged", "_weighted"))]
+    known = [name for name in every if facts(run, name).higher_is_better is not None]
+    known.sort(key=lambda name: order[name.partition("/")[2] or name])
+    return [name for name in known if facts(run, name).ranks] or [name for name in known if name != "train/loss"]
 
 
 def series(run: Run, name: str) -> Series | None:
@@ -105,8 +118,8 @@ def spread(run: Run, name: str) -> Spread | None:
 
 
 def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rounds, clients (-1 for null) and values of one metric; rounds are recorded in their order."""
-    rows = run.metrics.filter(pc.field("name") == name)
+    """Rounds, clients (-1 for null) and defined values of one metric; rounds are recorded in their order."""
+    rows = run.metrics.filter((pc.field("name") == name) & pc.field("value").is_valid())
     return rows["round"].to_numpy(), rows["client"].fill_null(-1).to_numpy(), rows["value"].to_numpy()
 
 

@@ -2,12 +2,13 @@
 
 from typing import TypedDict
 
-from rayfl.report.series import MEGABYTE_BITS, is_accuracy, metric_names, run_name, series, work_done
+from rayfl.report.fairness import by_name
+from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
 from rayfl.run_directory.record import Run
 
 
 class Best(TypedDict):
-    """The largest value of a metric and the first round that had it."""
+    """The best value of a metric and the first round that had it."""
 
     value: float
     round: int
@@ -16,9 +17,10 @@ class Best(TypedDict):
 class Summary(TypedDict):
     """Plain values, by name, for a table or for JSON.
 
-    `final` and `best` are keyed by the name of the accuracy. Megabytes are totals over clients and rounds; kilobytes
-    are means over the clients and rounds that sent (received) anything, steps and examples over those that worked, in
-    all stages; 1 MB = 1e6 B.
+    `final`, `best`, `units` ("%": a share of 1) and `fairness` (over clients at the last evaluation, see
+    `fairness.Fairness`) are keyed by the names of the metrics that rank runs. Megabytes are totals over clients and
+    rounds; kilobytes are means over the clients and rounds that sent (received) anything, steps and examples over those
+    that worked, in all stages; 1 MB = 1e6 B.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Summary(TypedDict):
     rounds: int
     final: dict[str, float]
     best: dict[str, Best]
+    units: dict[str, str]
+    fairness: dict[str, dict[str, float]]
     uplink_megabytes: float
     downlink_megabytes: float
     uplink_kilobytes_per_client_round: float
@@ -42,7 +46,8 @@ class Summary(TypedDict):
 
 def summary(run: Run) -> Summary:
     """A run in numbers."""
-    accuracies = {name: found for name in metric_names(run) if is_accuracy(name) and (found := series(run, name))}
+    ranked = {name: found for name in ranking_names(run) if (found := series(run, name))}
+    best = {name: found.best(facts(run, name)) for name, found in ranked.items()}
     done = work_done(run)
     totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}
     return {
@@ -50,8 +55,10 @@ def summary(run: Run) -> Summary:
         "directory": str(run.directory.absolute()),
         "finished": run.finished,
         "rounds": len(run.rounds),
-        "final": {name: found.final for name, found in accuracies.items()},
-        "best": {name: {"value": found.best[0], "round": found.best[1]} for name, found in accuracies.items()},
+        "final": {name: found.final for name, found in ranked.items()},
+        "best": {name: {"value": value, "round": round} for name, (value, round) in best.items()},
+        "units": {name: facts(run, name).unit for name in ranked},
+        "fairness": by_name(run),
         "uplink_megabytes": totals["uplink_bits"] / MEGABYTE_BITS,
         "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,
         "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),

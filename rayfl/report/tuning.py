@@ -1,4 +1,4 @@
-"""Which groups a comparison shows: of those that differ only in a tuned setting, the one with the best accuracy."""
+"""Which groups a comparison shows: of those that differ only in a tuned setting, the best one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from rayfl.experiment.identity import lies_in
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
 from rayfl.report.colors import key
-from rayfl.report.groups import Group, accuracy_names, percent, rank_value, smoothed
+from rayfl.report.groups import Group, facts_of, in_words, rank_value, ranked_names, smoothed
 
 
 class TunedGroups(NamedTuple):
@@ -18,23 +18,24 @@ class TunedGroups(NamedTuple):
 
 
 def compared(found: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[TunedGroups]]:
-    """The groups that a comparison shows, the best first; the accuracies, of which the first one decides; and the
+    """The groups that a comparison shows, the best first; the metrics, of which the first one decides; and the
     choices by which tuned groups were left out.
 
     Seeds without any evaluation are left out, unless their group has no other. Equal groups are sorted by their labels.
     """
     measured = [tuple(run for run in group.runs if run.metrics.num_rows) for group in found]
     found = [group._replace(runs=runs or group.runs) for group, runs in zip(found, measured, strict=True)]
-    names = accuracy_names(found, options.metric)
+    names = ranked_names(found, options.metric)
     choices = choose(found, options.best_over, names[0], options.last) if names and options.best_over else []
     shown = [choice.winner for choice in choices] or found
     if names:
-        shown = sorted(shown, key=lambda one: (-rank_value(smoothed(one, names[0], options.last)), one.label))
+        facts = facts_of(found, names[0])
+        shown = sorted(shown, key=lambda one: (-rank_value(smoothed(one, names[0], options.last), facts), one.label))
     return shown, names, choices
 
 
 def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[TunedGroups]:
-    """Of the groups that agree in all settings but `tuned`, choose the highest mean of the last evaluations of `name`.
+    """Of the groups that agree in all settings but `tuned`, choose the best mean of the last evaluations of `name`.
 
     If groups tie or none has a value, the smallest tuned value wins, or else the first group.
     """
@@ -42,10 +43,11 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
     for group in found:
         rest = {key: value for key, value in group.settings.items() if not any(lies_in(key, one) for one in tuned)}
         families.setdefault(repr(sorted(rest.items())), []).append(group)
-    choices = []
+    choices, facts = [], facts_of(found, name)
     for family in families.values():
         grid = sorted(family, key=lambda group: _order(group, tuned))
-        choices.append(TunedGroups(max(grid, key=lambda group: rank_value(smoothed(group, name, last))), tuple(grid)))
+        best = max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts))
+        choices.append(TunedGroups(best, tuple(grid)))
     return choices
 
 
@@ -68,12 +70,12 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 
     `styles`: all groups as the page lists them; the position decides the colour.
     """
-    place = {id(group): number for number, group in enumerate(styles)}
+    place, facts = {id(group): number for number, group in enumerate(styles)}, facts_of(styles, name)
     rows = []
     for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):
         tried = [
             f"{', '.join(wording.value(_value(group, one)) for one in tuned)}: "
-            f"{percent(smoothed(group, name, last))}{' *' * (group is choice.winner)}"
+            f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
             for group in choice.grid
         ]
         cells = [*(_cell(choice, one) for one in tuned), "\n".join(tried)]
@@ -82,7 +84,7 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
         "head": ["Run", *(f"Best {one}" for one in tuned), "All that were tried (* the best)"],
         "rows": rows,
         "settings": tuned,
-        "metric": wording.title(name),
+        "metric": wording.title(name, facts),
         "last": last,
     }
 

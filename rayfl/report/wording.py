@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from rayfl.report.series import is_accuracy
+from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 
 NONE = "\u2013"
 """A table's cell without a value."""
@@ -63,11 +63,6 @@ _PLACES = {
     ),
 }
 """A title for each moment at which `rayfl.rounds.evaluation` evaluates models, and which model on which data."""
-_MEASURES = {
-    "accuracy": ("%", "The share of right answers"),
-    "loss": ("mean per example", "The mean loss (cross-entropy in nats, or the task's own)"),
-}
-"""The unit of each evaluated number, and the beginning of a sentence about it."""
 
 
 class MetricText(NamedTuple):
@@ -183,27 +178,38 @@ _METRICS = {
         "Threshold of the updates", "", "FedSCR's limit below which a client's filters and channels are not sent."
     ),
 }
-NAMES = (*(f"{place}/{what}" for place in _PLACES for what in _MEASURES), *_METRICS)
-"""The metrics that have a title of their own."""
+_OVER_CLIENTS = {
+    "_merged": ("all clients' sums", "one value of all clients' sums together: "),
+    "_weighted": ("weighted by examples", "the mean of the clients' values, weighted by their examples: "),
+}
+"""What a place's name ends in, and what that says of its values."""
+NAMES = (*(f"{place}/{what}" for place in _PLACES for what in RECORDED_BEFORE), *_METRICS)
+"""The metrics that have a title of their own in every run."""
 
 
-def metric(name: str) -> MetricText:
-    """The title, unit and meaning of a metric; its recorded name if nothing is known about it."""
+def metric(name: str, facts: Facts | None = None) -> MetricText:
+    """The title, unit and meaning of a metric; its recorded name if nothing is known about it.
+
+    facts: of the value that it evaluates; None: those of the metrics that every run has.
+    """
     if name in _METRICS:
         return _METRICS[name]
-    place, _, what = name.rpartition("/")
+    place, _, what = name.partition("/")
+    facts = facts or RECORDED_BEFORE.get(what or place)
+    ending = next((one for one in _OVER_CLIENTS if place.endswith(one)), "")
+    place = place.removesuffix(ending)
     if place in _PLACES:
-        unit, measure = _MEASURES.get(what, ("", f"{what.capitalize()}, as the task evaluates it"))
+        facts = facts or Facts(title=what.capitalize(), meaning=f"{what.capitalize()}, as the task evaluates it")
         short, long = _PLACES[place]
-        return MetricText(
-            short if is_accuracy(name) else f"{what.capitalize()}: {short}", unit, f"{measure} of {long}."
-        )
-    return MetricText(name, "%" if is_accuracy(name) else "", f"Recorded as {name}.")
+        if ending:
+            short, long = f"{short}, {_OVER_CLIENTS[ending][0]}", f"{long} ({_OVER_CLIENTS[ending][1][:-2]})"
+        return MetricText(f"{facts.title}: {short}", facts.unit, f"{facts.meaning} of {long}.")
+    return MetricText(name, facts.unit if facts else "", f"Recorded as {name}.")
 
 
-def title(name: str) -> str:
+def title(name: str, facts: Facts | None = None) -> str:
     """The title of a metric."""
-    return metric(name).title
+    return metric(name, facts).title
 
 
 def value(given: object) -> str:

@@ -42,7 +42,7 @@ def test_options_go_before_what_the_runs_agree_on_and_that_before_the_defaults()
     assert agreed_options([one, {}]) == agreed_options([one, {"report": "?"}]) == agreed_options([]) == ReportOptions()
 
 
-@pytest.mark.parametrize("values", [{"target": 80.0}, {"target": 0.0}, {"last": 0}, {"best_over": "method.lr"}])
+@pytest.mark.parametrize("values", [{"target": "80"}, {"last": 0}, {"best_over": "method.lr"}])
 def test_what_makes_no_sense_is_refused(values):
     with refused(names=[f"{next(iter(values))}=", "must be"]):
         ReportOptions(**values)
@@ -82,7 +82,7 @@ def test_a_sweep_shows_the_best_and_its_report_can_be_read_otherwise(tmp_path):
     [
         (["--best-over", "method.lrr"], ["method.lrr", "method.lr"]),
         (["--metric", "pooled/acc"], ["pooled/acc", "pooled/accuracy"]),
-        (["--target", "80"], ["target=80.0", "(0, 1]"]),
+        (["--target", "80"], ["report.target=80", "pooled/accuracy", "0 to 1"]),
         (["--last", "0"], ["last=0", "at least 1"]),
     ],
 )

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from rayfl.metrics.facts import ACCURACY as FACTS
 from rayfl.report import wording
 from rayfl.report.ablations import ablations, difference, pairs, points
 from rayfl.report.groups import Score, groups
@@ -68,7 +69,7 @@ def test_the_difference_is_taken_seed_by_seed(tmp_path):
     runs = [run(tmp_path / f"off{seed}", value, seed) for seed, value in off.items()]
     runs += [run(tmp_path / f"on{seed}", value, seed, elastic=ELASTIC) for seed, value in on.items()]
     (pair,) = pairs(groups(runs))
-    found = difference(pair, ACCURACY, 3)
+    found = difference(pair, ACCURACY, 3, FACTS)
     assert (found.off.mean, found.on.mean) == (pytest.approx(0.6), pytest.approx(0.65))
     assert (found.difference.mean, found.difference.count, found.better) == (pytest.approx(0.05), 3, 2)
     # Squares of the gains' distances from 0.05: 0.0025 + 0.0225 + 0.04 = 0.065, over n - 1.
@@ -95,7 +96,7 @@ def test_the_mean_of_the_last_evaluations_is_compared(tmp_path):
         run_of(tmp_path / "on", {0: 0.0, 1: 0.2, 2: 0.6}, own=True),
     ]
     (pair,) = pairs(groups(runs))
-    assert [difference(pair, ACCURACY, last).difference.mean for last in (1, 2)] == pytest.approx([0.3, 0.2])
+    assert [difference(pair, ACCURACY, last, FACTS).difference.mean for last in (1, 2)] == pytest.approx([0.3, 0.2])
 
 
 def test_sides_without_a_seed_in_common_make_no_row(tmp_path):
@@ -129,4 +130,4 @@ def test_each_host_has_a_row_named_by_the_run_without(tmp_path):
     ],
 )
 def test_points(score, words):
-    assert points(score) == words
+    assert points(score, FACTS) == words

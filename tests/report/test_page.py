@@ -109,6 +109,9 @@ def rendered(directories: Sequence[Path], tmp_path: Path) -> tuple[str, Page]:
 def test_summary_gives_the_numbers_of_the_run(tmp_path):
     run = read_run(record(tmp_path / "run", [0.2, 0.8, 0.6], drop=True))
     found = summary(run)
+    # The two clients have 0.55 and 0.65 at the end.
+    over_clients = {"mean": 0.6, "deviation": 0.05, "worst_tenth": 0.55, "worst": 0.55, "best": 0.65}
+    over_clients |= {"difference": 0.1, "jain": 1.2**2 / (2 * (0.55**2 + 0.65**2)), "left_out": 0}
     # Six client rounds, one of them dropped: 5 x 0.5 MB up, 5 x 0.25 MB down.
     assert found == {
         "name": "run",
@@ -120,6 +123,8 @@ def test_summary_gives_the_numbers_of_the_run(tmp_path):
             "pooled/accuracy": {"value": 0.8, "round": 1},
             "own/accuracy": {"value": pytest.approx(0.8), "round": 1},
         },
+        "units": {"pooled/accuracy": "%", "own/accuracy": "%"},
+        "fairness": {"own/accuracy": pytest.approx(over_clients)},
         "uplink_megabytes": 2.5,
         "downlink_megabytes": 1.25,
         "uplink_kilobytes_per_client_round": 500.0,

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rayfl.metrics.facts import ACCURACY
 from rayfl.report.groups import curve, groups
 from rayfl.report.series import cost, is_personal, metric_names, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
@@ -51,12 +52,12 @@ def test_a_method_is_personal_by_its_class_or_by_the_models_that_its_run_saved(t
 def test_best_passes_over_nan_and_names_the_first_round(tmp_path):
     found = series(recorded(tmp_path / "run", accuracies(0.1, 0.7, math.nan, 0.7, 0.2)), "pooled/accuracy")
     assert found is not None
-    assert found.best == (0.7, 1)
+    assert found.best(ACCURACY) == (0.7, 1)
     assert found.final == 0.2
     none = series(recorded(tmp_path / "nan", accuracies(math.nan)), "pooled/accuracy")
     assert none is not None
     assert math.isnan(none.final)
-    assert math.isnan(none.best[0])
+    assert math.isnan(none.best(ACCURACY)[0])
 
 
 def test_spread_is_the_quantiles_over_clients(tmp_path):

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from rayfl.report.groups import Group, Score, groups, last_mean, over, percent, smoothed
+from rayfl.metrics.facts import ACCURACY as FACTS
+from rayfl.report.groups import Group, Score, groups, in_words, last_mean, over, smoothed
 from rayfl.report.page_tables import Column, sortable
 from rayfl.report.targets import cost_to_target, default_target, targets
 from tests.hand_written import ACCURACY, group_of, run_of
@@ -21,7 +22,7 @@ def test_the_smoothed_final_is_the_mean_of_the_last_evaluations_of_each_seed(tmp
     # 0.6 and 0.3: their deviation is 0.3 / sqrt(2).
     found = smoothed(group, ACCURACY, 3)
     assert (found.mean, found.deviation, found.count) == (pytest.approx(0.45), pytest.approx(0.3 / math.sqrt(2)), 2)
-    assert percent(found) == "45.0 \u00b1 21.2 % (2)"
+    assert in_words(found, FACTS) == "45.0 \u00b1 21.2 % (2)"
     assert smoothed(group, ACCURACY, 1).mean == pytest.approx(0.65)
 
 

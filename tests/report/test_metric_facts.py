@@ -1,0 +1,99 @@
+"""Pages, tables and targets read unit, range and direction from the run's metrics.json, also of a stranger's metric."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfl.errors import RayflError
+from rayfl.metrics.facts import ACCURACY, LOSS, Facts
+from rayfl.report.fairness import fairness, of_run
+from rayfl.report.groups import facts_of, groups, in_words, over, ranked_names
+from rayfl.report.page import report
+from rayfl.report.summary import summary
+from rayfl.report.targets import cost_to_target, default_target
+from rayfl.report.tuning import choose
+from rayfl.rounds.ledger import MetricRow, RoundRow
+from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.metric_facts import write_metric_facts
+from rayfl.run_directory.record import Recorder, Run, read_run
+from rayfl.run_directory.run_folder import create_run_directory
+from tests.refusals import refused
+
+ERROR = Facts(title="Distance", meaning="The distance", unit="km", low=0.0, higher_is_better=False, ranks=True)
+
+
+def run(directory: Path, values: list[float | None], lr: float = 0.1) -> Run:
+    """A run with a metric that falls, of the round and of three clients; client 2's is never defined."""
+    describe_run(create_run_directory(directory), {"name": "run", "seed": 1, "method": {"lr": lr}}, {}, "")
+    with Recorder(directory) as recorder:
+        write_metric_facts(directory, {"distance": ERROR})
+        for round, value in enumerate(values):
+            clients = [None if client == 2 or value is None else value * (1 + client) for client in range(3)]
+            rows = [MetricRow(None, "pooled/distance", value)]
+            rows += [MetricRow(client, "own/distance", one) for client, one in enumerate(clients)]
+            recorder.round(RoundRow(round, 1, 1, 8_000_000, 0, 2.0, 1.0), [], rows)
+    return read_run(directory)
+
+
+def test_a_metric_that_falls_ranks_the_smallest_first_and_reaches_targets_from_above(tmp_path: Path):
+    near, far = run(tmp_path / "near", [9.0, 2.0, 4.0]), run(tmp_path / "far", [9.0, 8.0, 7.0], lr=0.2)
+    found = groups([far, near])
+    assert ranked_names(found) == ["pooled/distance", "own/distance"]
+    numbers = summary(near)
+    assert numbers["best"]["pooled/distance"] == {"value": 2.0, "round": 1}
+    assert numbers["units"]["pooled/distance"] == "km"
+    reached = cost_to_target(found[1], "pooled/distance", 4.5)
+    assert (reached.reached, reached.rounds.mean, reached.best) == (1, 2, 2.0)
+    assert cost_to_target(found[0], "pooled/distance", 4.5).best == 7.0
+    # The worse of the two is the median of an even number: 7 / 0.95 = 7.37, in two digits.
+    assert default_target(found, "pooled/distance", 1) == pytest.approx(7.4)
+    (choice,) = choose(found, ["method.lr"], "pooled/distance", 1)
+    assert choice.winner.runs[0].directory == near.directory
+    html = report([far.directory, near.directory], tmp_path / "page.html").read_text(encoding="utf-8")
+    rows = html.partition('<h2 id="runs">')[2].partition("</table>")[0]
+    assert "5.000 km" in rows and rows.index("5.000 km") < rows.index("8.000 km")
+
+
+def test_what_is_undefined_is_left_out_and_counted(tmp_path: Path):
+    one = run(tmp_path / "one", [9.0, None, 4.0])
+    assert one.metrics["value"].null_count == 1 + 4 + 1
+    found = of_run(one, "own/distance")
+    # Clients 0 and 1 have 4 and 8; the larger is worse.
+    assert found is not None
+    assert found == pytest.approx((6.0, 2.0, 8.0, 8.0, 4.0, 4.0, 144 / (2 * 80), 1))
+    assert summary(one)["final"] == {"pooled/distance": 4.0, "own/distance": 6.0}
+    assert report([one.directory], tmp_path / "page.html").is_file()
+
+
+def test_jains_index_and_the_worst_tenth():
+    found = fairness(np.array([0.5, 1.0, 0.75]), ACCURACY)
+    assert found is not None
+    assert found.jain == pytest.approx(0.93103, abs=5e-6)
+    assert (found.mean, found.worst, found.best, found.difference) == (0.75, 0.5, 1.0, 0.5)
+    assert found.deviation == pytest.approx(np.std([0.5, 1.0, 0.75]))
+    # Of 11 clients the worst tenth are two.
+    eleven = fairness(np.arange(11.0), ACCURACY)
+    assert eleven is not None and eleven.worst_tenth == 0.5
+    nobody = fairness(np.zeros(4), LOSS)
+    assert nobody is not None and nobody.jain == 1.0
+    assert fairness(np.empty(0), ACCURACY) is None
+
+
+def test_a_run_from_before_has_accuracy_and_loss_and_a_damaged_file_is_named(tmp_path: Path):
+    one = run(tmp_path / "one", [1.0])
+    path = one.directory / "metrics.json"
+    path.unlink()
+    assert read_run(one.directory).facts == {"loss": LOSS, "accuracy": ACCURACY}
+    for damaged in ("{", '{"distance": 3}', json.dumps({"distance": {"title": 3}})):
+        path.write_text(damaged)
+        with refused(names=[path, "cannot be read"], error=RayflError):
+            read_run(one.directory)
+
+
+def test_values_in_words():
+    assert in_words(over([0.5, 0.25]), ACCURACY).startswith("37.5")
+    assert in_words(over([123.456]), ERROR, counted=False) == "123.5 km"
+    assert in_words(over([0.00123456]), ERROR, counted=False) == "0.001235 km"
+    assert facts_of([], "x") == Facts(title="x")
