@@ -14,7 +14,7 @@ from jobs.standard_output import first_sentence, print_table, say
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment import toml
 from rayfl.experiment.table import override
-from rayfl.experiment.unknown_keys import CHOSEN, settings_of
+from rayfl.experiment.unknown_keys import CHOSEN, LISTED, settings_of
 from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.settings import describe, shown
@@ -25,7 +25,7 @@ _MOST_SHOWN = 3
 
 def print_list(table: str) -> None:
     """Print everything that the experiment's `table` can choose: names, descriptions and settings."""
-    kind = CHOSEN[table]
+    kind = LISTED[table]
     listed = Table(kind.label, *["where"] * (kind is Method), "what it is", "settings")
     for name, one in sorted(known(kind).items()):
         if kind is Method:
@@ -45,7 +45,7 @@ def print_one(table: str, name: str) -> None:
 
     Raise RayflError if no such choice exists.
     """
-    kind = CHOSEN[table]
+    kind = LISTED[table]
     found = find(kind, name)
     say(f"{kind.label} {name}\n")
     newcomers = [for_newcomers(found)] if isinstance(found, type) and issubclass(found, Method) else []
@@ -56,7 +56,7 @@ def print_one(table: str, name: str) -> None:
             listed.add_row(key, *map(Text, texts))
         print_table(listed, 120)
     given = example(name, found)
-    say(f"\n{toml.dumps({table: given})}")
+    say(f"\n{toml.dumps(in_table(table, given))}")
     say(f"or on the command line: {' '.join(overrides(table, given))}")
 
 
@@ -79,9 +79,21 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | tuple) and value != () else None
 
 
+# Any: a TOML table.
+def in_table(table: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The experiment's tables that hold a choice: under `table`, or in the list of that dotted name."""
+    if table in CHOSEN:
+        return {table: given}
+    outer, _, name = table.partition(".")
+    return {outer: {name: [given]}}
+
+
 # Any: values of TOML.
 def overrides(table: str, given: Mapping[str, Any]) -> list[str]:
     """The settings in `given` as KEY=VALUE words of a command line, quoted for a shell."""
+    if table not in CHOSEN:
+        inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
+        return [shlex.quote(f"{table}=[{{{inline}}}]")]
     keys = {key: table if key == "name" else f"{table}.{key}" for key in given}
     return [shlex.quote(f"{keys[key]}={_word(value)}") for key, value in given.items()]
 

@@ -154,7 +154,7 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
 @click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once, on one machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
-@click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8.")
+@click.option("--target", type=float, help="Value whose cost in rounds and megabytes is compared, as 0.8.")
 @click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
 @click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
@@ -206,15 +206,15 @@ def _comparing(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option(
             "--metric",
-            help="The accuracy to compare by; default: own/accuracy if a method is personal, else the most frequent.",
+            help="The metric to compare by, as own/accuracy; default: the first, own/... if a method is personal.",
         ),
         click.option(
-            "--last", type=int, help="Number of last evaluations whose mean is the smoothed final accuracy; default: 3."
+            "--last", type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
         ),
         click.option(
             "--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr."
         ),
-        click.option("--target", type=float, help="Accuracy whose cost in rounds and megabytes is compared, as 0.8."),
+        click.option("--target", type=float, help="Value whose cost in rounds and megabytes is compared, as 0.8."),
     ):
         command = option(command)
     return command
@@ -260,7 +260,7 @@ def compare(directories: Sequence[Path | str], **given: Any) -> None:
 @main.command()
 @click.argument("folders", nargs=-1, type=PLACE)
 def ls(folders: Sequence[Path | str]) -> None:
-    """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, accuracy, age."""
+    """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, metric, age."""
     with Display("loading") as display:
         from jobs import looking
 
@@ -351,6 +351,7 @@ for _command, _table in {
     "compressors": "uplink",
     "topologies": "topology",
     "selections": "selection",
+    "metrics": "evaluation.metrics",
 }.items():
     _catalogue(_command, _table)
 

@@ -13,7 +13,7 @@ import click
 
 from docs.generate.markdown import as_markdown, code, escaped, settings_table, table
 from docs.generate.messages import measured, sent_section
-from jobs.catalogue import about, example, for_newcomers, overrides, setting_rows, what_it_is
+from jobs.catalogue import about, example, for_newcomers, in_table, overrides, setting_rows, what_it_is
 from jobs.cli import main
 from rayfl.choices.kinds import named
 from rayfl.compress.base import Compressor
@@ -21,9 +21,10 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.unknown_keys import CHOSEN
+from rayfl.experiment.unknown_keys import CHOSEN, LISTED
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.shared.elastic import ElasticHyper
+from rayfl.metrics.base import Metric
 from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
 from rayfl.population.distributions import Groups, LogNormal, Uniform
@@ -46,6 +47,7 @@ COMMANDS = {
     PartitionScheme: "partitions",
     Topology: "topologies",
     Selection: "selections",
+    Metric: "metrics",
 }
 """The command that lists a kind, which is also its section's name."""
 
@@ -54,12 +56,12 @@ COMMANDS = {
 def _example(chosen_by: str, name: str, found: Any) -> str:
     given = example(name, found)
     words = " ".join(overrides(chosen_by, given))
-    return f"```toml\n{toml.dumps({chosen_by: given}).strip()}\n```\n\nOn the command line: `{words}`\n"
+    return f"```toml\n{toml.dumps(in_table(chosen_by, given)).strip()}\n```\n\nOn the command line: `{words}`\n"
 
 
 # Any: a class of a kind.
 def _chosen_by(kind: Any) -> str:
-    return next(key for key, one in CHOSEN.items() if one is kind)
+    return next(key for key, one in LISTED.items() if one is kind)
 
 
 # Methods.
@@ -245,7 +247,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "elastic": elastic_section,
     "experiment": experiment_section,
     "commands": commands_section,
-    "metrics": metrics_section,
+    "recorded-names": metrics_section,
     "columns": columns_section,
     "run-files": run_files_section,
     **{name: (lambda kind=kind: kind_section(kind)) for kind, name in COMMANDS.items() if kind is not Method},

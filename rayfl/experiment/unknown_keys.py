@@ -12,6 +12,7 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.errors import RayflError, UnknownKey
 from rayfl.methods.base import Method
+from rayfl.metrics.base import Metric
 from rayfl.models.base import Architecture
 from rayfl.selections.base import Selection
 from rayfl.settings import Settings, listed
@@ -30,6 +31,8 @@ CHOSEN: Mapping[str, type[Kind]] = {
     "task": Task,
 }
 """The tables that choose a method, a model, ... by its name, and have its settings."""
+LISTED: Mapping[str, type[Kind]] = {**CHOSEN, "evaluation.metrics": Metric}
+"""The same, and the settings that are lists of choices."""
 OTHER_WORDS: Mapping[str, str] = {
     word: key
     for key, words in {

@@ -1,5 +1,6 @@
 """Metrics of the package torchmetrics (extra `metrics`) whose states are sums."""
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from rayfl.data.torchvision import torchvision
-from rayfl.errors import RayflError, did_you_mean, one_line
+from rayfl.errors import RayflError, one_line
 from rayfl.metrics.base import Metric, Sums, Targets, Values
 from rayfl.metrics.facts import Facts
 
@@ -55,8 +56,9 @@ class TorchMetrics(Metric):
         module = getattr(package, room, None) if room else package
         kind = getattr(module, name, None)
         if not isinstance(kind, type) or not issubclass(kind, package.Metric):
-            known = [one for one in dir(module or package) if one[:1].isupper()]
-            raise RayflError(f"={self.metric!r} is no metric of torchmetrics; {did_you_mean(name, known)}", ("metric",))
+            close = difflib.get_close_matches(name, dir(module or package), n=1)
+            cure = f"did you mean {close[0]!r}?" if close else "give one as classification.MulticlassCohenKappa"
+            raise RayflError(f"={self.metric!r} is no metric of torchmetrics; {cure}", ("metric",))
         try:
             made = kind(**self.options)
         except Exception as error:

@@ -198,10 +198,11 @@ def ranked_names(groups: Sequence[Group], metric: str | None = None) -> list[str
     groups that have them, then by metric, and then pooled before own.
     """
     ranked = [ranking_names(group.runs[0]) for group in groups]
+    asked = [] if metric is None else [metric]
     counts = Counter(
         name
         for group, names in zip(groups, ranked, strict=True)
-        for name in dict.fromkeys([*names, *([metric] if metric is not None else [])])
+        for name in [*names, *(one for one in asked if one not in names)]
         if curve(group, name) is not None and facts(group.runs[0], name).higher_is_better is not None
     )
     whats = list(dict.fromkeys(_what(name) for names in ranked for name in names))
@@ -211,11 +212,11 @@ def ranked_names(groups: Sequence[Group], metric: str | None = None) -> list[str
     order = {what: number for number, what in enumerate(whats)}
     rank = {place: number for number, place in enumerate(_PREFERRED)}
 
-    def key(name: str) -> tuple[object, ...]:
+    def key(name: str) -> tuple[bool, int, int, int, str]:
         place = rank.get(name.partition("/")[0], len(rank))
         return name != first, -counts[name], order.get(_what(name), len(order)), place, name
 
-    return sorted([name for name in counts if counts[name]], key=key)
+    return sorted(counts, key=key)
 
 
 def _what(name: str) -> str:

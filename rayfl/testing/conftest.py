@@ -24,7 +24,7 @@ prepare_process()
 def method(request: pytest.FixtureRequest) -> type[Method]:
     """The class that --method names. A usage error if there is none."""
     name = request.config.getoption("--method")
-    if not name and request.config.getoption("--experiment"):
+    if not name and (request.config.getoption("--experiment") or request.config.getoption("--metric")):
         pytest.skip("no --method is named")
     if not name:
         raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FedNova")

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from jobs.catalogue import example, overrides
+from jobs.catalogue import example, in_table, overrides
 from jobs.standard_output import first_sentence
 from rayfl.choices.kinds import known, named
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.table import override
-from rayfl.experiment.unknown_keys import CHOSEN, settings_of
+from rayfl.experiment.unknown_keys import LISTED, settings_of
 from tests.jobs.commands import rayfl
 from tests.refusals import refused
 
@@ -23,25 +23,27 @@ BASE = {
     "method": {"name": "fedavg"},
 }
 ALL = [
-    (table, name) for table, kind in CHOSEN.items() for name in named(kind) if (table, name) != ("downlink", "feedback")
+    (table, name) for table, kind in LISTED.items() for name in named(kind) if (table, name) != ("downlink", "feedback")
 ]
 
 
 @pytest.mark.parametrize(("table", "name"), ALL, ids=lambda word: word)
 def test_an_example_is_a_table_that_an_experiment_takes(table: str, name: str):
-    given = example(name, known(CHOSEN[table])[name])
+    given = example(name, known(LISTED[table])[name])
     base = {**BASE, "method": {"name": "dpsgd"}} if table == "topology" else BASE
-    assert getattr(Experiment(**{**base, table: given}), table).name == name
-    typed: dict[str, Any] = {**base, table: None}
+    tables = in_table(table, given)
+    whole = Experiment(**{**base, **tables})
+    assert name in (whole.evaluation.metrics[0].name if "." in table else getattr(whole, table).name)
+    typed: dict[str, Any] = {**base, **dict.fromkeys(tables if "." not in table else ())}
     for word in overrides(table, given):
         (unquoted,) = shlex.split(word)
         override(typed, unquoted)
-    assert Experiment(**typed) == Experiment(**{**base, table: given})
+    assert Experiment(**typed) == whole
 
 
 @pytest.mark.parametrize(("table", "name"), ALL, ids=lambda word: word)
 def test_every_setting_is_explained(table: str, name: str):
-    fields = settings_of(known(CHOSEN[table])[name])
+    fields = settings_of(known(LISTED[table])[name])
     assert [key for key, field in fields.items() if not field.description] == []
 
 
@@ -60,6 +62,7 @@ def test_a_sentence_ends_at_its_full_stop():
         ("datasets", "digits", ["fashion-mnist", "360 test images"]),
         ("partitions", "dirichlet-client", ["lambda-ratio", "alpha = 0.3"]),
         ("compressors", "topk", ["keep_ratio = 0.1", "natural"]),
+        ("metrics", "top-k", ["auroc", "bins = 4096", "confusion"]),
         ("topologies", "ring", ["erdos-renyi", "p = 0.5"]),
     ],
 )

@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "jobs" / "examples"
 FEDNOVA = f"{EXAMPLES}/my_methods.py:FedNova"
 
 
-@pytest.mark.parametrize(("name", "accuracy"), [("fednova", 0.8), ("model", 0.8), ("data", 0.9)])
+@pytest.mark.parametrize(("name", "accuracy"), [("fednova", 0.8), ("model", 0.8), ("data", 0.9), ("metric", 0.8)])
 def test_an_example_runs_and_learns(name: str, accuracy: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     monkeypatch.chdir(tmp_path)

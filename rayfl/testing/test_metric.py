@@ -1,0 +1,41 @@
+"""The contract of the metric that --metric names; see rayfl/testing/metric_contract.py."""
+
+import pytest
+from torch import Tensor
+
+from rayfl.choices.kinds import resolve
+from rayfl.experiment.table import override
+from rayfl.metrics.base import Metric
+from rayfl.testing import metric_contract as contract
+
+Judged = tuple[Metric, Tensor, Tensor]
+
+
+@pytest.fixture(params=(0, 1, 2))
+def judged(request: pytest.FixtureRequest) -> Judged:
+    """The metric, with outputs and targets that it judges."""
+    name = request.config.getoption("--metric")
+    if not name:
+        pytest.skip("name a metric: --metric my_metrics.py:Brier")
+    table: dict[str, object] = {"name": name}
+    for one in request.config.getoption("--set") or []:
+        override(table, one)
+    metric = resolve(Metric, table)
+    outputs, targets = contract.examples(metric.judges[0], request.param)
+    return metric.for_data(contract.CrossEntropy(), targets), outputs, targets
+
+
+def test_any_split_gives_the_same_value(judged: Judged) -> None:
+    contract.any_split_gives_the_same_value(*judged, seed=1)
+
+
+def test_padding_adds_nothing(judged: Judged) -> None:
+    contract.padding_adds_nothing(*judged)
+
+
+def test_values_keep_their_names_and_range(judged: Judged) -> None:
+    contract.values_keep_their_names_and_range(*judged)
+
+
+def test_a_pickled_metric_measures_the_same(judged: Judged) -> None:
+    contract.a_pickled_metric_measures_the_same(*judged)
