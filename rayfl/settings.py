@@ -152,7 +152,10 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Ma
     # Deeper paths lead to an item of a list or a choice of a union, which pydantic names in its own way.
     if len(first["loc"]) > 1 and field is not None and (inner := _inside(field.annotation, values.get(key))):
         return inner.under(key)
-    kind = first["type"] if len(first["loc"]) == 1 else "wrong value"
+    # A choice in a list says by itself what is wrong with it.
+    in_list = len(first["loc"]) == 2 and isinstance(first["loc"][1], int)
+    chosen = in_list and isinstance(first.get("ctx", {}).get("error"), RayflError)
+    kind = first["type"] if len(first["loc"]) == 1 or chosen else "wrong value"
     if kind == "extra_forbidden":
         return UnknownKey((key,), model.model_fields)
     if kind == "missing":
@@ -189,7 +192,7 @@ def _inside(annotation: Any, value: Any) -> RayflError | None:
 # Any: one of pydantic's error details.
 def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> RayflError:
     """The error of a validator: a RayflError with its key, or else the class and the file of the validator."""
-    reason, tables = first["ctx"]["error"], tuple(str(part) for part in first["loc"])
+    reason, tables = first["ctx"]["error"], tuple(part for part in first["loc"] if isinstance(part, str))
     if not isinstance(reason, RayflError):
         file = getattr(sys.modules.get(model.__module__), "__file__", None) or model.__module__
         reason = RayflError(f"{reason}{plugin_line(reason) or f' ({model.__qualname__} in {file})'}")
