@@ -1,4 +1,4 @@
-"""A task bound to a network, as pure functions of parameters and a batch: loss, gradient, Hessian products, metrics.
+"""A task bound to a network, as pure functions of parameters and a batch: losses, gradients, Hessian products.
 
 Methods never call autograd. `BoundTask` differentiates by plain autograd on its own leaves, which is fastest for one
 client after another; `task.functional()` is the same task differentiated by torch.func, which also runs under vmap.
@@ -24,7 +24,7 @@ Objective = Callable[[Tree, Batch], Tensor]
 
 
 class BoundTask(ABC):
-    """A differentiable objective. Subclasses give the parameters, the loss and the metrics."""
+    """A differentiable objective. Subclasses give the parameters, the loss and the losses of examples."""
 
     vmappable: bool = True
     """Whether the loss can run under torch.vmap."""
@@ -45,8 +45,12 @@ class BoundTask(ABC):
         """Mean training loss over the batch's examples, a scalar. `batch.weights` (0 for padding) are respected."""
 
     @abstractmethod
-    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
-        """Each metric's value for every example [batch], in evaluation mode; "loss" is always one of them."""
+    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Each example's loss as a sum, and its count (`Task.loss`), [batch] each, in evaluation mode; detached."""
+
+    def score(self, params: Tree, batch: Batch) -> Tensor:
+        """How well each example is solved (`Task.score`), [batch] from 0 to 1, in evaluation mode; detached."""
+        raise RayflError(f"{type(self).__name__} has no score")
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
         """The network's output [batch, ...] (logits), for objectives that need no labels."""
@@ -63,15 +67,6 @@ class BoundTask(ABC):
     def evaluated_loss(self, params: Tree, batch: Batch) -> Tensor:
         """The loss in evaluation mode (no dropout), which can be differentiated too."""
         return self.loss(params, batch)
-
-    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Each example's loss as a sum, and its count (`Task.loss`), [batch] each, in evaluation mode; detached."""
-        losses = self.metrics(params, batch)["loss"]
-        return losses, torch.ones_like(losses)
-
-    def score(self, params: Tree, batch: Batch) -> Tensor:
-        """How well each example is solved (`Task.score`), [batch] from 0 to 1, in evaluation mode; detached."""
-        return self.metrics(params, batch)["accuracy"]
 
     @property
     def weight_uses(self) -> Mapping[str, int]:
@@ -119,7 +114,7 @@ class BoundTask(ABC):
 
 
 class NetworkTask(BoundTask):
-    """A task bound to a network: the loss of the network's outputs, and their metrics."""
+    """A task bound to a network: the losses and the scores of the network's outputs."""
 
     def __init__(self, network: Network, task: Task) -> None:
         self.network, self.task = network, task
@@ -166,12 +161,6 @@ class NetworkTask(BoundTask):
     def score(self, params: Tree, batch: Batch) -> Tensor:
         with torch.no_grad():
             return self.task.score(self.evaluated(params, batch), batch.labels)
-
-    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
-        with torch.no_grad():
-            outputs = self.evaluated(params, batch)
-            sums, counts = self.task.loss(outputs, batch.labels)
-            return {"loss": sums / counts, "accuracy": self.task.score(outputs, batch.labels)}
 
 
 def leaves(params: Tree) -> Tree:

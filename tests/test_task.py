@@ -1,7 +1,6 @@
 """Losses, gradients and Hessian products against closed forms, in both forms of a task."""
 
 import pickle
-from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -32,8 +31,8 @@ class Bowl(BoundTask):
         x = torch.cat([params["u"], params["v"].flatten()])
         return 0.5 * x @ (self.A @ x) - self.b @ x
 
-    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": self.loss(params, batch)[None]}
+    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.loss(params, batch)[None], torch.ones(1)
 
 
 NOTHING = Batch(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
@@ -118,7 +117,7 @@ def test_the_gradient_of_softmax_regression(form: str):
     value, gradient = task.value_and_grad(params, batch)
     torch.testing.assert_close(gradient["1.weight"], errors.T @ batch.inputs / 3, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(gradient["1.bias"], errors.mean(dim=0), rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(value, task.metrics(params, batch)["loss"].mean(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(value, task.losses(params, batch)[0].mean(), rtol=1e-6, atol=1e-7)
 
 
 @FORMS
@@ -132,14 +131,15 @@ def test_padding_counts_for_nothing(form: str):
     assert tree.vector(nobody).abs().max() == 0
 
 
-def test_accuracy_is_counted_for_each_example():
+def test_each_example_has_a_loss_and_a_score():
     task = classification(logistic)
     # Logits are x0 and x1, so the predictions are 0, 1 and, at a tie, the first: 0.
     params = {"1.weight": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), "1.bias": torch.zeros(2)}
-    metrics = task.metrics(params, examples())
-    assert metrics["accuracy"].tolist() == [1.0, 1.0, 0.0]
+    assert task.score(params, examples()).tolist() == [1.0, 1.0, 0.0]
     # -log softmax: log(1 + e^-1) twice, and log 2.
-    assert metrics["loss"].tolist() == pytest.approx([0.3132617, 0.3132617, 0.6931472], rel=1e-6)
+    losses, counts = task.losses(params, examples())
+    assert losses.tolist() == pytest.approx([0.3132617, 0.3132617, 0.6931472], rel=1e-6)
+    assert counts.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_initial_parameters_belong_to_their_seed():
@@ -179,7 +179,7 @@ def test_dropout_drops_in_training_and_not_while_judging():
     params = task.init(0)
     losses = {task.loss(params, examples()).item() for _ in range(5)}
     assert len(losses) > 1
-    judged = {task.metrics(params, examples())["loss"].mean().item() for _ in range(5)}
+    judged = {task.losses(params, examples())[0].mean().item() for _ in range(5)}
     assert len(judged) == 1
     assert len({task.loss(params, examples()).item() for _ in range(5)}) > 1
 

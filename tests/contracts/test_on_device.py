@@ -49,11 +49,15 @@ class MadeUp(BoundTask):
         return self.task.weight_uses
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
-        return self.metrics(params, batch)["loss"].mean()
+        return self.losses(params, batch)[0].mean()
 
-    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
+    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         sizes = torch.stack([tensor.abs().mean() for tensor in params.values()])
-        return {"loss": batch.labels * 0.1 + sizes.mean(), "accuracy": (batch.labels % 2 == 0).float()}
+        losses = batch.labels * 0.1 + sizes.mean()
+        return losses, torch.ones_like(losses)
+
+    def score(self, params: Tree, batch: Batch) -> Tensor:
+        return (batch.labels % 2 == 0).float()
 
     def value_and_grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> tuple[Tensor, Tree]:
         shift = batch.labels.float().mean() * 0.01 + batch.inputs.mean() * 0.1

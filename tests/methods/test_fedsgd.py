@@ -1,6 +1,5 @@
 """FedSGD against gradients in closed form, against FedAvg with one step, and what a gradient gives away."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,8 +91,8 @@ class Line(BoundTask):
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         return ((params["a"] * batch.inputs + params["b"] - batch.labels) ** 2).mean()
 
-    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": self.loss(params, batch)}
+    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
 
 
 def test_a_gradient_on_the_wire_gives_the_point_away():

@@ -211,7 +211,7 @@ class Judging(Summing):
     """Adds up the losses of what it sees, without a gradient, as a gate on validation examples does."""
 
     def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
-        losses = self.task.metrics(carry["params"], batch)["loss"]
+        losses = self.task.losses(carry["params"], batch)[0]
         return {**carry, "loss": carry["loss"] + (losses if batch.weights is None else losses * batch.weights).sum()}
 
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:

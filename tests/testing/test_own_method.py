@@ -21,11 +21,11 @@ class Careless(FedAvg):
 """
 
 
-def contract(method: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def contract(given: str, folder: Path, *options: str, option: str = "--method") -> subprocess.CompletedProcess[str]:
     """`pytest --pyargs rayfl.testing --method METHOD` in a folder outside of ours."""
     command = [sys.executable, "-m", "pytest", "-p", "rayfl.testing.options", "-p", "no:cacheprovider", "--pyargs"]
     return subprocess.run(
-        [*command, "rayfl.testing", "--method", method, "-q", *options],
+        [*command, "rayfl.testing", option, given, "-q", *options],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,
@@ -49,3 +49,22 @@ def test_a_careless_method_fails_and_a_missing_one_is_a_mistake(tmp_path: Path) 
     assert done.returncode != 0
     shown = (done.stdout + done.stderr).splitlines()
     assert any(all(mentions(line, name) for name in ("mine.py", "'Carefull'", "'Careless'")) for line in shown), shown
+
+
+def test_the_quantile_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
+    for name in ("my_tasks.py", "task.toml"):
+        (tmp_path / name).write_text((ROOT / "jobs" / "examples" / name).read_text())
+    done = contract("task.toml", tmp_path, option="--experiment")
+    assert done.returncode == 0 and "7 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_task_whose_examples_depend_on_each_other_fails(tmp_path: Path) -> None:
+    source = (ROOT / "jobs" / "examples" / "my_tasks.py").read_text()
+    careless = source.replace(
+        "return losses, torch.ones_like(losses)", "return losses - losses.mean(), torch.ones_like(losses)"
+    )
+    assert careless != source
+    (tmp_path / "my_tasks.py").write_text(careless)
+    (tmp_path / "task.toml").write_text((ROOT / "jobs" / "examples" / "task.toml").read_text())
+    done = contract("task.toml", tmp_path, "-k", "one_by_one", option="--experiment")
+    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout + done.stderr

@@ -38,8 +38,9 @@ class Quadratic(BoundTask):
         losses = self._losses(params, batch)
         return losses.mean() if batch.weights is None else (losses * batch.weights).sum() / batch.weights.sum()
 
-    def metrics(self, params: Tree, batch: Batch) -> Mapping[str, Tensor]:
-        return {"loss": self._losses(params, batch)}
+    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        losses = self._losses(params, batch)
+        return losses, torch.ones_like(losses)
 
     def outputs(self, params: Tree, batch: Batch) -> Tensor:
         return batch.inputs[:, 0] * tree.vector(params)
