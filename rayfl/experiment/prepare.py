@@ -20,6 +20,7 @@ from rayfl.data.partition import Partition
 from rayfl.determinism import seeding, torch_flags
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.report_options import require_target
 from rayfl.limits import memory
 from rayfl.methods.shared.own_parts import hides_global, with_parts
 from rayfl.models.given_weights import read_weights
@@ -221,6 +222,9 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
     check_setup(setup)
+    if experiment.report.target is not None:
+        ranking = {name: facts for name, facts in setup.metric_facts.items() if facts.ranks}
+        require_target(experiment.report.target, ranking)
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
     memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
     runtime = experiment.runtime
