@@ -123,6 +123,9 @@ class RunResults:
         """
         import torch
 
+        inputs_of = read_model_inputs(self.directory)
+        if inputs_of is not None and not inputs_of.has_classes:
+            raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
         model = self.model() if client is None else self.personal_model(client)
         rows = torch.as_tensor(np.asarray(inputs))
         with torch.no_grad():

@@ -40,6 +40,7 @@ class ModelInputs(Settings):
     kind: str = Field(description="image, vector or text, as `Dataset.kind`")
     input_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(description="shape of one input")
     num_classes: int = Field(ge=1)
+    has_classes: bool = Field(default=True, description="whether an input has one class, as `Dataset.has_classes`")
     mean: tuple[float, ...] = Field(description="of each channel of images, on the [0, 1] scale")
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(description="the same")
     white: float = Field(gt=0, description="the grey value that counts as 1")
@@ -77,6 +78,7 @@ def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision
         "kind": str(dataset.kind),
         "input_shape": [int(side) for side in dataset.input_shape],
         "num_classes": int(dataset.num_classes),
+        "has_classes": dataset.has_classes,
         "mean": [float(one) for one in dataset.mean],
         "std": [float(one) for one in dataset.std],
         "white": float(dataset.white),
