@@ -16,15 +16,15 @@ def check_setup(setup: Setup) -> None:
     check_retention(setup.method, setup.uplink, setup.population.settings)
     if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
         raise RayflError(
-            f"=true compares masks, and clients of {type(setup.method).__name__} keep none; remove it",
+            f"=true compares masks, but clients of {type(setup.method).__name__} keep none; remove it",
             ("evaluation", "masks"),
         )
     if setup.population.settings.sparse_speedup and (
         not setup.forward_flops or setup.method.trains_under(setup.first_state(0), Stage()) is None
     ):
         raise RayflError(
-            f"=true makes training under a mask faster, and clients of {type(setup.method).__name__} have none (or the "
-            "model has no convolution or linear layer); remove it",
+            f"=true makes training under a mask faster, but clients of {type(setup.method).__name__} have no mask, or "
+            "the model has no convolution or linear layer; remove it",
             ("clients", "sparse_speedup"),
         )
     name = type(setup.method).__name__
@@ -52,7 +52,7 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
             key,
         )
     if method.needs_one_omega:
-        raise RayflError(f" gives every client an uplink of its own, and {name} needs one for all; remove it", key)
+        raise RayflError(f" gives every client an uplink of its own, but {name} needs the same for all; remove it", key)
 
 
 def check_splits(method: Method, partition: Partition) -> None:
