@@ -347,8 +347,8 @@ class Compressor(Choice, ABC):
     def omega(self, num_entries: int) -> float | None:
         """The constant of an unbiased compressor C: E C(v) = v and E||C(v) - v||^2 <= omega ||v||^2; None if biased.
 
-        It holds for every tree of `num_entries` entries, however they are divided into tensors; but for the rounding of
-        decoded numbers to float32, which is worth 2^-24 of each.
+        It holds for every tree of `num_entries` entries, however they are divided into tensors, apart from rounding
+        decoded numbers to float32, which changes each by at most 2^-24 of itself.
         """
         return None
 
@@ -362,7 +362,7 @@ class Compressor(Choice, ABC):
     def expected_delta(self, num_entries: int) -> float | None:
         """The constant of a contraction in expectation: E||C(v) - v||^2 <= (1 - delta) ||v||^2; None if none holds.
 
-        By default what follows from the other two: `delta`, or 1 - omega where that is below 1. Rounding as in `omega`.
+        By default it follows from the other two: `delta`, or 1 - omega if omega is below 1. Rounding as in `omega`.
         """
         delta, omega = self.delta(num_entries), self.omega(num_entries)
         known = [] if delta is None else [delta]

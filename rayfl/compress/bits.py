@@ -15,7 +15,7 @@ from rayfl.errors import RayflError
 MAX_WIDTH = 16
 TRITS_PER_BYTE = 5
 MOST_DIGITS = 32
-"""Of a number in an Elias gamma code, but for its first."""
+"""The most binary digits of a number in an Elias gamma code, without its first."""
 CHUNK = 1 << 17
 """Entries worked on at a time, so that they fit into the processor's cache; a multiple of 8."""
 

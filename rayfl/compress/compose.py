@@ -127,7 +127,7 @@ class Compose(Compressor, on_device=True):
         return first * second
 
     def expected_delta(self, num_entries: int) -> float | None:
-        """delta1 * delta2 in expectation, by the same argument. Of an unbiased Q of constant w, delta2 is 1 - w, or
+        """delta1 * delta2 in expectation, by the same argument. An unbiased Q with omega = w has delta2 = 1 - w, or
         1 / (1 + w) if damped: E||Q(u) / (1 + w) - u||^2 <= (1 / (1 + w) - 2 / (1 + w) + 1) ||u||^2."""
         if self.outer.scales:
             return None if self.damped else super().expected_delta(num_entries)

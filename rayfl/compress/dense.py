@@ -45,7 +45,7 @@ class DenseCodec(WholeTensorCodec):
 
 
 class UnwrittenDense(Packet):
-    """A dense fp32 packet whose buffers are made only if somebody reads them: of a tree of finite numbers on a GPU.
+    """A dense fp32 packet of a tree of finite numbers on a GPU; its buffers are made only if somebody reads them.
 
     The tree is added up on the GPU. Nobody may write into it while the packet lives.
     """
@@ -106,7 +106,7 @@ class UnwrittenDense(Packet):
 
 
 class DenseDifference(UnwrittenDense):
-    """The packet of a difference; until its buffers are made it is the two trees that it is of.
+    """The packet of the difference of two trees; it holds the two trees until its buffers are made.
 
     `add_to` and `times` subtract, check, multiply and add a block at a time: one pass over the memory where a tree of
     differences would take four. On a GPU a block is a tensor.
@@ -122,7 +122,7 @@ class DenseDifference(UnwrittenDense):
         return self.difference.tree()
 
     def add_to(self, total: Tree, weight: float) -> None:
-        """See `Packet`. ValueError on NaN and infinity, when `total` is no longer of use."""
+        """See `Packet`. ValueError on NaN and infinity; `total` is then useless."""
         if plain(total) and self.can_be_added_on(device_of(total)):
             self._go_through(total, weight, lambda block, products: block.add_(products))
         else:
@@ -137,7 +137,7 @@ class DenseDifference(UnwrittenDense):
         return total
 
     def _go_through(self, total: Tree, weight: float, take: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Give `take` every block of `total` and the rounded products of the differences there and the weight.
+        """Call `take` with each block of `total` and the block's products, weight times difference, rounded.
 
         ValueError at the end if a difference is NaN or infinite.
         """
@@ -171,7 +171,7 @@ def plain(x: Tree) -> bool:
 
 
 def refuse_infinite(x: Tree) -> None:
-    """ValueError on NaN and infinity in a tree on a GPU, for which it is waited once."""
+    """Raise ValueError if a tree on a GPU holds NaN or infinity; waits for the GPU once."""
     if x and not math.isfinite(torch.stack([tensor.sum() for tensor in x.values()]).sum()):
         # One of finite numbers may overflow.
         for name, tensor in x.items():
@@ -181,8 +181,8 @@ def refuse_infinite(x: Tree) -> None:
 class Dense(Quantizer, on_device=True):
     """All entries as fp32, or rounded to nearest even as fp16 or bf16. float64 input is sent as float32.
 
-    fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives. Those of a GPU
-    stay there until somebody reads the buffers.
+    fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives. Tensors
+    on a GPU stay there until somebody reads the buffers.
     The constants hold for numbers that are normal in float32 (|x| >= 2^-126) or zero.
     """
 
@@ -198,7 +198,7 @@ class Dense(Quantizer, on_device=True):
         return Packet(parts, DenseCodec(shapes_of(x), self.dtype)), memory
 
     def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """As fp32 nothing is subtracted yet."""
+        """As fp32 nothing is subtracted until somebody reads the packet."""
         if self.dtype == "fp32" and plain(x.a) and plain(x.b) and device_of(x.a) == device_of(x.b):
             return DenseDifference(x), memory
         return super().encode_difference(x, memory, generator)

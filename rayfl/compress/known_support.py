@@ -14,7 +14,7 @@ from rayfl.tree import Tree, pack_bits, unpack_bits
 
 @dataclass(frozen=True, eq=False)
 class KnownSupportCodec(PositionedCodec):
-    """Reads "<name>.values" of each tensor; `bits` is the support, as `pack_bits` has it, which both ends remember."""
+    """Reads "<name>.values" of each tensor; `bits`: the support, packed by `pack_bits`; both ends remember it."""
 
     bits: Mapping[str, np.ndarray]
 

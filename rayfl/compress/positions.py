@@ -107,10 +107,10 @@ def decode_positions(buffer: np.ndarray, size: int, count: int) -> np.ndarray:
     if body.size != count:
         steps = steps[body != ESCAPE]
         if steps.size != count:
-            raise _damaged(f"there are {steps.size} and not {count}")
+            raise _damaged(f"it has {steps.size} positions and not {count}")
     positions = steps + np.arange(count)
     if positions[-1] >= size:
-        raise _damaged(f"they lead beyond the {size} entries of a tensor")
+        raise _damaged(f"its positions lead beyond the {size} entries of a tensor")
     return positions
 
 
@@ -129,7 +129,7 @@ def cut_positions(buffer: np.ndarray, size: int, count: int, length: int) -> Ite
         bits = buffer[:-1]
         found = int(np.bitwise_count(bits).sum())
         if bits.size != -(-size // 8) or found != count:
-            raise _damaged(f"a bitmap of {bits.size} bytes with {found} of them is none of {count} in {size} entries")
+            raise _damaged(f"a bitmap of {bits.size} bytes has {found} positions and not {count} of {size}")
     else:
         bits = np.packbits(decode_mask(buffer, size, count))
     for first in range(0, size, length):
@@ -155,29 +155,29 @@ def decode_counted(buffer: np.ndarray, size: int) -> np.ndarray:
         return np.flatnonzero(_bits(body, size))
     count = body.size // 4 if code == INT32 else int(np.count_nonzero(body != ESCAPE))
     if not 0 < count < size:
-        raise _damaged(f"there are {count} of {size}")
+        raise _damaged(f"it claims {count} of {size} positions")
     return decode_positions(buffer, size, count)
 
 
 def _bits(body: np.ndarray, size: int, count: int | None = None) -> np.ndarray:
     """A bitmap as a boolean array [size]. Raise ValueError unless it has that size and `count` positions."""
     if body.size != -(-size // 8):
-        raise _damaged(f"a bitmap of {body.size} bytes is none of {size} entries")
+        raise _damaged(f"a bitmap of {body.size} bytes does not fit {size} entries")
     mask = np.unpackbits(body, count=size).view(np.bool_)
     if count is not None and np.count_nonzero(mask) != count:
-        raise _damaged(f"there are {np.count_nonzero(mask)} and not {count}")
+        raise _damaged(f"it has {np.count_nonzero(mask)} positions and not {count}")
     return mask
 
 
 def _increasing(positions: np.ndarray, size: int) -> np.ndarray:
     """The positions. Raise ValueError unless they increase and lie in [0, size)."""
     if positions[0] < 0 or positions[-1] >= size or (np.diff(positions) <= 0).any():
-        raise _damaged(f"they do not increase from 0 to {size - 1}")
+        raise _damaged(f"its positions do not increase from 0 to {size - 1}")
     return positions
 
 
 def _damaged(reason: str) -> ValueError:
-    return ValueError(f"a packet is damaged: of its positions, {reason}")
+    return ValueError(f"a packet is damaged: {reason}")
 
 
 def _powers(width: int) -> np.ndarray:

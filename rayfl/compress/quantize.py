@@ -110,8 +110,8 @@ class Quantize(Quantizer, on_device=True):
     last bucket of a tensor; `coding`: "fixed" with 1 + ceil(log2(s + 1)) bits an entry, rounded up to bytes a tensor,
     or "elias", which pays for nonzero levels only (their distance, sign and level); each norm takes 32 bits.
 
-    Range: a norm beyond float32 is sent as its largest number, and one below 2^-126 is rounded up so that N / s is a
-    multiple of 2^-149; both stay unbiased. The constant holds for buckets whose norm is zero or at least 2^-126.
+    Range: a norm too large for float32 is sent as the largest float32, and one below 2^-126 is rounded up so that N / s
+    is a multiple of 2^-149; both stay unbiased. The constant holds for buckets of norm zero, or at least 2^-126.
     Sources: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and
     Encoding", NeurIPS 2017, section 3.1 (its Elias codes are omega; ours are gamma, distances run over the tensor);
     Horvath et al., "Natural Compression for Distributed Deep Learning", MSML 2022 (other norms).
@@ -160,7 +160,7 @@ class QSGD(Quantizer, on_device=True):
         return self._plain().encode(x, memory, generator)
 
     def omega(self, num_entries: int) -> float | None:
-        """That of `Quantize`."""
+        """See `Quantize.omega`."""
         return self._plain().omega(num_entries)
 
     def _plain(self) -> Quantize:

@@ -156,7 +156,7 @@ class Bernoulli(Compressor, on_device=True):
     probability: float = Field(default=0.5, gt=0, le=1, description="chance that anything is sent, p")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """One draw. ValueError on NaN, infinity, and where v / p is sent and beyond float32."""
+        """One draw. ValueError on NaN and infinity, and if v / p is sent and too large for float32."""
         flats = {name: entries(name, tensor) for name, tensor in x.items()}
         sent = bool(generator.random() < self.probability)
         parts = {FLAG: np.array([sent], np.uint8)} if x else {}

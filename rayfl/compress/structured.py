@@ -109,7 +109,7 @@ class Structured(Compressor, on_device=True):
         return 0.3 if self.threshold is None else self.threshold
 
     def keeping(self, ratio: float) -> "Structured | None":
-        """None where a threshold is given, which is not a share."""
+        """None if a threshold is given, because a threshold is no share."""
         if self.threshold is not None or self.scores == "raw":
             return None
         return self.model_copy(update={"keep_ratio": ratio})
@@ -154,8 +154,8 @@ def cut(mass: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
 def threshold_for(mass: np.ndarray, keep_ratio: float) -> float:
     """The normalised threshold that keeps nearly keep_ratio * O * I of O * I blocks.
 
-    Found by halving [0, 1], as though a higher threshold always kept fewer. Of all thresholds tried the one with the
-    nearest count wins, of equally near ones the higher.
+    Found by halving [0, 1], as though a higher threshold always kept fewer. Among the thresholds
+    tried the one with the nearest count wins, and the higher one if two are equally near.
     """
     wanted = keep_ratio * mass.size
 

@@ -49,7 +49,7 @@ class TernaryCodec(PositionedCodec):
         return sum(self._count(parts, name, size) for name, size in runs.items())
 
     def _count(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> int:
-        """The number of nonzeros in a run of `size` entries. Raises ValueError if the packet says an impossible one."""
+        """The number of nonzeros in a run of `size` entries. ValueError if the packet claims an impossible number."""
         most = kept_entries(size, self.keep_ratio)
         count = most
         if f"{name}.count" in parts:

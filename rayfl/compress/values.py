@@ -22,13 +22,13 @@ BUFFER_TYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf1
 BYTES = np.dtype(np.uint8)
 
 UNIT_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}
-"""Relative error |C(x) - x| / |x| at most, for normal numbers. fp16 has none: below 2^-14 its error is absolute."""
+"""The largest relative error |C(x) - x| / |x| of normal numbers. fp16 has none: below 2^-14 its error is absolute."""
 
 
 def entries(name: str, tensor: Tensor) -> Tensor:
     """The entries of a floating point tensor, row by row, as float32 [numel] in main memory; a view if it already is.
 
-    float64 is rounded to float32. ValueError on NaN, infinity (also a float64 beyond float32) and other types.
+    float64 is rounded to float32. ValueError on NaN, infinity, a float64 too large for float32, and other types.
     """
     return entries_on_device(name, tensor.detach().cpu())
 
@@ -71,14 +71,14 @@ def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
 
 
 def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
-    """float32 [numel]: factor * flat, rounded once. Raise RayflError if a product is beyond float32."""
+    """float32 [numel]: factor * flat, rounded once. Raise RayflError if a product is too large for float32."""
     if factor == 1:
         return flat
     product = flat.double().mul_(factor).float()
     if not math.isfinite(_magnitude(product)):
         raise RayflError(
-            f"tensor {name!r} holds {_magnitude(flat):g}, which is beyond float32 times {factor:g}; clip gradients, or "
-            "choose a compressor that does not scale what it sends"
+            f"tensor {name!r} holds {_magnitude(flat):g}, and {factor:g} times that is too large for float32; clip "
+            "gradients, or choose a compressor that does not scale what it sends"
         )
     return product
 

@@ -269,7 +269,7 @@ class Method(Kind, ABC):
     def trains_under(self, state: State, stage: Stage) -> Tree | None:
         """The mask under which a client that begins a round with `state` does a stage; None: all entries are used.
 
-        With `clients.sparse_speedup` the stage takes as much less time.
+        With `clients.sparse_speedup` an example then costs only the operations that the mask leaves.
         """
         return self.mask(state) if stage.split == "train" else None
 
@@ -321,7 +321,7 @@ class ServerHalf(ABC):
 
     @abstractmethod
     def model(self, server: State) -> Tree:
-        """The global model, all that evaluation ships."""
+        """The global model; evaluation sends the workers nothing else of the server's state."""
 
     def download(self, server: State, ctx: Context) -> Download:
         """What every participant downloads this round, by name; nothing by default. `broadcast` encodes it."""

@@ -14,9 +14,9 @@ Where the sources leave something open:
   compressor drops count as unchanged, not as 0. A peer's own part in its average is its own message, too.
 - A peer that is away from the exchange trains on from its own model.
 - `density`, the masked D-PSGD of Dis-PFL's Table 3 ("with only 20 % parameters"): the model of all peers is a share of
-  the dense one, the same entries from beginning to end. How they are chosen the paper does not say; here they are drawn
-  at random, as many of every tensor (or by `distribution="erk"`), from the experiment's seed. All know which, so only
-  values are sent.
+  the dense one, the same entries from beginning to end. The paper does not say how they are chosen. Here they are
+  drawn at random from the experiment's seed, the same share of every tensor (or by `distribution="erk"`). All peers
+  know them, so only values are sent.
 """
 
 from collections.abc import Mapping

@@ -165,7 +165,7 @@ class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
         return Reply(message, {"affinity": affinity, "sent": sent})
 
     def choose(self, others: Sequence[int], affinity: Sequence[float], ctx: Context) -> list[int]:
-        """At most M of the clients `others`: for each place the one of largest affinity, or with a chance any."""
+        """Choose at most M of `others`, each time the one of largest affinity, or with chance epsilon_t any one."""
         left = sorted(others, key=lambda client: (-affinity[client], client))
         epsilon = max(0.0, self.hyper.epsilon - self.hyper.epsilon_decay * ctx.round)
         chosen: list[int] = []

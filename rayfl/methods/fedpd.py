@@ -9,9 +9,9 @@ on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 - The mean is uniform: the objective is the mean of the f_i. On the wire x0_i is its difference to the x0 that the
   client last received, which is the same mean and can be compressed. All start from the x0 of the seed, which is not
   sent.
-- Everyone takes part or nobody does. Where clients are away all the same, the mean is over those who delivered, and
-  the others go on from their own x0_i. Who missed an exchange gets the x0 of the last one before the next, as what its
-  difference is taken from and as nothing else.
+- Everyone takes part or nobody does. If clients are away all the same, the mean is over those who delivered, and the
+  others go on from their own x0_i. A client that missed an exchange downloads the x0 of the last one before the next
+  exchange, and uses it only as the point that its difference is taken from.
 - With p above 0 clients that differ drift apart between exchanges, and x0 keeps moving around the minimiser.
 - For f_i with L-Lipschitz gradients that are not convex take eta about 0.3 / L; 0.5 / L and more can diverge.
 """

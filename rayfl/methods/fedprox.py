@@ -1,7 +1,7 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
 
 Client i minimises f_i(y) + mu / 2 ||y - x_t||^2 by local steps, with x_t the model that it received; the rest is
-FedAvg, and with mu = 0 all of it.
+FedAvg, and mu = 0 is FedAvg itself.
 
 - Everyone does the same amount of work (`epochs` or `steps`); the paper lets slow clients do less.
 - The mean is by samples like FedAvg's; the paper draws clients by their samples and takes a plain one.

@@ -14,9 +14,9 @@ a residual for the next round (compress/structured.py says how scores are made).
 - A client with a retention ratio of its own has it in place of keep_ratio, with a dense downlink.
 - Rows and columns of matrices are cut like filters and channels, and every tensor has a residual.
 - The model goes down whole. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:
-  the server cuts its mean and its own residual as clients do, C = cut(A + mean), A <- A + mean - C, x <- x - C, and who
-  delivered gets C at the end of its round. A client that was away first downloads the new values of all entries
-  that the missed C touched, or the model, whichever is smaller.
+  the server cuts its mean and its own residual as clients do, C = cut(A + mean), A <- A + mean - C, x <- x - C, and a
+  client that delivered gets C at the end of its round. A client that was away first downloads the new values of all
+  entries that the missed C touched, or the model, whichever is smaller.
 """
 
 import math

@@ -6,14 +6,14 @@ min over all x_i of (1/n) sum_i f_i(x_i) + (lam / 2n) sum_i ||x_i - xbar||^2. A 
 all share: with probability 1 - p a gradient step, x_i <- x_i - beta grad f_i(x_i), beta = alpha / (n (1 - p)); else a
 step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), which must be at most 1/2.
 
-- Steps to the mean keep the mean, so a run of them needs it once: only the first after a gradient step sends anything,
-  x_i up and xbar back in the same round. All start from one model, so round 0 sends nothing.
+- Steps to the mean do not change it, so several in a row need it once: only the first after a gradient step sends
+  anything, x_i up and xbar back in the same round. All start from one model, so round 0 sends nothing.
 - This is the form with 1/n; the slides leave the n out of beta and gam.
 - p = lam / (L + lam) makes the fewest exchanges, p (1 - p) an iteration.
 - Compressors must be unbiased, and apply to x_i and xbar themselves, not to differences. Each client's xbar is
   compressed by itself.
-- Everybody takes part in the paper. Where clients are away all the same, xbar is the mean of those who delivered. Who
-  missed an exchange gets its xbar before the next step to the mean, unless that exchanges itself.
+- Everybody takes part in the paper. If clients are away all the same, xbar is the mean of those who delivered. A
+  client that missed an exchange gets its xbar before the next step to the mean, unless that step exchanges itself.
 """
 
 from collections.abc import Mapping

@@ -1,15 +1,15 @@
 """LAG: Chen, Giannakis, Sun, Yin, LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed Learning,
 NeurIPS 2018, with the rule at the workers (LAG-WK). `lag_ps` has the rule at the server.
 
-A client uploads how its gradient changed since its last upload, and only if that is large beside how the model moved:
+A client uploads the change of its gradient since its last upload, but only if it is large compared with x's steps:
 ||change||^2 > (1 / lr^2) sum_{d=1..D} xi ||x^{k+1-d} - x^{k-d}||^2. The server adds the changes to its sum of the last
 gradients of all clients and steps along their mean, in silent rounds too.
 
 - The objective is the mean over clients, so that the paper's 1 / (alpha^2 M^2) becomes 1 / alpha^2.
 - A silent client sends nothing and pays nothing; gradients are 0 before the first upload.
 - The theory is for gradients of the whole split (batch_size = 0); with minibatches noise triggers uploads.
-- A client that was away sees the way that x went meanwhile, not its steps: it counts m missed steps as m equal ones,
-  whose squares sum to no more than those of the true ones, so that it rather sends too often.
+- A client that was away sees how far x moved meanwhile, not the single steps: it counts m missed steps as m equal
+  ones, whose squares sum to no more than those of the true ones. So it may send too often, but never too seldom.
 - With a compressor on the uplink both ends remember the gradient as decoded.
 """
 

@@ -3,7 +3,7 @@ Communication-Efficient Distributed Learning, NeurIPS 2018.
 
 The server knows how far x moved since a client last uploaded, and a bound L on how fast gradients change with it: it
 sends the model, and so asks for an upload, only where L^2 ||x_i - x^k||^2 > (1 / lr^2) sum_{d=1..D} xi
-||x^{k+1-d} - x^{k-d}||^2, with x_i the model of the client's last upload. Everybody is asked once. The rest is `lag`.
+||x^{k+1-d} - x^{k-d}||^2, with x_i the model of the client's last upload. Each is asked at first. The rest is `lag`.
 
 One L serves all clients (the paper has one each). A client that is not asked costs neither bytes nor work nor time.
 """

@@ -1,4 +1,4 @@
-"""Local: every client trains alone and nothing is sent, the lower line that personalized methods are compared with.
+"""Local: every client trains alone and nothing is sent: the baseline of personalized methods.
 
 No paper; Algorithm 1 of FedAvg (McMahan et al., AISTATS 2017) without its averaging.
 """
@@ -13,7 +13,7 @@ class Local(OwnModel, GradientMethod, PeerHalf, on_device=True, keeps_parts=True
     """Every client trains its own model from the common start; the optimizer starts afresh every round."""
 
     hyper: LocalWork
-    paper: ClassVar[str] = "no communication; the lower line of personalized methods"
+    paper: ClassVar[str] = "no communication; the baseline of personalized methods"
     own_compression: ClassVar[bool] = True
 
     def begin(self, state: ModelState, received: Message, ctx: Context) -> LocalCarry:

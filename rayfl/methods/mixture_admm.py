@@ -20,8 +20,8 @@ At its fixed point z = xbar, y = lam xbar and grad f_i(x_i) + lam (x_i - xbar) =
 - Down go N z - sum_j x_j, to which a client adds its x_i to have u_i, and y: 8 bytes an entry. Up goes by how much x_i
   moves. Under a lossy uplink x_i moves by that message, so that client and server have the same x_i, and the rest of
   the way follows in later rounds.
-- All take part in the slides. Who is away keeps x_i, which stays in the sum. A round in which nobody delivers moves
-  nothing. At first x_i = z = x^0 and y = 0.
+- All take part in the slides. A client that is away keeps x_i, which stays in the sum. A round in which nobody
+  delivers moves nothing. At first x_i = z = x^0 and y = 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -19,15 +19,15 @@ def check_setup(setup: Setup) -> None:
     check_retention(method, setup.uplink, setup.population.settings)
     if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
         raise RayflError(
-            f"=true compares masks, and clients of {name} keep none; remove it",
+            f"=true compares masks, but clients of {name} keep none; remove it",
             ("evaluation", "masks"),
         )
     if setup.population.settings.sparse_speedup and (
         not setup.forward_flops or setup.method.trains_under(setup.first_state(0), Stage()) is None
     ):
         raise RayflError(
-            f"=true makes training under a mask faster, and clients of {name} have none (or the model has no "
-            "convolution or linear layer); remove it",
+            f"=true makes training under a mask faster, but clients of {name} have no mask, or the model "
+            "has no convolution or linear layer; remove it",
             ("clients", "sparse_speedup"),
         )
     if setup.selection.name != "uniform" and setup.population.settings.num_selected >= setup.num_clients:
@@ -75,7 +75,7 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
             key,
         )
     if method.needs_one_omega:
-        raise RayflError(f" gives every client an uplink of its own, and {name} needs one for all; remove it", key)
+        raise RayflError(f" gives every client an uplink of its own, but {name} needs the same for all; remove it", key)
 
 
 def check_splits(method: Method, partition: Partition) -> None:

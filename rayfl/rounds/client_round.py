@@ -79,7 +79,7 @@ class ClientRound:
         return None if result.fate.trains else (result, ClientOutputs())
 
     def idle(self) -> tuple[ClientResult, ClientOutputs]:
-        """The same of a client without work, which keeps its state."""
+        """The result and the objects of a client without work; it keeps its state."""
         fate = Fate.NOT_ASKED if self.fate.uploads else self.fate
         result = ClientResult(
             self.client,

@@ -50,7 +50,7 @@ class Wave:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], done: Iterable[Job] = ()) -> Self:
-        """The wave of these jobs, of which some are done. Jobs on the pooled test set have no clients."""
+        """Progress of `jobs`, of which those in `done` are done. Jobs on the pooled test set have no clients."""
         return cls(jobs[0].kind if jobs else "", num_clients(done), num_clients(jobs))
 
 
@@ -125,7 +125,7 @@ class InlineExecutor:
         return InlinePacket(ref)
 
     def settings_read(self) -> frozenset[tuple[str, str]]:
-        """Those of this process."""
+        """The settings that code has read in this process."""
         return read_here()
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:

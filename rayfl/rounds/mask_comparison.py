@@ -47,7 +47,7 @@ def of_others(matrix: np.ndarray) -> np.ndarray:
 def compared(setup: Setup, masks: Sequence[PackedBits]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The distances and similarities of all pairs by name, [n, n - 1] each, and their Pearson correlation over pairs.
 
-    There is no similarity if labels are not classes, and no correlation if one of both has only one value.
+    There is no similarity if labels are not classes, and no correlation if one of the two has only one value.
     """
     pairs = {HAMMING: of_others(hamming(masks))}
     labels = setup.dataset.train.labels

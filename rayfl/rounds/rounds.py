@@ -206,8 +206,10 @@ def evaluate(round: Round) -> None:
 
 
 def ship_model(round: Round) -> Tree:
-    """Give the workers what they judge clients by: the server's model, which is returned ({} if there is none), or the
-    mean of the peers' models if the method asks for it."""
+    """Give the workers the model that an evaluation needs; returns the server's model, {} among peers.
+
+    That is the server's model, or the mean of the peers' models if the method asks for it.
+    """
     setup = round.setup
     model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
     round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)

@@ -9,6 +9,7 @@ Row i of a matrix has 1 in the columns that peer i receives from; the diagonal i
 model. An edge goes both ways unless the list is directed: then "i j" means that i receives from j.
 """
 
+import re
 import warnings
 from pathlib import Path
 
@@ -17,6 +18,10 @@ import numpy as np
 from rayfl.errors import RayflError, reason
 from rayfl.limits.npy import read_npy
 from rayfl.limits.regular_files import read_text
+from rayfl.settings import shown
+
+_NUMBERS = re.compile(r"[-+.\deE\s]*(#.*)?", re.ASCII)
+"""A line of finite numbers."""
 
 
 def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
@@ -28,7 +33,8 @@ def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.nda
     except RayflError:
         raise
     except ValueError as error:
-        why = str(error).partition(";")[0].rstrip(".")
+        no_text = isinstance(error, UnicodeDecodeError)
+        why = "it is no UTF-8 text" if no_text else str(error).partition(";")[0].rstrip(".")
         raise RayflError(
             f"the graph {path} is no table of numbers ({why}); give a .npy file, a CSV file or a list of edges"
         ) from None
@@ -44,7 +50,12 @@ def _read_text(path: Path) -> np.ndarray:
     lines = read_text(path).replace(",", " ").replace(";", " ").splitlines()
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         # numpy warns of a file without numbers, whose shape is refused later.
-        return np.loadtxt(lines, ndmin=2)
+        try:
+            return np.loadtxt(lines, ndmin=2)
+        except ValueError as error:
+            strange = ((number, line) for number, line in enumerate(lines, 1) if not _NUMBERS.fullmatch(line))
+            why = next((f"its line {number} is {shown(line[:40])}" for number, line in strange), error)
+            raise ValueError(why) from None
 
 
 def _matrix(path: Path, values: np.ndarray, num_peers: int) -> np.ndarray:

@@ -68,7 +68,7 @@ def test_files_that_are_no_graph(tmp_path: Path):
     with refused(names=[tmp_path, "directory"]):
         read_adjacency(tmp_path, 3)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with refused(names=["binary.csv", "utf-8"]):
+    with refused(names=["binary.csv", "UTF-8"]):
         read_adjacency(tmp_path / "binary.csv", 3)
     with refused(names=[".npy", "numbers"]):
         read_adjacency(written(tmp_path, "0 1", "text.npy"), 3)

@@ -5,7 +5,6 @@ TensorFlow Federated has a group `examples` with one group per client and one ar
 an optional dependency: `pip install 'rayfl[tff]'`.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -19,6 +18,7 @@ from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched, import_optional
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
+from rayfl.limits.json_files import parse_any_depth
 from rayfl.limits.regular_files import read_bytes, require_regular
 
 SPLITS = ("train", "test")
@@ -43,7 +43,7 @@ def read_splits(source: Fetched, stem: str, read_tff: Read, read_leaf: Read | No
     """
     folder = source.folder
     files = split_files(source, stem, read_leaf is not None)
-    if not all(path.is_file() for paths in files for path in paths):
+    if not all(path.exists() for paths in files for path in paths):
         leaf = "" if read_leaf is None else ", and no train/*.json and test/*.json"
         raise source.missing(f"{folder} has no {stem}_train.h5 and {stem}_test.h5{leaf}")
     read = read_leaf if read_leaf is not None and files[0][0].suffix == ".json" else read_tff
@@ -88,7 +88,12 @@ def read_leaf(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     Raise RayflError if the file is not LEAF's or lacks samples that it announces.
     """
     try:
-        content = json.loads(read_bytes(path))
+        content = parse_any_depth(read_bytes(path))
+    except OSError as error:
+        raise RayflError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
+    except RayflError as error:
+        raise _no_leaf(path, error) from None
+    try:
         for name, announced in zip(content["users"], content["num_samples"], strict=True):
             x, y = content["user_data"][name]["x"], content["user_data"][name]["y"]
             if not len(x) == len(y) == announced:
@@ -99,13 +104,14 @@ def read_leaf(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
             yield name, x, y
     except RayflError:
         raise
-    except OSError as error:
-        raise RayflError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise RayflError(
-            f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({why}): fetch or make it again"
-        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise _no_leaf(path, error) from None
+
+
+def _no_leaf(path: Path, why: Exception) -> RayflError:
+    return RayflError(
+        f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({why}): fetch or make it again"
+    )
 
 
 def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:

@@ -47,7 +47,7 @@ class GradientWork(HyperParameters):
 
 
 class GradientStep(GradientWork, LearningRate):
-    """The same, and the server's step along the received message."""
+    """Hyper-parameters of such a client, and of the server's step along the received message."""
 
     lr: float = Field(default=0.05, gt=0, description="step size, gamma")
 

@@ -20,7 +20,7 @@ from rayfl.tree import Tree
 Distribution = Literal["erk", "uniform"]
 Prune = Literal["all", "weights_only"]
 Regrow = Callable[[np.ndarray, int], np.ndarray]
-"""From idle positions (ascending) and a count to that many indices into them."""
+"""Chooses which idle entries come back: from their positions (ascending) and a count to `count` indices into them."""
 
 
 def erk_densities(shapes: Mapping[str, Sequence[int]], density: float, power: float = 1.0) -> dict[str, float]:
@@ -58,7 +58,7 @@ def densities(params: Tree, density: float, distribution: Distribution, power: f
 def random_mask(params: Tree, density_of: Mapping[str, float], generator: np.random.Generator) -> Tree:
     """int(density * n + 1e-9) entries of every tensor of n entries, at random; all where no density is given.
 
-    With one generator's draws a lower density of a tensor keeps a part of what a higher one keeps.
+    With the same draws, the entries of a lower density are among those of a higher density.
     """
 
     def draw(name: str, tensor: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def masked(x: Tree, mask: Tree) -> Tree:
 
 
 def _cut(tensor: Tensor, mask: Tensor) -> Tensor:
-    """torch.where(mask, tensor, 0.0). Without a gradient: the bits of whole words, in a fifth of the time."""
+    """torch.where(mask, tensor, 0.0). If no gradient is needed, bits are masked, which takes a fifth of the time."""
     if tensor.dtype != torch.float32 or tensor.requires_grad:
         return torch.where(mask, tensor, 0.0)
     every = -mask.view(torch.int8).to(torch.int32)
@@ -119,7 +119,7 @@ def at_random(generator: np.random.Generator) -> Regrow:
 
 
 def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow) -> Tensor:
-    """A tensor's next mask, with as many entries: the smallest kept |weight| go, as many idle entries come.
+    """A tensor's next mask: entries with the smallest kept |weight| go, and the same number of idle ones come.
 
     ceil(share * kept) entries move. Of equal magnitudes those with the lowest index stay. The entries that go are
     idle too, so there are always enough to come. A dense tensor does not change. Raises ValueError on NaN and infinity.
@@ -136,7 +136,7 @@ def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow
 
 
 def prune_quantile(mask: Tensor, weight: Tensor, ratio: float) -> Tensor:
-    """Without the kept entries whose |weight| is strictly below the `ratio` quantile (linear) of the kept ones."""
+    """The mask without entries whose |weight| is strictly below the `ratio` quantile (linear) of the kept ones."""
     magnitudes = weight.detach().abs().double()
     kept = magnitudes[mask]
     if not kept.numel():

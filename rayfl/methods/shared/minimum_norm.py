@@ -14,7 +14,7 @@ COLUMNS = 1 << 16
 """Entries of all vectors that are turned to float64 at once."""
 
 TOLERANCE = 1e-13
-"""Of the largest entry of G: by how much a gradient may violate the optimality conditions."""
+"""How far a gradient may violate the optimality conditions, as a share of the largest entry of G."""
 
 
 def gram(vectors: Sequence[Tree]) -> np.ndarray:
@@ -63,9 +63,9 @@ def minimum_norm_weights(gram: np.ndarray, low: float = 0.0, high: float = 1.0) 
 
 
 def _step(gram: np.ndarray, weights: np.ndarray, free: np.ndarray, slack: float) -> np.ndarray:
-    """The way of the free entries to their best place with the others fixed; its sum is 0. The shortest if several.
+    """The shortest change of the free entries, of sum 0, that makes the norm smallest while the others stay fixed.
 
-    Vectors that hardly differ leave ways along which the norm falls and does not bend: those lead beyond a bound.
+    If vectors hardly differ, the norm may fall along a line without a minimum: the change then leads beyond a bound.
     """
     count = int(free.sum())
     if count < 2:

@@ -1,8 +1,8 @@
-"""Real weights pruned by magnitude to a peer's share; MCE-PL's authors compare it with them under unequal shares.
+"""Real weights pruned by magnitude to a peer's share: a baseline of MCE-PL, whose peers keep unequal shares.
 
 Source: Tian et al., MCE-PL, section V-C. Layers are the tensors of two or more dimensions; each keeps its
-`hidden_masks.num_kept` largest |w|. Everything of one dimension (biases, norms) is trained and never pruned. A round is
-one minibatch. The gradient is dense, taken at the pruned model, so that pruned weights can come back.
+`learned_masks.num_kept` largest |w|. Everything of one dimension (biases, norms) is trained and never pruned. A round
+is one minibatch. The gradient is dense, taken at the pruned model, so that pruned weights can come back.
 
 `hard=true` is the paper's sentence, "after each iteration prunes": pruned weights are 0. `hard=false` is the authors'
 code (of ind-weipru; the others have none): the dense weights are kept, and the model is w o m with the largest |w| of
