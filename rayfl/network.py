@@ -64,8 +64,8 @@ class Network:
         self.vmappable = not self.stochastic and not self.recurrent
 
     def init(self, seed: int) -> Tree:
-        """The trained parameters of `first_weights`; the constants are kept."""
-        return self.keep_constants(self.first_weights(seed))
+        """The shared parameters of `first_weights`; the constants and what clients keep stay here."""
+        return self.keep_constants(self.first_weights(seed), self.personal, self.moving, self.frozen)
 
     def first_weights(self, seed: int) -> Tree:
         """The parameters and the buffers that the module begins with."""
