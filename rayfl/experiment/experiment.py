@@ -22,6 +22,7 @@ from rayfl.experiment.unknown_keys import explained
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.methods.shared.own_parts import Parts
+from rayfl.models.adapters import Adapters
 from rayfl.models.base import Architecture
 from rayfl.population.sampling import Clients
 from rayfl.rounds.setup import Evaluation
@@ -172,6 +173,7 @@ class Experiment(Settings):
     downlink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
     selection: Annotated[Selection, from_table(Selection), TO_TABLE] = Field(default_factory=Uniform)
     topology: Annotated[Topology, from_table(Topology), TO_TABLE] | None = None
+    adapters: Adapters | None = None
     parts: Parts = Field(default_factory=Parts)
     splits: Splits = Field(default_factory=Splits)
     evaluation: Evaluation = Field(default_factory=Evaluation)

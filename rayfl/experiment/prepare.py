@@ -23,7 +23,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import require_target
 from rayfl.limits import memory
 from rayfl.methods.shared.own_parts import hides_global, with_parts
-from rayfl.models.given_weights import read_weights
+from rayfl.models.given_weights import read_backbone, read_weights
 from rayfl.models.part_names import chosen
 from rayfl.network import Network
 from rayfl.population.sampling import Population
@@ -56,8 +56,11 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         method = experiment.method.make(task, experiment.rounds)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
         weights = task.network.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
-        if model.start is not None:
+        if model.start is not None and experiment.adapters is None:
             weights = read_weights(Path(model.start), weights, model.name)
+        elif model.start is not None:
+            trained = {name for _, _, name in task.network.slots}
+            weights = read_backbone(Path(model.start), weights, trained, model.name)
         params = split_weights(experiment, task.network, weights, dataset)
         if task.network.local:
             method = with_parts(method, experiment.parts)
@@ -135,6 +138,7 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     # The module has no storage here, and torch counts its entries in 64 bits.
     try:
         build = model.builder(dataset.input_shape, task.num_outputs(dataset))
+        build = build if experiment.adapters is None else experiment.adapters.builder(build)
         network = Network(build, dataset.input_shape, model.memory_format, experiment.runtime.precision)
     except (RuntimeError, OverflowError, TypeError):
         if not options:

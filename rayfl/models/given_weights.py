@@ -1,6 +1,9 @@
 """Reads the file of weights that `model.start` names, from which a model starts instead of from random weights."""
 
-from collections.abc import Mapping
+import io
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -9,7 +12,10 @@ from safetensors.torch import load
 
 from rayfl.errors import RayflError, did_you_mean, reason
 from rayfl.limits.regular_files import read_bytes
+from rayfl.models.adapters import plain_names
 from rayfl.tree import Tree
+
+log = logging.getLogger("rayfl")
 
 
 def read_weights(path: Path, expected: Tree, model: str) -> Tree:
@@ -17,18 +23,49 @@ def read_weights(path: Path, expected: Tree, model: str) -> Tree:
 
     If their names or shapes are not those of `expected`, RayflError names the file and the first weight that differs.
     """
-    try:
-        found = load(read_bytes(path))
-    except OSError as error:
-        raise RayflError(f"{path} cannot be read ({reason(error)}); give model.start=FILE") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
-        raise RayflError(
-            f"{path} is no safetensors file of weights; give one, for example a run's models/global.safetensors"
-        ) from None
+    found = _weights(path)
     wrong = _misfit(found, expected)
     if wrong is not None:
         raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
     return {name: found[name].to(tensor.dtype) for name, tensor in expected.items()}
+
+
+def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: str) -> Tree:
+    """`weights` with those of a frozen model from a file, whose names are the model's own without adapters.
+
+    The file may have others, and may lack the parameters in `trained`; the log names both. Raise RayflError if it lacks
+    a frozen weight, or has another shape.
+    """
+    found, names = _weights(path), plain_names(weights)
+    missing = [name for name in names if name not in found and names[name] in trained]
+    expected = {name: weights[full] for name, full in names.items() if name not in missing}
+    left = sorted(found.keys() - expected.keys())
+    wrong = _misfit({name: tensor for name, tensor in found.items() if name in expected}, expected)
+    if wrong is not None:
+        raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
+    for what, some in (("starts at random", missing), ("is left over", left)):
+        if some:
+            log.info("model.start=%s: %s %s", path, ", ".join(some), what)
+    return {**weights, **{names[name]: found[name].to(tensor.dtype) for name, tensor in expected.items()}}
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors by name in a safetensors file, or in one of torch.save."""
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise RayflError(f"{path} cannot be read ({reason(error)}); give model.start=FILE") from None
+    with suppress(SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
+        return load(content)
+    with suppress(Exception):
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        found = found.get("state_dict", found)
+        if found and all(isinstance(one, torch.Tensor) for one in found.values()):
+            return dict(found)
+    raise RayflError(
+        f"{path} is no safetensors file of weights, and no state_dict of torch.save; give one, for example a run's "
+        "models/global.safetensors"
+    )
 
 
 def _misfit(found: Mapping[str, torch.Tensor], expected: Tree) -> str | None:

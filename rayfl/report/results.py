@@ -162,13 +162,17 @@ class RunResults:
     def _built(self, weights: "Tree", name: str) -> "Predictor":
         import torch
 
+        from rayfl.models.adapters import Adapters
         from rayfl.models.predictor import Predictor
         from rayfl.network import named_weights
 
         architecture, (data, precision) = self._architecture, self._data
         # Building a module draws its first weights, which must not change the program's own random numbers.
         with torch.random.fork_rng(devices=()):
-            module = architecture.build(tuple(data.input_shape), data.num_classes)
+            build = architecture.builder(data.input_shape, data.num_classes)
+            if isinstance(adapters := self.settings.get("adapters"), dict):
+                build = Adapters(**adapters).builder(build)
+            module = build()
         slots = named_weights(module)
         want, have = ({key: tuple(tensor.shape) for key, tensor in tree.items()} for tree in (slots, weights))
         if wrong := [key for key in {**want, **have} if have.get(key) != want.get(key)]:

@@ -63,6 +63,17 @@ def test_the_example_of_a_task_learns_the_quantile(tmp_path: Path, monkeypatch: 
     assert (dataset.test.labels < outputs.numpy()).mean() == pytest.approx(0.9, abs=0.05)
 
 
+def test_lora_on_a_strangers_transformer_sends_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    result = rayfl("run", "examples/lora.toml", "--inline", "--output", "run")
+    assert result.exit_code == 0, result.output
+    # Queries and values of two layers of 16 x 16 with rank 4, and a head of 8 tokens.
+    assert {row["downlink_bits"] for row in read_run(Path("run")).clients.to_pylist()} == {
+        32 * (2 * 2 * 2 * 4 * 16 + 16 * 8 + 8)
+    }
+
+
 def softmax_gradient(inputs: np.ndarray, labels: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> tuple:
     """Of the mean cross-entropy of a linear layer: d weight [classes, dim] and d bias [classes]."""
     logits = inputs @ weight.T + bias

@@ -1,0 +1,76 @@
+"""LoRA on linear layers of a frozen model: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
+
+peft (the extra `adapters`) makes the layers: W x + (alpha / rank) B A x with A [rank, in] random and B [out, rank]
+zero, so that the first model is the frozen one. Frozen weights are constants: put once a node, never sent or averaged.
+"""
+
+import warnings
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import partial
+
+from pydantic import Field
+from torch import nn
+
+from rayfl.data.torchvision import torchvision
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.settings import Settings, shown
+from rayfl.tree import Tree
+
+BASE, LORA = ".base_layer.", ".lora_"
+
+
+class Adapters(Settings):
+    """The `[adapters]` table: the model is frozen, and clients train low-rank additions to some linear layers."""
+
+    layers: tuple[str, ...] = Field(min_length=1, description="names of linear layers, with *, that get an adapter")
+    rank: int = Field(default=8, ge=1, description="rank of an adapter")
+    alpha: float = Field(default=16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
+    trained: tuple[str, ...] = Field(
+        default=(), description="names of parameters, with *, that are trained as they are, for example a new head"
+    )
+
+    def builder(self, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        """`adapted` of what `build` makes; it pickles as `build` does."""
+        return partial(self.adapted, build)
+
+    def adapted(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """The model with its adapters. Raise RayflError without peft, and for names that it does not have."""
+        # peft imports torchvision, which this makes importable.
+        torchvision()
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+        except ModuleNotFoundError:
+            raise RayflError(" needs peft; run: pip install 'rayfl[adapters]'", ("adapters",)) from None
+        module = build()
+        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+        names = _matching(self.layers, linear, "layers", "linear layer")
+        plain = [name for name, _ in module.named_parameters()]
+        trained = _matching(self.trained, plain, "trained", "parameter")
+        with warnings.catch_warnings():
+            # Of layers that share weights with others, which stay frozen.
+            warnings.simplefilter("ignore")
+            config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=names)  # pyright: ignore[reportArgumentType] (a float will do)
+            inject_adapter_in_model(config, module)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(LORA in name or name in trained)
+        return module
+
+
+def plain_names(weights: Tree) -> dict[str, str]:
+    """The names that a model's own weights have without adapters, each with the name beside them."""
+    return {name.replace(BASE, "."): name for name in weights if LORA not in name}
+
+
+def _matching(patterns: tuple[str, ...], names: list[str], key: str, what: str) -> list[str]:
+    """The names that patterns match. Raise RayflError for a pattern without one."""
+    found: list[str] = []
+    for pattern in patterns:
+        own = [name for name in names if fnmatchcase(name, pattern)]
+        if not own:
+            raise RayflError(
+                f" has {shown(pattern)}, which names no {what} of the model; {did_you_mean(pattern, names)}",
+                ("adapters", key),
+            )
+        found += own
+    return list(dict.fromkeys(found))
