@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 HANGS_S = 60
-"""Seconds after which a command hangs. Loaded machines are slow, and a run starts a process of its own; what is asserted
-of speed is processor time."""
+"""Seconds after which a command hangs. Loaded machines are slow, and a run starts a process of its own. Speed itself is
+asserted in processor time."""
 MORE_MEMORY_BYTES = 3 << 30
 """Address space that a command may take beyond that of the process that it was forked from."""
 
