@@ -47,6 +47,8 @@ def test_the_table_of_the_demo_has_the_rows_that_are_printed():
         "selected": 0,
         "simulated_s": 0.0,
         "wall_s": 0.0,
+        "units": {},
+        "fairness": {},
     }
     printed = [str(cell) for cell in result_table(numbers).columns[0].cells]
     rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]

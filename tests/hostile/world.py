@@ -53,7 +53,7 @@ def make_runs(home: Path) -> None:
         small = read(home / "small.toml")
         single.run(small, home / "done")
 
-        def killed(row: object, means: object, rounds: object) -> str:
+        def killed(row: object, *_: object) -> str:
             if getattr(row, "round", None) == ROUNDS - 2:
                 raise Stopped
             return ""

@@ -28,7 +28,8 @@ def losses(here: Setup, models: np.ndarray) -> list[float]:
 
 
 def measured(record: RoundRecord, name: str) -> dict[int, float]:
-    return {m.client: m.value for m in record.metrics if m.name == name and m.client is not None and m.client >= 0}
+    found = {m.client: m.value for m in record.metrics if m.name == name}
+    return {client: value for client, value in found.items() if client is not None and value is not None}
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,8 @@ def compare(setup: Setup, train: Training = trained) -> Paper:
     paper = Paper(setup, train)
     for round, (record, run_state) in enumerate(played(setup)):
         delivered = with_fate(setup.population.sample_round(round), "delivered")
-        losses = {m.client: m.value for m in record.metrics if m.name == "train/loss" and m.client is not None}
+        found = {m.client: m.value for m in record.metrics if m.name == "train/loss"}
+        losses = {client: value for client, value in found.items() if client is not None and value is not None}
         paper.play(round, delivered, losses)
         check(paper, record, run_state, delivered)
     return paper

@@ -22,7 +22,8 @@ def by_numpy(setup: Setup, params: Params, rows: Any) -> tuple[float, float]:
 
 
 def values(setup: Setup, round: int = -1) -> dict[tuple[int | None, str], float]:
-    return {(metric.client, metric.name): metric.value for metric in played(setup)[round][0].metrics}
+    rows = played(setup)[round][0].metrics
+    return {(row.client, row.name): row.value for row in rows if row.value is not None}
 
 
 def judged(method: str, every: int = 0, **evaluation: Any) -> Setup:

@@ -23,7 +23,8 @@ def rounds_of(name: str, clients: Any = None, rounds: int = 1, **hyper: Any) -> 
 
 
 def flops_of(record: RoundRecord) -> dict[int, float]:
-    return {m.client: m.value for m in record.metrics if m.name == "flops/training" and m.client is not None}
+    found = {m.client: m.value for m in record.metrics if m.name == "flops/training"}
+    return {client: value for client, value in found.items() if client is not None and value is not None}
 
 
 @pytest.mark.parametrize(

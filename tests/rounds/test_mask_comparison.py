@@ -27,7 +27,7 @@ def last_round(name: str, **options: Any) -> tuple[Setup, RoundRecord, Any]:
 def of_clients(record: RoundRecord, name: str) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for metric in record.metrics:
-        if metric.name == name and metric.client is not None:
+        if metric.name == name and metric.client is not None and metric.value is not None:
             found.setdefault(metric.client, []).append(metric.value)
     return found
 

@@ -26,7 +26,8 @@ def first_round(name: str, uplink: Any = "dense", clients: Any = None, **hyper: 
 
 
 def flops_of(record: RoundRecord) -> dict[int, float]:
-    return {m.client: m.value for m in record.metrics if m.name == "flops/training" and m.client is not None}
+    found = {m.client: m.value for m in record.metrics if m.name == "flops/training"}
+    return {client: value for client, value in found.items() if client is not None and value is not None}
 
 
 def test_fedavg():
