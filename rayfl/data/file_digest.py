@@ -45,7 +45,7 @@ Found = tuple[str, Path, os.stat_result]
 def content_digest(path: Path) -> str:
     """The first 12 hexadecimal digits of a file's SHA-256, or of that of the names and digests of a folder's files.
 
-    Hidden files and those called cache-* do not count. Of more than 10 GB only names, sizes and a sample of each file
+    Hidden files and those called cache-*.arrow do not count. Of more than 10 GB only names, sizes and a sample of each file
     count, and the digest begins with "sample-". Raise OSError if `path` is neither a regular file nor a folder, and
     RayflError if a file in the folder cannot be read.
     """
@@ -87,7 +87,8 @@ def _files(path: Path) -> Iterator[Found]:
         inner[:] = sorted(name for name in inner if not name.startswith(".")) if is_new else []
         for name in sorted(names) if is_new else ():
             file = Path(folder, name)
-            if not name.startswith((".", "cache-")) and file.is_file():
+            cached = name.startswith("cache-") and name.endswith(".arrow")
+            if not name.startswith(".") and not cached and file.is_file():
                 yield str(file.relative_to(path)), file, file.stat()
 
 

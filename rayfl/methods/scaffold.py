@@ -116,7 +116,7 @@ class Scaffold(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
         own, delta = state["control_variate"], self.progress(carry)
         new = self.new_control_variate(carry, delta, ctx)
         message, state = compressed(state, {"delta": delta, "control_variate": tree.sub(own, new)}, ctx)
-        if "control_variate" not in state.get("uplink", {}):
+        if message and "control_variate" not in state.get("uplink", {}):
             new = tree.sub(own, message["control_variate"].decode_beside(own))
         return self.finished({**state, "control_variate": new}, message, carry, ctx, "train")
 

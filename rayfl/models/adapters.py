@@ -4,6 +4,7 @@ peft (the extra `adapters`) makes the layers: W x + (alpha / rank) B A x with A 
 zero, so that the first model is the frozen one. Frozen weights are constants: put once a node, never sent or averaged.
 """
 
+import re
 import warnings
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -50,7 +51,9 @@ class Adapters(Settings):
         with warnings.catch_warnings():
             # Of layers that share weights with others, which stay frozen.
             warnings.simplefilter("ignore")
-            config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=names)  # pyright: ignore[reportArgumentType] (a float will do)
+            # A text matches whole names; in a list, each would also match the end of a name.
+            whole = "|".join(map(re.escape, names))
+            config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=whole)  # pyright: ignore[reportArgumentType] (a float will do)
             inject_adapter_in_model(config, module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(LORA in name or name in trained)

@@ -45,7 +45,7 @@ def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: st
         raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
     for what, some in (("starts at random", missing), ("is left over", left)):
         if some:
-            log.info("model.start=%s: %s %s", path, ", ".join(some), what)
+            log.warning("model.start=%s: %s %s", path, ", ".join(some), what)
     return {**weights, **{names[name]: found[name].to(tensor.dtype) for name, tensor in expected.items()}}
 
 

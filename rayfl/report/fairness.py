@@ -25,7 +25,7 @@ class Fairness(NamedTuple):
 
     mean, deviation: over clients (the population's deviation). worst_tenth: the mean of the worst 10 %. worst, best: of
     a client; difference: between the two. jain: Jain's index, (sum a)^2 / (n sum a^2), from 1/n to 1 (all equal, also
-    where all are 0). left_out: the number of clients whose value is undefined.
+    where all are 0), NaN where a value is negative. left_out: the number of clients whose value is undefined.
     """
 
     mean: float
@@ -46,6 +46,7 @@ def fairness(values: np.ndarray, found: Facts, left_out: int = 0) -> Fairness | 
     ordered = np.sort(found.sign * values) * found.sign
     squares = float((values**2).sum())
     jain = float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0
+    jain = math.nan if (values < 0).any() else jain
     tenth = ordered[: math.ceil(len(values) / 10)]
     worst, best = float(ordered[0]), float(ordered[-1])
     spread = float(values.mean()), float(values.std()), float(tenth.mean()), worst, best, abs(best - worst)
