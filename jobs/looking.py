@@ -34,7 +34,9 @@ def print_json(places: Sequence[Path | str], display: Display) -> None:
     """Print the numbers of runs as JSON."""
     found = _runs(places, display)
     display.close()
-    say(json.dumps([summary(run) for run in found], indent=2))
+    # JSON has no infinity and no NaN.
+    plain = json.loads(json.dumps([summary(run) for run in found]), parse_constant=lambda name: None)
+    say(json.dumps(plain, indent=2))
 
 
 def write_page(

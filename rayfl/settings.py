@@ -118,6 +118,8 @@ def check_plain(value: Any, key: tuple[str, ...] = ()) -> None:
         raise RayflError(f"{path}... is nested deeper than {MOST_NESTED} tables and lists; use fewer")
     if isinstance(value, Mapping):
         for name, inner in value.items():
+            if not isinstance(name, str):
+                raise RayflError(f" has the key {shown(name)}; the keys of a table are texts", _named(key))
             check_plain(name, key)
             check_plain(inner, (*key, str(name)))
     elif isinstance(value, list | tuple):
@@ -223,7 +225,7 @@ def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False)
         length = "" if Ellipsis in arguments else f"{len(arguments)} "
         return f"a list of {length}{describe(arguments[0], several=True)}"
     if get_origin(annotation) is abc.Mapping:
-        return f"a table of {describe(arguments[1], several=True)}"
+        return "a table" if arguments[1] is Any else f"a table of {describe(arguments[1], several=True)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         keys = list(annotation.model_fields)
         return f"a table with {listed(keys, 'and')}" if 0 < len(keys) < 5 else "a table"

@@ -45,9 +45,9 @@ Found = tuple[str, Path, os.stat_result]
 def content_digest(path: Path) -> str:
     """The first 12 hexadecimal digits of a file's SHA-256, or of that of the names and digests of a folder's files.
 
-    Hidden files and those called cache-*.arrow do not count. Of more than 10 GB only names, sizes and a sample of each file
-    count, and the digest begins with "sample-". Raise OSError if `path` is neither a regular file nor a folder, and
-    RayflError if a file in the folder cannot be read.
+    Hidden files and those called cache-*.arrow do not count. Of more than 10 GB only names, sizes and a sample of each
+    file count, and the digest begins with "sample-". Raise OSError if `path` is neither a regular file nor a folder,
+    and RayflError if a file in the folder cannot be read.
     """
     found = list(_files(path))
     size = sum(status.st_size for _, _, status in found)

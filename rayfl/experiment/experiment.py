@@ -203,7 +203,10 @@ class Experiment(Settings):
         return name
 
     def unused(self) -> Mapping[str, str]:
-        return self.method.kind.unused(self.method.hyper)
+        found = dict(self.method.kind.unused(self.method.hyper))
+        if self.parts.personal or self.parts.buffers == "personal":
+            found.pop("evaluation.personal_on_pooled", None)
+        return found
 
     @model_validator(mode="after")
     def _one_ratio(self) -> "Experiment":

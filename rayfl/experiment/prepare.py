@@ -22,7 +22,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import require_target
 from rayfl.limits import memory
-from rayfl.methods.shared.own_parts import hides_global, with_parts
+from rayfl.methods.shared.own_parts import with_parts
 from rayfl.models.given_weights import read_backbone, read_weights
 from rayfl.models.part_names import chosen
 from rayfl.network import Network
@@ -79,7 +79,7 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=topology,
-        evaluation=experiment.evaluation.model_copy(update={"pooled": False} if hides_global(method) else {}),
+        evaluation=experiment.evaluation.model_copy(update={} if method.has_global_model else {"pooled": False}),
         selection=experiment.selection,
         engine_name=runtime.engine,
         stack_width=runtime.stack_width,

@@ -121,6 +121,8 @@ class Method(Kind, ABC):
     "round": it downloads, does the local work of a round and sends nothing; its state is then judged as others are.
     "undefined": `clients.unseen` is refused. None: "round" if `personalized`, else "model"; "undefined" among peers.
     """
+    has_global_model: bool = True
+    """Whether the server's model is one that all clients have. False if each of them trains parts of its own."""
     judged_after_training: bool = True
     """Whether a client is also evaluated right after its local work. False if that work leaves its model alone."""
     needs_one_omega: bool = False

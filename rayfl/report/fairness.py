@@ -93,4 +93,5 @@ def _plain(score: Score, decimals: int) -> str:
 def by_name(run: Run) -> dict[str, dict[str, float]]:
     """The fairness of every metric that ranks runs and has values of single clients."""
     found = {name: of_run(run, name) for name in ranking_names(run)}
-    return {name: one._asdict() for name, one in found.items() if one is not None}
+    known = {name: one._asdict() for name, one in found.items() if one is not None}
+    return {name: {key: value for key, value in one.items() if not math.isnan(value)} for name, one in known.items()}

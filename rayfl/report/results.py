@@ -123,13 +123,19 @@ class RunResults:
         """
         import torch
 
+        from rayfl.determinism.torch_flags import own_flags
+
         inputs_of = read_model_inputs(self.directory)
         if inputs_of is not None and not inputs_of.has_classes:
             raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
         model = self.model() if client is None else self.personal_model(client)
-        rows = torch.as_tensor(np.asarray(inputs))
-        with torch.no_grad():
-            return torch.cat([model(part).argmax(1) for part in rows.split(_PREDICTED_AT_ONCE)]).numpy()
+        rows = np.asarray(inputs)
+        if rows.dtype.kind not in "biuf":
+            raise RayflError(f"inputs={shown(inputs)} are no numbers; give an array of raw inputs [n, ...]")
+        with own_flags(), torch.no_grad():
+            return torch.cat(
+                [model(part).argmax(1) for part in torch.from_numpy(rows).split(_PREDICTED_AT_ONCE)]
+            ).numpy()
 
     def model(self) -> "Predictor":
         """The final global model with its weights, in evaluation mode, on the CPU.
@@ -162,13 +168,14 @@ class RunResults:
     def _built(self, weights: "Tree", name: str) -> "Predictor":
         import torch
 
+        from rayfl.determinism.torch_flags import own_flags
         from rayfl.models.adapters import Adapters
         from rayfl.models.predictor import Predictor
         from rayfl.network import named_weights
 
         architecture, (data, precision) = self._architecture, self._data
         # Building a module draws its first weights, which must not change the program's own random numbers.
-        with torch.random.fork_rng(devices=()):
+        with own_flags(), torch.random.fork_rng(devices=()):
             build = architecture.builder(data.input_shape, data.num_classes)
             if isinstance(adapters := self.settings.get("adapters"), dict):
                 build = Adapters(**adapters).builder(build)

@@ -193,7 +193,7 @@ def evaluate(round: Round) -> None:
             ledger.metrics |= {f"pooled/{name}": value for name, value in found.items()}
         if settings.own and not personal:
             ledger.add(evaluation.own_splits(setup, pooled, range(setup.num_clients), "own"))
-    if model and settings.train:
+    if model and settings.train and setup.method.has_global_model:
         found = values(setup, evaluate_pooled(round, "train").total.sums)
         ledger.metrics |= {f"pooled_train/{name}": value for name, value in found.items()}
     if personal and (settings.own or settings.personal_on_pooled or settings.train):

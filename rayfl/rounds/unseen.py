@@ -25,7 +25,7 @@ def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
     takes_a_round = setup.method.for_newcomers() == "round"
     one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(round.number))
     where = "unseen_before_adapting" if one_by_one else "unseen"
-    if pooled is not None:
+    if pooled is not None and setup.method.has_global_model:
         round.ledger.add(evaluation.own_splits(setup, pooled, setup.unseen, where))
     if not one_by_one:
         return

@@ -66,6 +66,17 @@ def test_a_folder_has_the_digest_of_its_names_and_contents(later: Path):
     assert content_digest(folder) not in (before, moved)
 
 
+def test_only_caches_of_tables_do_not_count(later: Path):
+    (later / "folder").mkdir()
+    for name in ("cache-1.png", "cache-1.arrow", ".hidden"):
+        (later / "folder" / name).write_bytes(b"1")
+    first = content_digest(later / "folder")
+    (later / "folder" / "cache-1.arrow").write_bytes(b"2")
+    assert content_digest(later / "folder") == first
+    (later / "folder" / "cache-1.png").write_bytes(b"2")
+    assert content_digest(later / "folder") != first
+
+
 def test_large_data_are_read_once_on_a_machine(later: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(file_digest, "_LARGE_BYTES", 10)
     (later / "a.csv").write_text("a,label\n1,0\n")

@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         # The fifth round is on record, and there is no checkpoint after it.
-        patch.setattr("jobs.console.line", lambda row, means, rounds: killed() if row.round == 4 else "")
+        patch.setattr("jobs.console.line", lambda row, *_: killed() if row.round == 4 else "")
         run(one.experiment, home / "cut" / ONE)
     return home
 

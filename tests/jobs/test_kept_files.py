@@ -103,7 +103,7 @@ def test_a_copy_is_called_by_its_content_and_settings_differ_where_contents_do(h
 def test_a_file_changes_nothing_in_the_run_that_goes_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(home / "traced.toml", "--output", "calm")
 
-    def meddling(row: object, means: object, rounds: int) -> str:
+    def meddling(*_: object) -> str:
         spoil(home)
         return ""
 

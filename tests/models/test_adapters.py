@@ -40,6 +40,13 @@ def run(directory: Path, **tables: Any) -> Any:
     return rayfl.run(directory=directory, **{**settings, **tables})
 
 
+def test_an_adapter_is_at_the_named_layers_alone():
+    module = nn.ModuleDict({"query": nn.Linear(2, 2), "inner": nn.ModuleDict({"query": nn.Linear(2, 2)})})
+    adapted = Adapters(layers=("query",), rank=1).adapted(lambda: module)
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert trained and all(name.startswith("query.") for name in trained)
+
+
 def test_the_first_adapted_model_is_the_frozen_one():
     torch.manual_seed(3)
     plain = network()

@@ -190,7 +190,7 @@ class Words(nn.Module):
 )  # fmt: skip
 def test_what_does_not_fit_the_data_is_refused_before_anything_starts(tmp_path: Path, name: str, names: list[str]):
     (tmp_path / "forwards.py").write_text(FORWARDS)
-    with refused(names=[f"model {name!r}", "digits", "inputs [2, 1, 8, 8]", "logits [2, 10]", *names]):
+    with refused(names=[f"model {name!r}", "digits", "inputs [2, 1, 8, 8]", "outputs [2, 10]", *names]):
         prepare(experiment(f"{tmp_path}/forwards.py:{name}"))
 
 

@@ -79,6 +79,24 @@ def test_what_is_no_raw_input_is_refused(played: Any):
         played.predict(TEST.inputs[:1], client=6)
 
 
+@pytest.mark.parametrize("given", ["abc", None, [["a"]]])
+def test_what_is_no_number_is_refused(played: Any, given: Any):
+    with refused(names=["inputs", "no numbers"]):
+        played.predict(given)
+
+
+def test_the_callers_flags_change_nothing(played: Any):
+    inputs = np.zeros((2, 1, 8, 8), dtype=np.uint8)
+    before = played.predict(inputs)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        assert played.predict(inputs).tolist() == before.tolist()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device("cpu")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layout_and_precision_are_those_of_the_run(precision: str, tmp_path: Path):
     draw = np.random.default_rng(0)

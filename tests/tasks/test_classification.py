@@ -47,3 +47,18 @@ def test_targets_that_are_no_classes_are_refused(labels: np.ndarray):
     with refused(names=["classification", "'mine'", str(labels.dtype)]):
         network = Network(lambda: torch.nn.Linear(2, 2))
         Classification().check(Dataset("mine", samples, samples, num_classes=2, kind="vector"), network)
+
+
+class Fivefold(Classification):
+    """A subclass with a loss of its own."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses, counts = super().loss(outputs, targets)
+        return 5 * losses, counts
+
+
+@pytest.mark.parametrize("weights", [None, torch.ones(4)])
+def test_a_subclass_trains_by_its_own_loss(weights: Tensor | None):
+    outputs, targets = torch.randn(4, 3, generator=torch.manual_seed(0)), torch.tensor([0, 1, 2, 0])
+    plain = Classification().mean_loss(outputs, targets, weights)
+    assert Fivefold().mean_loss(outputs, targets, weights).item() == pytest.approx(5 * plain.item())

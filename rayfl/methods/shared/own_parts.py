@@ -122,6 +122,8 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         trains_own = network.personal if self.hyper.order != "shared-only" else ()
         self.kept = (*trains_own, *(self.buffers if keeps_buffers else ()))
         self.personalized = inner.personalized or bool(self.kept)
+        own_buffers = self.hyper.buffers == "personal" and bool(self.buffers)
+        self.has_global_model = not own_buffers and self.trains.isdisjoint(self.kept)
         self.gather = {**inner.gather, BUFFERS: WeightedMean()} if self.averaged else inner.gather
         self.judging = [stage.name for stage in inner.eval_stages(0)]
 
@@ -295,12 +297,6 @@ class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
         mixed, kept = self.inner.mix(self.inside(state), self.inside(received), self.inside(ctx)), state.get(KEPT, {})
         heard = received[BUFFERS].result if BUFFERS in received else {}
         return self._with_kept(mixed, {**kept, **heard})
-
-
-def hides_global(method: Method) -> bool:
-    """Whether there is no whole model that all clients have, because each trains parts of its own."""
-    own_buffers = isinstance(method, OwnParts) and method.hyper.buffers == "personal" and bool(method.buffers)
-    return own_buffers or (isinstance(method, OwnParts) and not method.trains.isdisjoint(method.kept))
 
 
 def with_parts(method: Method, parts: Parts) -> Method:

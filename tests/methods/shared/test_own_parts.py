@@ -195,9 +195,24 @@ def test_unseen_clients_train_parts_of_their_own(parts: Mapping[str, Any]):
         return made(**{"parts": parts, "runtime": {"engine": engine}, "clients": {"count": 6, **given}, **options})
 
     contracts.unseen_clients_are_judged_and_leave_no_trace(make)
+    for name in ("scaffold", "fedprox", "fedopt"):
+        play(make(method={"name": name, "lr": LR}, clients={"unseen": 0.3}, rounds=2))
     assert make().method.for_newcomers() == ("round" if parts else "model")
     tuned = make(method={"name": "fedavg_ft", "lr": LR})
     assert tuned.method.for_newcomers() == "model"
+
+
+def test_a_model_that_nobody_has_is_judged_nowhere():
+    setup = made(
+        parts={"personal": ["head"]},
+        clients={"count": 6, "unseen": 0.3},
+        evaluation={"train": True, "personal_on_pooled": True},
+        rounds=1,
+    )
+    ((record,), _) = play(setup)
+    places = {name.partition("/")[0] for name in record.means if name.endswith("/accuracy")}
+    assert {"own", "own_train", "personal_pooled", "unseen"} <= places
+    assert not {"pooled", "pooled_train", "unseen_before_adapting"} & places
 
 
 def test_peers_mix_their_statistics():
