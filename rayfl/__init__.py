@@ -44,8 +44,10 @@ def __getattr__(name: str) -> Any:
         warn_if_late()
     prepare_process()
     if computes:
+        from rayfl.limits.regular_files import require_current_folder
         from rayfl.own_packages import claim
 
+        require_current_folder()
         claim("jobs")
     found = getattr(import_module(_PLACES[name]), name)
     globals()[name] = found

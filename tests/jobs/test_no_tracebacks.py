@@ -130,6 +130,11 @@ def test_a_deleted_working_directory_is_named(folder: Path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "current directory was deleted" in done.stderr
     gone.mkdir()
+    program = f"import os, rayfl; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); rayfl.run"
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)
+    assert "RayflError: the current directory was deleted" in done.stderr
+    gone.mkdir()
     os.chdir(gone)
     gone.rmdir()
     with refused(names=["current directory"]):
