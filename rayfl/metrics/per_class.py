@@ -31,6 +31,10 @@ class PerClass(Metric):
     def of_class(self, right: int, support: int, predicted: int) -> float | None:
         """The value of one class from its counts."""
 
+    def value(self, sums: Sums) -> Values:
+        """The mean over classes, and each class as a part."""
+        return with_parts(self.name, self.by_class(sums))
+
     def by_class(self, sums: Sums) -> dict[int, float | None]:
         """The value of each class."""
         counts = (sums[name].tolist() for name in ("right", "support", "predicted"))
@@ -48,9 +52,6 @@ class Recall(PerClass):
     def of_class(self, right: int, support: int, predicted: int) -> float | None:
         return ratio(right, support)
 
-    def value(self, sums: Sums) -> Values:
-        return with_parts(self.name, self.by_class(sums))
-
 
 class Precision(PerClass):
     """The share of right answers among those that say a class, as the mean over the classes that are said.
@@ -62,9 +63,6 @@ class Precision(PerClass):
 
     def of_class(self, right: int, support: int, predicted: int) -> float | None:
         return ratio(right, predicted)
-
-    def value(self, sums: Sums) -> Values:
-        return with_parts(self.name, self.by_class(sums))
 
 
 class F1(PerClass):

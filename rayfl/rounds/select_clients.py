@@ -15,6 +15,7 @@ from rayfl.compress.base import message_bits
 from rayfl.errors import RayflError, plugin_line
 from rayfl.population.client import Traits
 from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.client_outputs import Slots
 from rayfl.rounds.errors import HookError, error_text
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.running_round import Round
@@ -24,6 +25,7 @@ from rayfl.selections.base import Answer
 
 REPORT_BITS = 32
 """A loss, as float32."""
+KEY = ("selection",)
 LOSS = "train/loss"
 """The metric of a client that a server hears."""
 
@@ -51,8 +53,12 @@ def ask(round: Round) -> None:
 def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
     """The losses that candidates report, by client."""
     setup, message, server = round.setup, round.inputs.message, round.run_state.server
+    if not setup.method.has_global_model:
+        raise RayflError(
+            " polls clients by the server's model, and with [parts] nobody has that; choose another one", KEY
+        )
     round.change_inputs(message={}, model=tree.to_arrays(checked_hook(setup.server_half.model)(server)))
-    answers = round.run(round.client_jobs(PollJob, candidates, setup.state_slots))
+    answers = round.run(round.client_jobs(PollJob, candidates, Slots()))
     polled = {
         one.client: replace(
             one, billed_bits=REPORT_BITS, downlink_bits=message_bits(message), num_received=num_values(message)
@@ -81,7 +87,7 @@ def learn(round: Round) -> None:
         if selection.hears_losses and result.fate == "delivered":
             if (loss := result.metrics.get(LOSS)) is None:
                 name = type(setup.method).__name__
-                raise RayflError(f" {selection.name!r} hears {LOSS}, which {name} does not report", ("selection",))
+                raise RayflError(f" {selection.name!r} hears {LOSS}, which {name} does not report", KEY)
             result = ledger.results[client] = replace(result, billed_bits=result.billed_bits + REPORT_BITS)
         answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
     observed = checked(selection.observe)(round.run_state.selection, round.number, answers)

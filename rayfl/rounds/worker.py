@@ -219,7 +219,7 @@ class Worker:
             if most != "all" and most < len(rows):
                 rows = generator(setup.seed, round_inputs.round, client, "poll").choice(rows, most, replace=False)
             with naming_round_and_client(round_inputs.round, client):
-                loss = mean_loss(setup, model, setup.dataset.train, rows)
+                loss = mean_loss(setup, model, setup.dataset.train, rows) if len(rows) else 0.0
             done, costs = {"poll": Work(0, len(rows))}, {"poll": FORWARD}
             found.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
         return tuple(found), []

@@ -60,7 +60,7 @@ class ClientJob:
 
 
 class PollJob(ClientJob):
-    """Computes the loss of the server's model on examples of clients that are polled. Inputs: `Setup.state_slots`."""
+    """Computes the loss of the server's model on examples of clients that are polled. No inputs."""
 
 
 class ReplyJob(ClientJob):

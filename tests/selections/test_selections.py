@@ -209,6 +209,12 @@ def test_polled_losses_are_those_of_the_servers_model():
     assert sorted(row.client for row in record.clients if row.status == "delivered") == sorted(greatest)
 
 
+def test_a_model_that_nobody_has_polls_nobody():
+    with refused(names=["selection", "polls", "[parts]"]):
+        play(here("power-of-choice", parts={"personal": ["3"]}, rounds=1))
+    play(here({"name": "power-of-choice", "variant": "rpow-d"}, parts={"personal": ["3"]}, rounds=1))
+
+
 def test_a_report_is_billed():
     plain, hearing = (
         play(here(name, rounds=1))[0][0].row.uplink_bits for name in ("uniform", {"name": "oort", "exploration": 1.0})
