@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from actors.signals import interrupt_once
+
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl: a process dies with its parent; a dead child's children become this process's children."""
@@ -84,6 +86,7 @@ def supervised(command: Callable[[], object], failed: int) -> NoReturn:
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(failed)
+    interrupt_once()
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     os.close(reports[0])
     _reports, code = reports[1], failed

@@ -1,5 +1,6 @@
 """The first SIGINT or SIGTERM asks a run to stop after its round; the second one interrupts it at once."""
 
+import math
 import signal
 import threading
 import time
@@ -11,6 +12,18 @@ from typing import Any
 
 _REPEAT_S = 0.2
 """Ignore a repeated signal within this time: the process group and the parent both deliver it."""
+_REPEAT_AT_START_S = 1.0
+"""The same before a run has begun, when the process may be busy with imports and there is no second stage."""
+
+
+def interrupt_once() -> None:
+    """Let SIGINT raise KeyboardInterrupt, but not twice if both the process group and the parent deliver it.
+
+    The second one would come while the first is being reported. A SIGINT that the caller ignores stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        handler = Interrupt(lambda: None, {}, asked=True, repeat_s=_REPEAT_AT_START_S)
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
@@ -42,11 +55,12 @@ class Interrupt:
     # Any: a handler is a function, a number that stands for one, or None.
     before: Mapping[int, Any]
     asked: bool = False
-    last: tuple[int, float] = (0, 0.0)
+    repeat_s: float = _REPEAT_S
+    last: tuple[int, float] = (0, -math.inf)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         (before, moment), self.last = self.last, (number, time.monotonic())
-        if number == before and self.last[1] - moment < _REPEAT_S:
+        if number == before and self.last[1] - moment < self.repeat_s:
             return
         if self.asked:
             raise KeyboardInterrupt

@@ -24,6 +24,14 @@ def lose():
     raylet.kill()
     time.sleep(300)
 
+def interrupt_twice():
+    try:
+        os.kill(os.getpid(), 2)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), 2)
+        sys.exit(130)
+
 def command():
     os.write(2, b"core_worker.cc:609: what C++ code prints\\n")
     report(run=sys.argv[1])
@@ -57,6 +65,8 @@ def supervised(act: str, run: Path, **variables: str) -> "subprocess.CompletedPr
         ("os.kill(os.getpid(), 9)", 7, ["SIGKILL", "memory"]),
         ("os.kill(os.getpid(), 15)", -signal.SIGTERM, []),
         ("lose()", 7, ["raylet"]),
+        # To the process group, and from the parent.
+        ("interrupt_twice()", 130, []),
     ],
 )
 def test_a_command_that_ends_without_an_error_gets_one(act: str, code: int, facts: list[str], tmp_path: Path) -> None:
