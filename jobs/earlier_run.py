@@ -8,12 +8,14 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from rayfl.data.check import checked_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, make_experiment
 from rayfl.experiment.identity import determining_settings, experiment_files
 from rayfl.experiment.input_files import located, require_copies
+from rayfl.experiment.prepare import with_task
 from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.table import read_table, split_override, with_overrides
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment, read_origin
@@ -120,7 +122,12 @@ def earlier_run(
 
 def changed_settings(found: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" without any."""
-    return _in_words(_changes(found.experiment, experiment_files(experiment).table))
+    old, new = found.experiment, experiment_files(experiment).table
+    if bool(old.get("task")) != bool(new.get("task")):
+        # The one that is not named is that of the data.
+        dataset = checked_dataset(experiment.data.load())
+        old, new = with_task(old, dataset), with_task(new, dataset)
+    return _in_words(_changes(old, new))
 
 
 # Any: settings from Python.

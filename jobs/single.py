@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
@@ -20,7 +20,7 @@ from rayfl.errors import refusing_exits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import experiment_files, identity
 from rayfl.experiment.input_files import KeptFiles
-from rayfl.experiment.prepare import prepare
+from rayfl.experiment.prepare import prepare, with_task
 from rayfl.experiment.table import override
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
@@ -134,7 +134,9 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
 def _prepared(experiment: Experiment, audience: Audience) -> Prepared:
     audience.display.stage(f"{experiment.name}: reading the data and building the model")
     files = experiment_files(experiment)
-    setup = prepare(experiment, identity(experiment, files.table))
+    setup = prepare(experiment)
+    files = replace(files, table=with_task(files.table, setup.dataset))
+    setup = replace(setup, identity=identity(experiment, files.table))
     runtime = experiment.runtime
     return Prepared(experiment, setup, files, platform.describe(runtime.threads, runtime.driver_device))
 

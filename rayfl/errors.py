@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import textwrap
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -102,7 +103,8 @@ def reason(error: OSError) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown `name`: the closest known name, or all known names.
+    """The end of a sentence about an unknown `name`: the closest known name, or all known names (as many as
+    fit into a sentence).
 
     A name without its table is closest to the key in a table: lr to method.lr.
     """
@@ -110,4 +112,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     inside_table = [one for one in known if one.rpartition(".")[2] == name]
     if close := inside_table or difflib.get_close_matches(name, known, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
-    return f"known are: {', '.join(known) if known else 'none'}"
+    shown = textwrap.shorten(", ".join(known), 500, placeholder=" and more", break_on_hyphens=False)
+    return f"known are: {shown or 'none'}"

@@ -175,6 +175,7 @@ def test_long_values_are_cut():
         ("lr", ["clients.count", "method.lr"], "'method.lr'", "clients.count"),
         ("xyz", ["b", "a"], "a, b", "none"),
         ("xyz", [], "none", "xyz"),
+        ("xyz", [f"layer-{number:03}" for number in range(100)], "layer-000", "layer-099"),
     ],
 )
 def test_an_unknown_name_is_told_the_closest_one_or_all(name: str, known: list[str], told: str, hidden: str):

@@ -1,12 +1,11 @@
-"""Your own transformer and text: sequences that repeat a pattern of their owner, and a small causal transformer."""
+"""Text of your own, and a transformers model for it: GPT-2's architecture, with weights from a seed."""
 
-import math
 from typing import ClassVar
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from rayfl.data.datasets import Dataset, Samples, Source
 
@@ -34,33 +33,26 @@ class Patterns(Source):
         return Samples(tokens[:, :-1], tokens[:, 1:], owners)
 
 
-class Attention(nn.Module):
-    """Causal attention with one head."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, length, width], the shape stays."""
-        scores = self.query(x) @ self.key(x).transpose(1, 2) / math.sqrt(x.shape[2])
-        later = torch.ones(x.shape[1], x.shape[1], device=x.device).triu(1) > 0
-        return self.out(scores.masked_fill(later, -1e9).softmax(dim=2) @ self.value(x))
-
-
-class Transformer(nn.Module):
-    """Embeddings of tokens and places, `depth` layers of attention, and a head."""
+class GPT2(nn.Module):
+    """Returns the logits of a causal language model. Without dropout, so that clients can be stacked."""
 
     def __init__(self, input_shape: tuple[int], num_classes: int, width: int = 16, depth: int = 2) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(num_classes, width), nn.Embedding(input_shape[0], width)
-        self.layers = nn.ModuleList(Attention(width) for _ in range(depth))
-        self.head = nn.Linear(width, num_classes)
+        config = GPT2Config(
+            vocab_size=num_classes,
+            n_positions=input_shape[0],
+            n_embd=width,
+            n_layer=depth,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            tie_word_embeddings=False,
+        )
+        self.model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Tokens [batch, length] -> logits [batch, length, num_classes]."""
-        x = self.tokens(inputs.long()) + self.places.weight
-        for layer in self.layers:
-            x = x + layer(x)
-        return self.head(x)
+        return self.model(input_ids=inputs, use_cache=False).logits

@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +41,8 @@ from rayfl.tree import Tree
 
 
 @torch_flags.own_flags()
-def prepare(experiment: Experiment, identity: str = "") -> Setup:
-    """The setup, which is the same in all rounds. `identity`: as `Setup` has it.
+def prepare(experiment: Experiment) -> Setup:
+    """The setup, which is the same in all rounds.
 
     Raise RayflError if parts of the experiment do not fit each other.
     """
@@ -86,10 +86,14 @@ def prepare(experiment: Experiment, identity: str = "") -> Setup:
         device_name=runtime.device_name,
         threads=runtime.threads,
         precision=runtime.precision,
-        identity=identity,
     )
     check(setup, experiment, task)
     return replace(setup, unread=[one for one in given_elsewhere(experiment) if not one.is_read])
+
+
+def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object]:
+    """The table of an experiment, in which a task that follows from the data is written."""
+    return {**table, "task": table.get("task") or task_for(dataset).to_table()}
 
 
 def given_elsewhere(experiment: Experiment) -> list[Given]:
@@ -170,14 +174,14 @@ def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
     """Raise RayflError if the data are tokens and the model does not embed all of them, or if only the model has
     tokens.
     """
-    layers = task.network.module.modules()
+    layers, shape = task.network.module.modules(), task.task.output_shape(dataset)
     embedded = [layer.num_embeddings for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     if dataset.kind == "text" and not embedded:
         # Whole numbers in somebody's file are taken for tokens.
         cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
         raise RayflError(
             f"model {model!r} takes numbers, and dataset {dataset.name!r} has tokens; choose a text model, for example "
-            f"char-lstm or mean-embedding{cure}"
+            f"""{"char-lstm with predicts='all'" if len(shape) > 1 else "char-lstm or mean-embedding"}{cure}"""
         )
     if dataset.kind != "text" and embedded:
         raise RayflError(
@@ -213,7 +217,10 @@ def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: Tree)
     is_tensor = isinstance(found, Tensor)
     if not is_tensor or list(found.shape) != wanted or not found.is_floating_point():
         what = f"values of type {found.dtype} {list(found.shape)}" if is_tensor else f"a {type(found).__name__}"
-        raise RayflError(f"{given}, and returns {what}; it must return outputs {wanted} for task {task.task.name!r}")
+        cure = f" (model.predicts={'all' if len(wanted) > 2 else 'last'!r})" if model == "char-lstm" else ""
+        raise RayflError(
+            f"{given}, and returns {what}; it must return outputs {wanted} for task {task.task.name!r}{cure}"
+        )
     check_task(task.task, found, batch.labels)
 
 

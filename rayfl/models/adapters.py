@@ -15,6 +15,7 @@ from torch import nn
 
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, did_you_mean
+from rayfl.models.flops import is_linear
 from rayfl.settings import Settings, shown
 from rayfl.tree import Tree
 
@@ -44,7 +45,7 @@ class Adapters(Settings):
         except ModuleNotFoundError:
             raise RayflError(" needs peft; run: pip install 'rayfl[adapters]'", ("adapters",)) from None
         module = build()
-        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+        linear = [name for name, layer in module.named_modules() if is_linear(layer)]
         names = _matching(self.layers, linear, "layers", "linear layer")
         plain = [name for name, _ in module.named_parameters()]
         trained = _matching(self.trained, plain, "trained", "parameter")

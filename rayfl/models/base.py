@@ -65,7 +65,7 @@ class Architecture(Choice):
         if len(input_shape) != 3 or min(input_shape[1:]) < least:
             raise RayflError(
                 f"{self.name} needs images [channels, height, width] of at least {least}x{least}, and the data's "
-                f"inputs are {list(input_shape)}; choose model mlp or logistic"
+                f"inputs are {list(input_shape)}; choose model mlp or logistic (for text, char-lstm)"
             )
 
     def need_tokens(self, input_shape: tuple[int, ...]) -> None:

@@ -2,8 +2,8 @@
 
 Dai et al., DisPFL, ICML 2022, after Evci et al., ICML 2020: an example's forward pass takes two operations for every
 kept entry of a convolution or a linear layer and every place it is used at; training takes three times as much. Biases,
-norms, activations and recurrent layers are not counted. Frozen weights count as trained ones. A search by gradients is
-a batch of dense training.
+norms, activations and recurrent layers are not counted. Frozen weights have no gradient, so training takes twice as
+much for them: forward, and back to the activations. A search by gradients is a batch of dense training.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,35 +13,44 @@ from torch import Tensor, nn
 
 from rayfl.tree import Tree
 
-COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether it is a linear layer, such as GPT-2's in transformers, called Conv1D, whose weight is [in, out]."""
+    kind = type(layer)
+    return isinstance(layer, nn.Linear) or f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
 
 
 class Uses(dict[str, int]):
     """For each trained weight by name: the multiplications of each entry in one example's forward pass."""
 
+    kept: int = 0
+    """Multiplications with all entries of weights that clients keep: personal and frozen ones."""
     frozen: int = 0
-    """Multiplications with all entries of frozen weights."""
+    """Those with frozen weights alone."""
 
 
-def weight_uses(module: nn.Module, input_shape: tuple[int, ...], trained: Collection[str] | None = None) -> Uses:
+def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collection[str] | None = None) -> Uses:
     """The uses of all weights of convolutions and linear layers of `module`, by a forward pass of one example of zeros.
 
-    trained: names of the weights that are not frozen; None: all. Not on the meta device: torch's imports for it take
-    longer than this pass.
+    shared: names of the weights that clients do not keep; None: all. Not on the meta device: torch's imports for it
+    take longer than this pass.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     uses = Uses()
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         weight = layer.get_parameter("weight")
-        # A weight's first dimension is that of the outputs, so the rest of them are the places it is used at.
-        name, places = names[id(weight)], output.numel() // weight.shape[0]
-        if trained is None or name in trained:
+        # All but one of the output's dimensions are the places at which a weight is used.
+        name, places = names[id(weight)], output.numel() // (output.shape[-1] if is_linear(layer) else weight.shape[0])
+        if shared is None or name in shared:
             uses[name] = uses.get(name, 0) + places
         else:
-            uses.frozen += places * weight.numel()
+            uses.kept += places * weight.numel()
+            uses.frozen += 0 if weight.requires_grad else places * weight.numel()
 
-    layers = [layer for layer in module.modules() if isinstance(layer, COUNTED)]
+    layers = [layer for layer in module.modules() if isinstance(layer, CONVOLUTIONS) or is_linear(layer)]
     hooks = [layer.register_forward_hook(count) for layer in layers]
     is_text = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     with torch.no_grad():
@@ -53,11 +62,16 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], trained: Collec
 
 def forward_flops(uses: Mapping[str, int], mask: Tree | None = None, params: Tree | None = None) -> int:
     """Operations of one example's forward pass through the entries that `mask` keeps, or through all of `params`."""
-    frozen = 2 * getattr(uses, "frozen", 0)
+    kept = 2 * getattr(uses, "kept", 0)
     if mask is not None:
-        return frozen + sum(2 * times * int(torch.count_nonzero(mask[name])) for name, times in uses.items())
+        return kept + sum(2 * times * int(torch.count_nonzero(mask[name])) for name, times in uses.items())
     assert params is not None
-    return frozen + sum(2 * times * params[name].numel() for name, times in uses.items())
+    return kept + sum(2 * times * params[name].numel() for name, times in uses.items())
+
+
+def gradient_flops(uses: Mapping[str, int], forward: int) -> float:
+    """Operations of one example's gradient, if its forward pass takes `forward`."""
+    return 3.0 * forward - 2 * getattr(uses, "frozen", 0)
 
 
 def training_metrics(uses: Mapping[str, int], mask: Tree, num_trained: int, num_searched: int = 0) -> dict[str, float]:
@@ -65,4 +79,6 @@ def training_metrics(uses: Mapping[str, int], mask: Tree, num_trained: int, num_
     if not uses:
         return {}
     trained, searched = forward_flops(uses, mask), forward_flops(uses, params=mask)
-    return {"flops/training": 3.0 * (num_trained * trained + num_searched * searched)}
+    return {
+        "flops/training": num_trained * gradient_flops(uses, trained) + num_searched * gradient_flops(uses, searched)
+    }

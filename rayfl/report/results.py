@@ -27,7 +27,7 @@ from rayfl.run_directory.model_inputs import read_model_inputs
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_keys
-from rayfl.settings import shown
+from rayfl.settings import dotted, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +119,8 @@ class RunResults:
     def predict(self, inputs: "ArrayLike", client: int | None = None) -> np.ndarray:
         """Return the most likely class of each input, int64 [n], by the global model or by that of one client.
 
-        inputs: raw ones [n, ...], as `Predictor.forward` takes them. Raise RayflError as that and `model` do.
+        inputs: raw ones [n, ...], as `Predictor.forward` takes them. Raise RayflError as that and `model` do, and
+        without a client if each client has parts of its own.
         """
         import torch
 
@@ -128,6 +129,13 @@ class RunResults:
         inputs_of = read_model_inputs(self.directory)
         if inputs_of is not None and not inputs_of.has_classes:
             raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
+        parts = dotted({"parts": self.settings.get("parts")})
+        trained = parts.get("parts.personal") and parts.get("parts.order") != "shared-only"
+        if client is None and (trained or parts.get("parts.buffers") == "personal"):
+            raise RayflError(
+                f"each client of the run in {self.directory} has parts of the model for itself; give client=NUMBER, "
+                "or call results.model() for what they share, with the first values of their parts"
+            )
         model = self.model() if client is None else self.personal_model(client)
         rows = np.asarray(inputs)
         if rows.dtype.kind not in "biuf":
@@ -138,7 +146,8 @@ class RunResults:
             ).numpy()
 
     def model(self) -> "Predictor":
-        """The final global model with its weights, in evaluation mode, on the CPU.
+        """The final global model with its weights, in evaluation mode, on the CPU. Of `[parts]` that clients keep it
+        has the first values.
 
         It takes inputs as they are in the data's files, and preprocesses them as the run did; its `network` is the
         network alone. A class from your own file or module is imported, so its code runs. The data are not read. Raise

@@ -8,6 +8,7 @@ from rayfl.compress.base import Message, message_bits
 from rayfl.data.transfer import to_memory
 from rayfl.errors import plugin_line
 from rayfl.methods.base import Carry, Context, Reply, Work
+from rayfl.models import flops
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
@@ -171,7 +172,7 @@ class ClientRound:
             ctx.work[stage.name].num_examples * self.method.gradients_per_example(stage, ctx)
             for stage in self.plan.stages
         )
-        return {"flops/training": 3.0 * forward * passes}
+        return {"flops/training": flops.gradient_flops(self.setup.method.task.weight_uses, forward) * passes}
 
 
 @contextmanager

@@ -45,6 +45,12 @@ def test_fedbn_on_a_strangers_resnet_learns_and_sends_no_norm(tmp_path: Path, mo
     # A stem of 1 * 12 filters and two blocks of 2 * 12 * 12 of them, 3x3 each, and a head of 12 * 10 + 10.
     shared = 9 * (12 + 2 * 2 * 12 * 12) + 130
     assert {row["downlink_bits"] for row in run.clients.to_pylist()} == {32 * shared}
+    results = load(Path("run"))
+    assert isinstance(results, RunResults)
+    pixels = np.zeros((2, 1, 8, 8), np.uint8)
+    with refused(names=["client=NUMBER", "results.model()"]):
+        results.predict(pixels)
+    assert results.predict(pixels, client=4).shape == (2,)
 
 
 def test_the_example_of_a_task_learns_the_quantile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -68,9 +74,9 @@ def test_lora_on_a_strangers_transformer_sends_adapters(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     result = rayfl("run", "examples/lora.toml", "--inline", "--output", "run")
     assert result.exit_code == 0, result.output
-    # Queries and values of two layers of 16 x 16 with rank 4, and a head of 8 tokens.
+    # The attention of two layers, 16 x 48 each, with rank 4, and a head of 8 tokens.
     assert {row["downlink_bits"] for row in read_run(Path("run")).clients.to_pylist()} == {
-        32 * (2 * 2 * 2 * 4 * 16 + 16 * 8 + 8)
+        32 * (2 * 4 * (16 + 48) + 16 * 8)
     }
 
 

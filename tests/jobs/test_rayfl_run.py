@@ -304,12 +304,12 @@ def test_a_run_without_a_directory_takes_the_next_one_where_another_was_faster(t
     monkeypatch.chdir(tmp_path)
     prepare, prepared = single.prepare, []
 
-    def slowly(experiment: Any, identity: str) -> Any:
+    def slowly(experiment: Any) -> Any:
         # Meanwhile one run has begun in the directory that was free, and another has just made the next one.
         prepared.append(experiment)
         Path("runs/small/records").mkdir(parents=True)
         Path("runs/small-2").mkdir()
-        return prepare(experiment, identity)
+        return prepare(experiment)
 
     monkeypatch.setattr(single, "prepare", slowly)
     found = API.run(name="small", **{**SETTINGS, "rounds": 1}, progress=False)

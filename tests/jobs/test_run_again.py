@@ -1,5 +1,6 @@
 """`rayfl run FILE --output DIR --resume`: one command that begins a run, goes on with it, or says it is finished."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from jobs.console import Audience
+from jobs.single import _prepared
 from rayfl.experiment import toml
+from rayfl.experiment.experiment import read
 from rayfl.run_directory import disk
 from rayfl.run_directory.record import Recorder, read_run
 from tests.actors.toys import assert_same_run, experiment
@@ -162,3 +166,22 @@ def test_a_sweep_goes_on_where_it_was(file: Path, tmp_path: Path, undrawn: None)
         result = rayfl("run", *sweep, "--resume")
         assert result.exit_code == 0, result.output
     assert result.output.count("skipped") == 2
+
+
+def test_a_task_that_follows_from_the_data_is_recorded_and_may_be_written(file: Path, finished: Path, tmp_path: Path):
+    recorded = read_run(finished)
+    assert recorded.experiment["task"] == {"name": "classification"}
+    written = [file, "task=classification", "--resume"]
+    assert rayfl("run", *written, "--output", finished).exit_code == 0
+    # Earlier runs have recorded no task.
+    old = shutil.copytree(finished, tmp_path / "old")
+    (old / "experiment.json").write_text(json.dumps({**recorded.experiment, "task": None}))
+    assert rayfl("run", *written, "--output", old).exit_code == 0
+    result = rayfl("run", file, "task=regression", "--resume", "--output", finished)
+    assert result.exit_code == 2
+    line_with(result.output, ["task.name", "classification", "regression"])
+
+
+def test_a_run_with_its_task_written_has_the_identity_of_one_without(file: Path):
+    implied, written = (_prepared(read(file, task), Audience()) for task in ([], ["task=classification"]))
+    assert implied.setup.identity == written.setup.identity and implied.files.table == written.files.table

@@ -8,15 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import rayfl
+from rayfl.models import flops
 from rayfl.models.adapters import Adapters
+from tests.bound_tasks import classification
 from tests.refusals import refused
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "jobs" / "examples"
-LORA = {"layers": ["layers.*.query", "layers.*.value"], "rank": 4, "trained": ["head.*"]}
-NUM_TRAINED = 4 * 2 * 4 * 16 + 16 * 8 + 8
-"""Four layers of 16 x 16 with rank 4, and a head of 8 tokens."""
+LORA = {"layers": ["*.attn.c_attn"], "rank": 4, "trained": ["*.lm_head.*"]}
+NUM_TRAINED = 2 * 4 * (16 + 48) + 16 * 8
+"""Two layers of 16 x 48 with rank 4, and a head of 8 tokens."""
 
 
 def network() -> nn.Sequential:
@@ -29,7 +32,7 @@ def run(directory: Path, **tables: Any) -> Any:
         "partition": "natural",
         "clients": {"count": 4},
         "task": "next-token",
-        "model": f"{EXAMPLES}/my_transformer.py:Transformer",
+        "model": f"{EXAMPLES}/my_transformer.py:GPT2",
         "method": {"name": "fedavg", "lr": 0.1, "batch_size": 8},
         "adapters": LORA,
         "rounds": 2,
@@ -67,6 +70,20 @@ def test_the_first_adapted_model_is_the_frozen_one():
     torch.testing.assert_close(adapted(inputs), expected)
 
 
+@pytest.mark.parametrize("kind", [nn.Linear, Conv1D])
+def test_a_frozen_layer_has_no_gradient_in_the_operations(kind: type[nn.Module]):
+    def build() -> nn.Module:
+        # Conv1D of transformers takes its outputs first.
+        first = kind(4, 3) if kind is nn.Linear else kind(3, 4)
+        return Adapters(layers=("0",), rank=2).adapted(lambda: nn.Sequential(first, nn.Linear(3, 5)))
+
+    task = classification(build, (4,))
+    forward = flops.forward_flops(task.weight_uses, params=task.init(0))
+    frozen, adapter = 4 * 3 + 3 * 5, 4 * 2 + 2 * 3
+    assert forward == 2 * (frozen + adapter)
+    assert flops.gradient_flops(task.weight_uses, forward) == 4 * frozen + 6 * adapter
+
+
 def test_only_adapters_travel_and_the_backbone_stays(tmp_path: Path):
     found = run(tmp_path / "run")
     assert set(found.clients["downlink_bits"]) == {32 * NUM_TRAINED}
@@ -75,7 +92,7 @@ def test_only_adapters_travel_and_the_backbone_stays(tmp_path: Path):
         for path in (found.directory, run(tmp_path / "next", rounds=3).directory)
     )
     moved = {name for name in one if not torch.equal(one[name], two[name])}
-    assert moved == {name for name in one if "lora" in name or name.startswith("head")}
+    assert moved == {name for name in one if "lora" in name or "lm_head" in name}
     inputs = torch.randint(0, 8, (3, 12))
     assert found.model()(inputs).shape == (3, 12, 8)
 
@@ -104,29 +121,30 @@ def test_a_backbone_starts_from_a_file_by_the_names_of_its_layers(
 ):
     shapes = load_file(run(tmp_path / "first").directory / "models/global.safetensors")
     file = {name.replace(".base_layer.", "."): tensor + 0.01 for name, tensor in shapes.items() if "lora" not in name}
-    del file["head.weight"], file["head.bias"]
+    del file["model.lm_head.weight"]
     file["pooler.weight"] = torch.ones(2)
     path = tmp_path / "backbone"
     save_file(file, path) if form == "safetensors" else torch.save({"state_dict": file}, path)
-    model = {"name": f"{EXAMPLES}/my_transformer.py:Transformer", "start": str(path)}
+    model = {"name": f"{EXAMPLES}/my_transformer.py:GPT2", "start": str(path)}
     with caplog.at_level(logging.INFO, "rayfl"):
         found = load_file(run(tmp_path / "run", model=model).directory / "models/global.safetensors")
-    assert torch.equal(found["layers.0.query.base_layer.weight"], file["layers.0.query.weight"])
-    assert torch.equal(found["tokens.weight"], file["tokens.weight"])
-    assert "pooler.weight is left over" in caplog.text and "head.bias starts at random" in caplog.text
-    del file["tokens.weight"]
+    layer, tokens = "model.transformer.h.0.attn.c_attn", "model.transformer.wte.weight"
+    assert torch.equal(found[f"{layer}.base_layer.weight"], file[f"{layer}.weight"])
+    assert torch.equal(found[tokens], file[tokens])
+    assert "pooler.weight is left over" in caplog.text and "lm_head.weight starts at random" in caplog.text
+    del file[tokens]
     save_file(file, path)
-    with refused(names=["backbone", "'tokens.weight'"]):
+    with refused(names=["backbone", repr(tokens)]):
         run(tmp_path / "other", model=model)
 
 
 @pytest.mark.parametrize(
     ("adapters", "names"),
     [
-        ({"layers": ["layers.*.qery"]}, ["adapters.layers", "'layers.*.qery'", "did you mean"]),
-        ({"layers": ["layers.0.query"], "trained": ["hed.*"]}, ["adapters.trained", "'hed.*'"]),
+        ({"layers": ["*.c_atn"]}, ["adapters.layers", "'*.c_atn'", "lm_head"]),
+        ({"layers": ["*.c_attn"], "trained": ["hed.*"]}, ["adapters.trained", "'hed.*'"]),
         ({"layers": []}, ["adapters.layers"]),
-        ({"layers": ["head"], "rank": 0}, ["adapters.rank=0"]),
+        ({"layers": ["*.lm_head"], "rank": 0}, ["adapters.rank=0"]),
     ],
 )
 def test_adapters_of_no_layer_are_refused(adapters: Any, names: list[str], tmp_path: Path):

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Saved:
 
 def played(directory: Path, seed: int) -> Setup:
     chosen = experiment("fedpse", seed=seed, rounds=3, clients={"count": 3}, model="logistic")
-    setup = prepare(chosen, identity(chosen, chosen.as_dict()))
+    setup = replace(prepare(chosen), identity=identity(chosen, chosen.as_dict()))
     play_run(setup, InlineExecutor(setup), directory, lambda record: None, checkpoints=Checkpoints(every=1))
     return setup
 

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from jobs.single import run
 from rayfl.errors import RayflError
 from rayfl.experiment.identity import identity
-from rayfl.experiment.prepare import prepare
+from rayfl.experiment.prepare import prepare, with_task
 from rayfl.report.overview import overviews
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
@@ -82,7 +83,8 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def prepared() -> Setup:
     """The setup of the experiment, with the identity that a command gives it."""
     chosen = experiment("fedpse", **CHANGES)
-    return prepare(chosen, identity(chosen, chosen.as_dict()))
+    setup = prepare(chosen)
+    return replace(setup, identity=identity(chosen, with_task(chosen.as_dict(), setup.dataset)))
 
 
 def half(directory: Path) -> None:

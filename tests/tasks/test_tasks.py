@@ -115,6 +115,13 @@ class Pair(nn.Module):
         (Arrays(VECTORS, VECTORS), {"task": "multilabel"}, ["multilabel", "0 or 1", "float32"]),
         (Arrays(VECTORS, CLASSES), {"task": "next-token"}, ["next-token", "['n', 3]", "int64 [16]"]),
         (Arrays(TOKENS, next_tokens(TOKENS)), {"model": Pair}, ["Pair", "[2, 6, 2]", "[2, 6, 9]", "next-token"]),
+        (Arrays(TOKENS, next_tokens(TOKENS)), {"model": "mlp"}, ["mlp", "char-lstm with predicts='all'"]),
+        (Arrays(TOKENS, next_tokens(TOKENS)), {"model": "char-lstm"}, ["[2, 6, 9]", "model.predicts='all'"]),
+        (
+            Arrays(TOKENS, CLASSES),
+            {"model": {"name": "char-lstm", "predicts": "all", "vocabulary": 9}},
+            ["[2, 2]", "model.predicts='last'"],
+        ),
         (Arrays(VECTORS, VECTORS), {"task": "regresion"}, ["regresion", "regression"]),
         (Arrays(VECTORS, CLASSES + 0.5), {}, ["0.5", "[n, outputs]"]),
     ],
