@@ -9,7 +9,6 @@ from typing import Any
 import ray
 import torch
 
-from actors.setups import read_setup
 from rayfl.determinism.platform import describe
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process
 from rayfl.determinism.torch_flags import fix
@@ -48,10 +47,10 @@ class ClientActor(OwnPackages):
     def join(self, setup: Sequence[ray.ObjectRef]) -> Joined:
         """Read the setup and prepare torch.
 
-        Raise RayflError if a GPU is needed and there is none; FilesMissing if the data are mapped from files that this
-        node lacks. `setup` is a reference in a list, which Ray does not resolve: the actor then maps the data itself.
+        Raise RayflError if a GPU is needed and there is none. `setup` is a reference in a list, which Ray does not
+        resolve: so an error while the setup is read is one of this method.
         """
-        self.worker = Worker(read_setup(setup[0]))
+        self.worker = Worker(ray.get(setup[0]))
         device = self.worker.setup.device
         if device.type == "cuda":
             if not torch.cuda.is_available():

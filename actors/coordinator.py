@@ -24,7 +24,6 @@ from actors.metrics import RunMetrics
 from actors.placement import Placement
 from actors.ray_executor import RayExecutor
 from actors.retry_policy import Loss, Setbacks, try_again
-from actors.setups import read_setup
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process, trim
 from rayfl.errors import refusing_exits
@@ -124,7 +123,7 @@ class Coordinator(OwnPackages):
                 self._keep_wave,
             )
             try:
-                value = read_setup(setup[0])
+                value: Setup = ray.get(setup[0])
                 # States below 100 kB are in this process's heap, and the allocator keeps the memory of old ones. If
                 # there are no states, a trim only makes the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory

@@ -12,13 +12,11 @@ import ray
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors import heap
 from actors.client import Actor
 from actors.coordinator import Coordinator, News, Progress, RunSpec
 from actors.errors import ClusterError, unwrapped
 from actors.placement import Placement
 from actors.retry_policy import Loss, Setbacks, try_again
-from actors.setups import put_setup
 from actors.signals import stoppable
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.process import InstructionSet, trim
@@ -68,8 +66,6 @@ def play_on_ray(
     after the current round, the second one at once; it can be resumed either way. Raise ClientError if a client's code
     fails; ClusterError if Ray does.
     """
-    if experiment.runtime.cluster and heap.overflows(setup):
-        log.warning(heap.ADVICE)
     for sentence in placement.notices:
         log.warning(sentence)
     spec = RunSpec(
@@ -83,7 +79,7 @@ def play_on_ray(
         experiment.output.track,
     )
     variables = environment(experiment.output.track)
-    reference = put_setup(setup)
+    reference = ray.put(setup)
     # Free the memory in which the data were read and partitioned; from here on this process follows the run.
     trim()
     following = _Following(listener)

@@ -20,7 +20,6 @@ from actors.errors import ClusterError, unwrapped
 from actors.kinds import Kinds
 from actors.placement import Placement, fullest_node_with_room, living_nodes
 from actors.retry_policy import Cause, Loss, try_again
-from actors.setups import FilesMissing, put_whole
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.runtime import NODE_KEY
 from rayfl.rounds.errors import out_of_memory
@@ -68,7 +67,7 @@ class ActorPool:
         self._kinds = kinds or Kinds({}, placement.mixed)
         self._on_platform = on_platform
         self._odd_nodes: set[str] = set()
-        self._setup, self._whole_setup = setup, None
+        self._setup = setup
         self._starting: dict[ObjectRef, Starting] = {}
         self._false_starts = 0
         self._opening, self._next_look = True, time.monotonic() + GROWTH_S
@@ -192,23 +191,13 @@ class ActorPool:
         return [ref for ref in over if ref in calls]
 
     def _admit(self, ref: ObjectRef) -> None:
-        """Add a new actor to the pool, or start another one if it died as it started.
-
-        If an actor's node lacks the data's files, it tries again with the data themselves, which Ray sends once a node.
-        """
-        starting = self._starting.pop(ref)
-        actor = starting.actor
+        """Add a new actor to the pool, or start another one if it died as it started."""
+        actor = self._starting.pop(ref).actor
         try:
             self.ready[actor] = ray.get(ref)
         except RayError as error:
             if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
-                if not isinstance(cause, FilesMissing):
-                    raise cause from None
-                if self._whole_setup is None:
-                    log.info(f"{cause}: the data are sent to such nodes, once")
-                    self._whole_setup = put_whole(self._setup)
-                self._starting[actor.join.remote([self._whole_setup])] = starting
-                return
+                raise cause from None
             self._false_starts += 1
             self.on_loss("start")
             try_again(Loss("start", self._false_starts, " ".join(str(error).split())))

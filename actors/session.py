@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import ray
 
-from actors import heap, parent_process, ray_internals, start_or_join
+from actors import parent_process, ray_internals, start_or_join
 from actors.placement import place, require_room_here
 from actors.ray_executor import RayExecutor
-from actors.setups import put_setup
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.setup import Setup
 
@@ -20,8 +19,8 @@ from rayfl.rounds.setup import Setup
 @contextmanager
 def executor(setup: Setup, runtime: Runtime, kind: type[RayExecutor] = RayExecutor) -> Iterator[RayExecutor]:
     """Context manager: client actors that this process uses without a coordinator (benchmarks, tests)."""
-    with session(runtime, setup):
-        pool = kind(put_setup(setup), place(runtime, most_calls=setup.most_actors))
+    with session(runtime):
+        pool = kind(ray.put(setup), place(runtime, most_calls=setup.most_actors))
         try:
             yield pool
         finally:
@@ -29,14 +28,13 @@ def executor(setup: Setup, runtime: Runtime, kind: type[RayExecutor] = RayExecut
 
 
 @contextmanager
-def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = None) -> Iterator[None]:
+def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     """Context manager: Ray for a run.
 
     It is the Ray that this process already uses, the cluster that runtime.address or RAY_ADDRESS names, or a new local
-    Ray. A local Ray is configured for the client states of `setup`, if given, and lets nobody else in
-    (actors/start_or_join.py). A Ray that was started or joined here is shut down at the end. `resume` is the command
-    that continues the run, if there is a run to continue. Raise ClusterError if no cluster answers or Ray does not
-    start, RayflError for a wrong address, or if this machine cannot hold the actors.
+    Ray. A local Ray lets nobody else in (actors/start_or_join.py). A Ray that was started or joined here is shut down at
+    the end. `resume` is the command that continues the run, if there is a run to continue. Raise ClusterError if no
+    cluster answers or Ray does not start, RayflError for a wrong address, or if this machine cannot hold the actors.
     """
     if ray.is_initialized():
         yield
@@ -45,8 +43,7 @@ def session(runtime: Runtime, setup: Setup | None = None, resume: str | None = N
     cluster = runtime.cluster
     if cluster is None:
         require_room_here(runtime)
-        crowded = setup is not None and heap.overflows(setup)
-        opened = start_or_join.started(runtime.object_store_memory_mb, crowded, resume)
+        opened = start_or_join.started(runtime.object_store_memory_mb, resume)
     else:
         opened = start_or_join.joined(cluster)
     with ray_internals.published_lines_logged(), opened:

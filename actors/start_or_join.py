@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 import ray
 
-from actors import fork_server, heap, ray_internals
+from actors import fork_server, ray_internals
 from actors.errors import ClusterError
 from actors.private_folder import BASE, PrivateFolder
 from rayfl.errors import RayflError
@@ -45,15 +45,14 @@ def private() -> Iterator[None]:
 
 
 @contextmanager
-def started(memory_mb: int | None, crowded: bool, resume: str | None) -> Iterator[None]:
+def started(memory_mb: int | None, resume: str | None) -> Iterator[None]:
     """Context manager: a local Ray with a store of `memory_mb`, which ends with the block.
 
-    `crowded`: the coordinator's memory cannot hold the small states that Ray would keep there. `resume`: the command
-    that continues the run. Raise ClusterError if Ray does not start at a second try either.
+    `resume`: the command that continues the run. Raise ClusterError if Ray does not start at a second try either.
     """
     with private(), ExitStack() as ending:
         ending.callback(fork_server.end)
-        ending.callback(_start(memory_mb, crowded, resume).remove)
+        ending.callback(_start(memory_mb, resume).remove)
         ending.callback(ray_internals.shut_down)
         yield
 
@@ -169,14 +168,14 @@ def _set(values: Mapping[str, str | None]) -> None:
     ray_internals.read_token_again()
 
 
-def _start(memory_mb: int | None, crowded: bool, resume: str | None) -> PrivateFolder:
+def _start(memory_mb: int | None, resume: str | None) -> PrivateFolder:
     """Start Ray, at the second try if the first one fails; return the folder that holds Ray's folders."""
     try:
-        return _init(memory_mb, crowded)
+        return _init(memory_mb)
     # Ray raises anything, Exception itself too.
     except Exception:  # noqa: BLE001
         try:
-            return _init(memory_mb, crowded)
+            return _init(memory_mb)
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise ClusterError(
@@ -187,8 +186,7 @@ def _start(memory_mb: int | None, crowded: bool, resume: str | None) -> PrivateF
             ) from error
 
 
-def _init(memory_mb: int | None, crowded: bool) -> PrivateFolder:
-    limits = {"max_direct_call_object_size": heap.LOW_LIMIT_BYTES} if crowded else {}
+def _init(memory_mb: int | None) -> PrivateFolder:
     settings = ray_internals.system_config(
         # By default Ray frees objects once a second, and until then every round's models fill new pages of the store.
         free_objects_period_milliseconds=50,
@@ -199,7 +197,6 @@ def _init(memory_mb: int | None, crowded: bool) -> PrivateFolder:
         # Ray takes a worker that died as it started for a slow one and waits for it: 60 s by default, and two such
         # deaths take all of runtime.start_timeout_s.
         worker_register_timeout_seconds=30,
-        **limits,
     )
     server, folder = fork_server.begin(), PrivateFolder()
     if folder.exposed is not None:

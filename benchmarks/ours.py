@@ -36,7 +36,7 @@ def main(name: str, actors: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = create_run_directory(Path(scratch) / name)
         describe_run(directory, experiment.as_dict(), describe(1), "")
-        with session(experiment.runtime, setup):
+        with session(experiment.runtime):
             placement = place(experiment.runtime, most_calls=setup.most_actors)
             listener = Listener(lambda row, means: times.append(row.wall_s))
             play_on_ray(experiment, setup, placement, directory, listener)

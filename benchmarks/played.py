@@ -62,7 +62,7 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
         for mark in (mark for mark in watched if mark - LOOKS <= done < mark):
             look(played, mark)
 
-    with session.session(experiment.runtime, setup):
+    with session.session(experiment.runtime):
         placement = place(experiment.runtime, most_calls=setup.most_actors)
         play_on_ray(experiment, setup, placement, directory, Listener(take_down))
         use = store_use()

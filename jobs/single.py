@@ -201,7 +201,7 @@ def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator
     from actors.placement import place
 
     audience.display.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
-    with session.session(experiment.runtime, setup, resume):
+    with session.session(experiment.runtime, resume):
         yield place(experiment.runtime, most_calls=setup.most_actors)
 
 

@@ -50,7 +50,7 @@ def play_on_ray(
     experiment: Experiment, setup: Setup, directory: Path, listener: Listener, resumed: bool = False
 ) -> bool:
     """`driver.play_on_ray` in a session of its own, or in the one that there is."""
-    with session.session(experiment.runtime, setup):
+    with session.session(experiment.runtime):
         placement = place(experiment.runtime, most_calls=setup.most_actors)
         return driver.play_on_ray(experiment, setup, placement, directory, listener, resumed)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from rayfl.data.datasets import Samples
-from rayfl.data.mapped import mapped
 from rayfl.limits.regular_files import expanded
 
 FORMAT = 1
@@ -69,9 +68,6 @@ def _save(folder: Path, splits: Splits) -> bool:
 
 
 def _load(folder: Path, split: str) -> Samples:
-    groups = folder / f"{split}-groups.npy"
-    return Samples(
-        inputs=mapped(folder / f"{split}-inputs.npy"),
-        labels=mapped(folder / f"{split}-labels.npy"),
-        groups=mapped(groups) if groups.exists() else None,
-    )
+    paths = (folder / f"{split}-{part}.npy" for part in ("inputs", "labels", "groups"))
+    # Plain arrays, since pickle cannot share the buffer of a memmap.
+    return Samples(*(np.asarray(np.load(path, mmap_mode="r")) for path in paths if path.exists()))
