@@ -32,8 +32,8 @@ def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     """Context manager: Ray for a run.
 
     It is the Ray that this process already uses, the cluster that runtime.address or RAY_ADDRESS names, or a new local
-    Ray. A local Ray lets nobody else in (actors/start_or_join.py). A Ray that was started or joined here is shut down at
-    the end. `resume` is the command that continues the run, if there is a run to continue. Raise ClusterError if no
+    Ray. A local Ray lets nobody else in (actors/start_or_join.py). A Ray that was started or joined here is shut down
+    at the end. `resume` is the command that continues the run, if there is a run to continue. Raise ClusterError if no
     cluster answers or Ray does not start, RayflError for a wrong address, or if this machine cannot hold the actors.
     """
     if ray.is_initialized():

@@ -70,4 +70,5 @@ def _save(folder: Path, splits: Splits) -> bool:
 def _load(folder: Path, split: str) -> Samples:
     paths = (folder / f"{split}-{part}.npy" for part in ("inputs", "labels", "groups"))
     # Plain arrays, since pickle cannot share the buffer of a memmap.
-    return Samples(*(np.asarray(np.load(path, mmap_mode="r")) for path in paths if path.exists()))
+    inputs, labels, *groups = (np.asarray(np.load(path, mmap_mode="r")) for path in paths if path.exists())
+    return Samples(inputs, labels, groups[0] if groups else None)
