@@ -221,11 +221,6 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> "Experiment":
-        if self.downlink.name == "feedback":
-            raise RayflError(
-                " 'feedback' is not allowed, because a downlink keeps no memory; give its inner compressor alone",
-                key=("downlink",),
-            )
         self.method.hyper.for_num_rounds(self.rounds)
         return self
 

@@ -303,7 +303,7 @@ class Method(Kind, ABC):
 
 
 def encode_broadcast(parts: Download, ctx: Context) -> Message:
-    """The server's message: its trees encoded with the experiment's downlink, its finished packets as they are."""
+    """A message of the server: its trees encoded with the experiment's downlink, its finished packets as they are."""
     return {
         name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
         for name, part in parts.items()
@@ -326,12 +326,8 @@ class ServerHalf(ABC):
         """The global model; evaluation sends the workers nothing else of the server's state."""
 
     def download(self, server: State, ctx: Context) -> Download:
-        """What every participant downloads this round, by name; nothing by default. `broadcast` encodes it."""
+        """What every participant downloads this round, by name; nothing by default. It is encoded once for all."""
         return {}
-
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        """The message that every participant downloads this round: `download`, encoded once."""
-        return encode_broadcast(self.download(server, ctx), ctx)
 
     def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """The message that one client downloads besides the broadcast; called on the actors."""

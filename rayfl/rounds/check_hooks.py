@@ -147,6 +147,12 @@ def _message(found: Any, method: object, args: tuple[Any, ...]) -> None:
             )
 
 
+def _download(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    for name, part in found.items():
+        if not isinstance(part, Packet):
+            _require_state(part, f"tensors by name under {name!r}, or a Packet")
+
+
 def _is_number(value: Any) -> bool:
     """Whether a value is a number; a tensor or an array of one number counts too."""
     return isinstance(value, Real) or (hasattr(value, "shape") and not value.shape)
@@ -234,7 +240,8 @@ def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> 
 
 
 _CARRY, _STATE, _MODEL = "the carry, tensors by name", "a state, tensors by name", "a model, tensors by name"
-_MESSAGE, _UPDATE = "a message, packets by name", "the new server state and metrics: return {...}, {}"
+_MESSAGE, _DOWNLOAD = "a message, packets by name", "what goes down, trees or packets by name"
+_UPDATE = "the new server state and metrics: return {...}, {}"
 
 _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any, ...]], None]]] = {
     "check_model": (object, "anything", _any),
@@ -252,7 +259,7 @@ _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any
     "init_server": (dict, _STATE, _tree),
     "init_server_memory": (dict, _STATE, _tree),
     "model": (dict, _MODEL, _tree),
-    "broadcast": (Mapping, _MESSAGE, _message),
+    "download": (Mapping, _DOWNLOAD, _download),
     "personal_message": (Reply, "a Reply", _reply),
     "store_uplink": (dict, _STATE, _tree),
     "server_update": (tuple, _UPDATE, _updated),

@@ -35,6 +35,13 @@ def check_setup(setup: Setup) -> None:
             f"={setup.selection.name!r} chooses among clients, and all of them are asked; lower clients.per_round",
             ("selection",),
         )
+    half = None if setup.is_peer else setup.server_half
+    if half and setup.downlink.init(setup.initial) and (half.overrides("reply") or half.overrides("personal_message")):
+        raise RayflError(
+            f"={setup.downlink.name!r} keeps one memory for all clients, and {name} sends each a message of its own; "
+            "give the inner compressor alone",
+            ("downlink",),
+        )
     if setup.unseen:
         check_unseen(setup, name)
     if setup.topology is None:

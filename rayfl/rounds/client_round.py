@@ -20,7 +20,7 @@ from rayfl.rounds.late_clients import cut_off_if_late
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
-from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
+from rayfl.rounds.worker_jobs import ClientResult, Missed, RoundInputs
 from rayfl.tree import State
 
 
@@ -50,7 +50,9 @@ class ClientRound:
         self.received: Message = {}
         if self.plan.down and not setup.is_peer:
             self.received = {**message, **setup.for_hooks(self.personal.message)}
-        self.downlink_bits, self.num_received = message_bits(self.received), num_values(self.received)
+        missed = round_inputs.missed.get(client, Missed())
+        self.downlink_bits = message_bits(self.received) + missed.bits
+        self.num_received = num_values(self.received) + missed.values
         self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client")
         with naming_round_and_client(self.round, client):
             self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)

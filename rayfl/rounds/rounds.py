@@ -18,7 +18,7 @@ from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds import evaluation
+from rayfl.rounds import downlinks, evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
@@ -99,18 +99,23 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     """One round of a server method: download, local work, upload, server update, replies, evaluation."""
     half, number, plan = setup.server_half, run_state.round, setup.plan(run_state.round)
     server, context = run_state.server, setup.context(number, plan, NOBODY, "server")
+    message, downlink = downlinks.broadcast(setup, server, run_state.downlink, context) if plan.down else ({}, {})
+    run_state = replace(run_state, downlink=downlink or run_state.downlink)
     inputs = RoundInputs(
         round=number,
         plan=plan,
-        message=checked_hook(half.broadcast)(server, context) if plan.down else {},
+        message=message,
         server=tree.to_arrays(server) if half.overrides("personal_message") else None,
         evaluated=setup.evaluated(number),
     )
     round = Round(setup, executor, run_state, inputs, Ledger(Participation({})))
     ask(round)
     ledger = round.ledger
+    round.change_inputs(missed=downlinks.missed(downlink, message, ledger.participation.selected))
     received, _ = train(round, server_participants(setup, plan, ledger.participation))
     learn(round)
+    reached = [client for client, result in ledger.results.items() if message and result.downlink_bits]
+    round.run_state = replace(round.run_state, downlink=downlinks.received(round.run_state.downlink, reached))
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
     server, metrics = checked_hook(half.server_update)(server, received, delivered, context)
     ledger.metrics |= metrics

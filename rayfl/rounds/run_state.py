@@ -10,8 +10,8 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class RunState:
-    """What is kept from one round to the next: the next round's number, the server's state, that of the
-    selection, and references to the clients' states and to the server's memories of clients.
+    """What is kept from one round to the next: the next round's number, the server's state, those of the
+    selection and of a compressed downlink, and references to clients' states and to the server's memories of them.
 
     A client that has not taken part yet is in neither `states` nor `server_memories`.
     """
@@ -19,6 +19,7 @@ class RunState:
     round: int = 0
     server: State = field(default_factory=dict)
     selection: State = field(default_factory=dict)
+    downlink: State = field(default_factory=dict)
     states: Mapping[int, Ref] = field(default_factory=dict)
     server_memories: Mapping[int, Ref] = field(default_factory=dict)
 

@@ -14,13 +14,14 @@ from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.errors import RayflError, plugin_line
 from rayfl.population.client import Traits
+from rayfl.rounds import downlinks
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import Slots
 from rayfl.rounds.errors import HookError, error_text
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.simulated_clock import arrival_s
-from rayfl.rounds.worker_jobs import ClientResult, PollJob
+from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob
 from rayfl.selections.base import Answer
 
 REPORT_BITS = 32
@@ -59,13 +60,13 @@ def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
         )
     round.change_inputs(message={}, model=tree.to_arrays(checked_hook(setup.server_half.model)(server)))
     answers = round.run(round.client_jobs(PollJob, candidates, Slots()))
-    polled = {
-        one.client: replace(
-            one, billed_bits=REPORT_BITS, downlink_bits=message_bits(message), num_received=num_values(message)
+    polled, owed = dict[int, ClientResult](), downlinks.missed(round.run_state.downlink, message, candidates)
+    bits, values = message_bits(message), num_values(message)
+    for one in (one for answer in answers for one in answer.result):
+        late = owed.get(one.client, Missed())
+        polled[one.client] = replace(
+            one, billed_bits=REPORT_BITS, downlink_bits=bits + late.bits, num_received=values + late.values
         )
-        for answer in answers
-        for one in answer.result
-    }
     traits = {client: setup.population.traits(client) for client in polled}
     end = max(arrival_s(traits[client], one) for client, one in polled.items())
     # Who trains downloads nothing more, and `arrival_s` counts a download.

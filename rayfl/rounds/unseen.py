@@ -9,8 +9,7 @@ comes, on the same test splits.
 
 from rayfl import tree
 from rayfl.determinism.seeding import NOBODY
-from rayfl.rounds import evaluation
-from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds import downlinks, evaluation
 from rayfl.rounds.model_sums import ModelSums
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.worker_jobs import EvaluateJob
@@ -30,9 +29,9 @@ def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
     if not one_by_one:
         return
     if takes_a_round:
-        half, ctx = setup.server_half, setup.context(round.number, plan, NOBODY, "newcomers")
-        message = checked_hook(half.broadcast)(server, ctx) if plan.down else {}
-        personal = tree.to_arrays(server) if half.overrides("personal_message") else None
+        ctx, downlink = setup.context(round.number, plan, NOBODY, "newcomers"), round.run_state.downlink
+        message, _ = downlinks.broadcast(setup, server, downlink, ctx) if plan.down else ({}, {})
+        personal = tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None
         round.change_inputs(message=message, server=personal)
     for answer in round.run(round.client_jobs(EvaluateJob, setup.unseen, setup.state_slots)):
         round.ledger.add(answer.result)

@@ -11,12 +11,19 @@ from rayfl.population.fate import Fate
 from rayfl.tree import Arrays
 
 
+class Missed(NamedTuple):
+    """The size of earlier broadcasts that a client is sent: bits, and numbers as in `ClientResult.num_received`."""
+
+    bits: int = 0
+    values: int = 0
+
+
 @dataclass(frozen=True)
 class RoundInputs:
     """The inputs that all jobs of one wave share, stored once.
 
     `server`: the server's state, if workers need it. `begins`: the simulated second from which a client can train, less
-    its download, by client; the others begin at once.
+    its download, by client; the others begin at once. `missed`: by client, what it is sent beside `message`.
     """
 
     round: int
@@ -26,6 +33,7 @@ class RoundInputs:
     model: Arrays | None = None
     evaluated: bool = False
     begins: Mapping[int, float] = field(default_factory=dict)
+    missed: Mapping[int, Missed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ from rayfl.tree import State
 
 log = logging.getLogger("rayfl")
 
+_BESIDE_SERVER = ("selection", "downlink")
+"""Fields of `RunState` that lie in the server's file if they are not empty."""
 FILE_BYTES = 64 << 20
 """A file of states is closed when it is larger."""
 
@@ -83,7 +85,8 @@ def save(
 
 def _write_states(place: Path, run_state: RunState, executor: Executor) -> Iterator[Path]:
     """Write the files of states of a checkpoint; yields each path."""
-    kept = {"server": run_state.server, **({"selection": run_state.selection} if run_state.selection else {})}
+    others = {name: state for name in _BESIDE_SERVER if (state := getattr(run_state, name))}
+    kept = {"server": run_state.server, **others}
     save_states(place / SERVER, {name: tree.to_arrays(state) for name, state in kept.items()})
     yield place / SERVER
     for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
@@ -148,7 +151,7 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
         return refs
 
     found = dict(load_states(place / SERVER))
-    if "server" not in found or set(found) - {"server", "selection"}:
+    if "server" not in found or set(found) - {"server", *_BESIDE_SERVER}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
     server = tree.to_tensors(with_handles(found["server"]))
     if first is not None:
@@ -156,7 +159,7 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
     return RunState(
         round=about.round,
         server=server,
-        selection=tree.to_tensors(found.get("selection", {})),
+        **{name: tree.to_tensors(found.get(name, {})) for name in _BESIDE_SERVER},
         states=states("states", about.states),
         server_memories=states("memories", about.memories),
     )

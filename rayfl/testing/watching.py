@@ -24,7 +24,6 @@ SERVER_HOOKS = (
     "init_server_memory",
     "model",
     "download",
-    "broadcast",
     "personal_message",
     "store_uplink",
     "server_update",
@@ -48,7 +47,7 @@ class Log:
     read: set[str] = field(default_factory=set)
     """The settings of the method that its hooks have read."""
     waiting: list[tuple[dict[str, Packet], str]] = field(default_factory=list)
-    """Where the packets belong that the engine makes next, of the trees that the last client to finish sends."""
+    """Where the packets belong that the engine makes next, of the trees that the server or a client sends."""
     depth: int = 0
     """Number of hooks that are being called; a message of an inner hook counts for the outer one."""
 
@@ -58,8 +57,8 @@ class Log:
         self.calls[hook] += 1
         if ctx is None or self.depth:
             return
-        if hook == "broadcast":
-            self.broadcasts[ctx.round] = result
+        if hook == "download":
+            self.broadcasts[ctx.round] = self.expect(result)
             return
         if ctx.client is None:
             return
@@ -67,12 +66,16 @@ class Log:
         if isinstance(result, Reply):
             self.down.setdefault(key, []).append(result.message)
         if isinstance(result, Finished) and result.message is not None:
-            sent = result.message
-            self.up[key] = {name: part for name, part in sent.items() if isinstance(part, Packet)}
-            self.waiting = [(self.up[key], name) for name, part in sent.items() if not isinstance(part, Packet)]
+            self.up[key] = self.expect(result.message)
+
+    def expect(self, parts: Mapping[str, object]) -> dict[str, Packet]:
+        """The packets among `parts`, to which those are added that the engine makes of the trees."""
+        packets = {name: part for name, part in parts.items() if isinstance(part, Packet)}
+        self.waiting = [(packets, name) for name in parts if name not in packets]
+        return packets
 
 
-def watched_uplink(uplink: Compressor, log: Log) -> Compressor:
+def watched_compressor(uplink: Compressor, log: Log) -> Compressor:
     """The same compressor, which notes the packets that the engine makes of trees."""
 
     def encode(self: Compressor, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
@@ -105,7 +108,7 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     """The setup with its method under watch."""
     log, method = Log(), setup.method
     half = PEER_HOOKS if isinstance(method, PeerHalf) else SERVER_HOOKS
-    # A default hook is left alone, so that `overrides` stays the same; every broadcast and update is watched.
+    # A default hook is left alone, so that `overrides` stays the same; every update is watched.
     hooks = {
         name: _watch(name, getattr(type(method), name), log) for name in (*CLIENT_HOOKS, *half) if _own(method, name)
     }
@@ -114,12 +117,17 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     twin = kind.__new__(kind)
     # Without cached properties, which may have read settings before.
     vars(twin).update(own_values(method), hyper=watched_settings(method.hyper, log))
-    return replace(setup, method=twin, uplink=watched_uplink(setup.uplink, log)), log
+    return replace(
+        setup,
+        method=twin,
+        uplink=watched_compressor(setup.uplink, log),
+        downlink=watched_compressor(setup.downlink, log),
+    ), log
 
 
 def _own(method: Method, hook: str) -> bool:
     default = getattr(type(method), hook) is getattr(ServerHalf, hook, None)
-    return not default or hook in ("broadcast", "server_update")
+    return not default or hook == "server_update"
 
 
 def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
 from rayfl.population.fate import Fate
+from rayfl.rounds import downlinks
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.rounds import RunState, simulate
@@ -71,7 +72,7 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     # The first job trains every client, each of the others one: two actors end the others first.
     setup = prepare(experiment(method={"name": "fedavg", "epochs": 20, "batch_size": 4}))
     plan = setup.plan(0)
-    message = setup.server_half.broadcast({"params": setup.initial}, setup.context(0, plan, NOBODY, "server"))
+    message = downlinks.broadcast(setup, {"params": setup.initial}, {}, setup.context(0, plan, NOBODY, "server"))[0]
     works = [uploads(0, *range(10)), *(uploads(i, i) for i in range(4))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0))
     try:
@@ -242,7 +243,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told(tmp_path: Path) -> None:
     # The second job fails at its first client, client 4; only when that is known does the first one, at client 3.
     setup = with_method(Failing, after=tmp_path / "failed")
     plan = setup.plan(2)
-    message = setup.server_half.broadcast({"params": setup.initial}, setup.context(2, plan, NOBODY, "server"))
+    message = downlinks.broadcast(setup, {"params": setup.initial}, {}, setup.context(2, plan, NOBODY, "server"))[0]
     jobs = [Job(work) for work in (uploads(0, 0, 1, 2, 3), uploads(4, 4), uploads(5, 0))]
     executor = Watched(ray.put(setup), Placement(2, 1.0, 0.0), first=tmp_path / "failed")
     try:
@@ -272,7 +273,9 @@ def size_of(handle: Handle) -> int:
 
 def test_a_packet_that_is_relayed_is_opened_where_it_is_read() -> None:
     setup = prepare(experiment())
-    message = setup.server_half.broadcast({"params": setup.initial}, setup.context(0, setup.plan(0), NOBODY, "server"))
+    message = downlinks.broadcast(
+        setup, {"params": setup.initial}, {}, setup.context(0, setup.plan(0), NOBODY, "server")
+    )[0]
     with session.executor(setup, Runtime(actors=1)) as executor:
         handle = executor.handle(executor.put(message["model"]))
         read = ray.get(size_of.remote(handle), timeout=30)

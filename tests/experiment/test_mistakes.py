@@ -89,7 +89,6 @@ UNION = ("number", "list", "median", "sigma", "low", "high", "groups", "order")
          ["partition.ratio=1.5", "[0, 1]"]),
         (FEDAVG | {"uplink": {"name": "topk", "keep_ratio": 0.0}}, ["uplink.keep_ratio=0.0", "(0, 1]"]),
         (FEDAVG | {"uplink": {"name": "feedback", "inner": INNER}}, ["uplink.inner.keep_ratio=2.0", "(0, 1]"]),
-        (FEDAVG | {"downlink": "feedback"}, ["feedback", "memory"]),
         ({"uplink": "topk"}, ["uplink", "its own way", "remove"]),
         ({"clients": {"count": 20, "per_round": 30}},
          ["clients.per_round=30", "20 clients", "lower", "raise"]),

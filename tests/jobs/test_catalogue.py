@@ -22,9 +22,7 @@ BASE = {
     "model": "mlp",
     "method": {"name": "fedavg"},
 }
-ALL = [
-    (table, name) for table, kind in LISTED.items() for name in named(kind) if (table, name) != ("downlink", "feedback")
-]
+ALL = [(table, name) for table, kind in LISTED.items() for name in named(kind)]
 
 
 @pytest.mark.parametrize(("table", "name"), ALL, ids=lambda word: word)

@@ -10,6 +10,7 @@ import pytest
 from rayfl.determinism.seeding import NOBODY
 from rayfl.gather import Aggregate, WeightedMean
 from rayfl.population.fate import Fate
+from rayfl.rounds import downlinks
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.partial_sums import Added
@@ -132,7 +133,7 @@ def test_stacks_come_whole():
 def test_a_call_holds_few_sums(count: int):
     here = clients(count)
     plan = here.plan(0)
-    message = here.server_half.broadcast({"params": here.initial}, here.context(0, plan, NOBODY, "server"))
+    message = downlinks.broadcast(here, {"params": here.initial}, {}, here.context(0, plan, NOBODY, "server"))[0]
     name = next(iter(here.method.gather))
     here.method.gather = {name: Live()}
     Live.alive = Live.most = 0

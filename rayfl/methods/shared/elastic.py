@@ -32,6 +32,7 @@ from rayfl.methods.base import (
     Batch,
     Carry,
     Context,
+    Download,
     Finished,
     HyperParameters,
     Message,
@@ -134,8 +135,8 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
     def model(self, server: State) -> Tree:
         return super().model(_without(server))
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        return super().broadcast(_without(server), ctx)
+    def download(self, server: State, ctx: Context) -> Download:
+        return super().download(_without(server), ctx)
 
     def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
         return super().personal_message(_without(server), server_memory, ctx)

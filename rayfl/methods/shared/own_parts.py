@@ -31,6 +31,7 @@ from rayfl.methods.base import (
     Aggregate,
     Carry,
     Context,
+    Download,
     Finished,
     FirstDraws,
     HyperParameters,
@@ -263,11 +264,11 @@ class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True):
         shared = super().model(server)
         return {**shared, **self.start, **server.get(BUFFERS, {})} if shared else shared
 
-    def broadcast(self, server: State, ctx: Context) -> Message:
-        message = super().broadcast(server, ctx)
+    def download(self, server: State, ctx: Context) -> Download:
+        download = super().download(server, ctx)
         if not self.averaged:
-            return message
-        return {**message, BUFFERS: Dense().encode(server[BUFFERS], {}, ctx.generator)[0]}
+            return download
+        return {**download, BUFFERS: Dense().encode(server[BUFFERS], {}, ctx.generator)[0]}
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

@@ -97,7 +97,6 @@ class Wrapping(WrappingClients, ServerHalf):
     init_server_memory = _passed(ServerHalf.init_server_memory)
     model = _passed(ServerHalf.model)
     download = _passed(ServerHalf.download)
-    broadcast = _passed(ServerHalf.broadcast)
     personal_message = _passed(ServerHalf.personal_message)
     store_uplink = _passed(ServerHalf.store_uplink)
     server_update = _passed(ServerHalf.server_update)

@@ -164,7 +164,7 @@ CASES = [
     uplink("keep_ratio above one", "uplink.keep_ratio", name="topk", keep_ratio=2.0),
     uplink("feedback around feedback", "uplink", name="feedback", inner={"name": "feedback"}),
     uplink("levels of 10^12", "uplink.levels", name="qsgd", levels=10**12),
-    mistake("a downlink with feedback", "downlink", downlink="feedback"),
+    mistake("a memory for all and a reply to each", "downlink", downlink="feedback", method={"name": "l2gd"}),
     uplink("an inner that is no quantizer", "topk", name="compose", inner="topk"),
     # What runs it.
     mistake("cuda without num_gpus", "device", runtime={**RAY, "device": "cuda"}, in_suite=True),

@@ -17,6 +17,7 @@ from rayfl.methods.base import Batch, Stage
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.methods.shared.own_parts import OwnParts
+from rayfl.rounds import downlinks
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.testing import contracts
@@ -231,7 +232,7 @@ def test_a_stage_without_a_rate_moves_nothing_that_clients_keep():
     method, batch = setup.method, setup.data(0).all("train")
     context = setup.context(0, setup.plan(0), 0, "client")
     server = setup.server_half.init_server(setup.initial)
-    carry = method.begin(setup.first_state(0), setup.server_half.broadcast(server, context), context)
+    carry = method.begin(setup.first_state(0), downlinks.broadcast(setup, server, {}, context)[0], context)
     control = method.step(carry, batch, stage=Stage("control"))
     assert control["kept parts"] is carry["kept parts"] and control["gradient"] is not carry["gradient"]
 

@@ -1,0 +1,85 @@
+"""Broadcasts through a compressed downlink: C(x - h) is sent, h being what all clients hold.
+
+The first broadcast of a tree goes whole. After it, every broadcast is an encoded difference, and h moves by what its
+receivers decode; what C leaves out is therefore in the next difference. A compressor with a memory (`feedback`) is
+given the change of x since the last broadcast, as its memory has what was left out.
+A client that missed broadcasts is sent, and billed, all of them, or h as it is, whichever is smaller. Messages to
+single clients (`personal_message`, `reply`) do not come this way: the method encodes them.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from rayfl import tree
+from rayfl.compress.base import Message, Packet, encode_trees, shapes_of
+from rayfl.compress.dense import Dense
+from rayfl.compress.held import HeldCodec
+from rayfl.methods.base import Context, encode_broadcast
+from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker_jobs import Missed
+from rayfl.tree import State, Tree
+
+
+def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[Message, State]:
+    """The message to every participant, and the state of the downlink once it is sent; {} without compression.
+
+    State: "held" and "last", h and x at the last broadcast, and "memory", the compressor's, each with a tree for each
+    name in the message. "sent": int64 [2], bits and values of all broadcasts; "had": int64 [num_clients, 2], the same
+    when a client last received one, -1 before that.
+    """
+    download = checked_hook(setup.server_half.download)(server, ctx)
+    if isinstance(setup.downlink, Dense) and setup.downlink.dtype == "fp32":
+        return encode_broadcast(download, ctx), {}
+    message = {name: part for name, part in download.items() if isinstance(part, Packet)}
+    trees = {name: part for name, part in download.items() if not isinstance(part, Packet)}
+    held: dict[str, Tree] = dict(state.get("held", {}))
+    memory: dict[str, Tree] = dict(state.get("memory", {}))
+    for name, x in trees.items():
+        if name in held:
+            since = state["last"] if setup.downlink.init(x) else held
+            packets, memory = encode_trees(setup.downlink, {name: tree.sub(x, since[name])}, memory, ctx.generator)
+            codec = HeldCodec(shapes_of(x), tree.to_arrays(held[name]), packets[name].codec)
+            message[name] = Packet(packets[name].parts, codec)
+        else:
+            message[name], _ = Dense().encode(x, {}, ctx.generator)
+        held[name] = message[name].decode()
+    nobody = torch.full((setup.num_clients, 2), -1)
+    sent = state.get("sent", torch.zeros(2, dtype=torch.int64)) + _size(message, trees)
+    last = {**state.get("last", {}), **trees}
+    return message, {"held": held, "last": last, "memory": memory, "sent": sent, "had": state.get("had", nobody)}
+
+
+def missed(state: State, message: Message, clients: Iterable[int]) -> dict[int, Missed]:
+    """What clients are sent beside the broadcast `message`, for which `state` is that of the downlink once it is sent.
+
+    Less than nothing for a client to which the trees go whole because they are smaller than their difference.
+    """
+    if not state:
+        return {}
+    names = [name for name in message if name in state["held"]]
+    whole = 32 * (entries := sum(tree.num_entries(state["held"][name]) for name in names))
+    now, found = _size(message, names), dict[int, Missed]()
+    for client in clients:
+        had = state["had"][client]
+        bits, values = (state["sent"] - now - had).tolist()
+        if had[0] < 0 or bits > whole - now[0]:
+            bits, values = whole - int(now[0]), entries - int(now[1])
+        found[client] = Missed(bits, values)
+    return found
+
+
+def received(state: State, clients: Iterable[int]) -> State:
+    """The state of the downlink after these clients have received its last broadcast."""
+    if not state:
+        return state
+    had = state["had"].clone()
+    had[list(clients)] = state["sent"]
+    return {**state, "had": had}
+
+
+def _size(message: Message, names: Iterable[str]) -> torch.Tensor:
+    """Bits and values of the packets under these names: int64 [2]."""
+    packets = [message[name] for name in names]
+    return torch.tensor([sum(one.num_bits for one in packets), sum(one.num_values for one in packets)])
