@@ -25,16 +25,8 @@ def read_json(path: Path) -> Mapping[str, Any]:
 # Any: JSON.
 def parse(text: bytes | str) -> Any:
     """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid or nested too deep."""
-    value = parse_any_depth(text)
-    require_shallow(value)
-    return value
-
-
-# Any: JSON.
-def parse_any_depth(text: bytes | str) -> Any:
-    """`parse` for long data: how deep lists are nested is not looked at, beyond what Python can read."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise RayflError(f"its line {error.lineno} is no JSON") from None
     except UnicodeDecodeError:
@@ -43,6 +35,8 @@ def parse_any_depth(text: bytes | str) -> Any:
         raise RayflError("its tables are nested too deep") from None
     except ValueError:
         raise RayflError("it holds a number that is too long") from None
+    require_shallow(value)
+    return value
 
 
 # Any: JSON or TOML.

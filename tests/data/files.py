@@ -1,9 +1,8 @@
 """Small files in the formats of the public datasets, written by the tests that read them."""
 
 import hashlib
-import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,6 @@ import numpy as np
 import pytest
 
 from rayfl.data.torchvision import torchvision
-
-# Any: LEAF's x and y are whatever JSON has.
-Users = Mapping[str, tuple[Sequence[Any], Sequence[Any]]]
 
 
 def numbered(first: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -57,18 +53,14 @@ def write_image(path: Path, pixels: np.ndarray, image_format: str = "png") -> No
     matplotlib.image.imsave(path, pixels, format=image_format)
 
 
-def write_leaf(folder: Path, split: str, name: str, users: Users) -> None:
-    """One JSON file of LEAF."""
-    content = {
-        "users": list(users),
-        "num_samples": [len(y) for _, y in users.values()],
-        "user_data": {user: {"x": list(x), "y": list(y)} for user, (x, y) in users.items()},
-    }
-    (folder / split).mkdir(parents=True, exist_ok=True)
-    (folder / split / name).write_text(json.dumps(content))
-
-
-def role(text: str) -> tuple[list[str], list[str]]:
-    """LEAF's samples of one speaking role: every 80 characters of its text, and the next one."""
-    ends = range(80, len(text))
-    return [text[end - 80 : end] for end in ends], [text[end] for end in ends]
+# Any: what h5py writes.
+def write_tff(path: Path, examples: Mapping[str, Mapping[str, Any]]) -> None:
+    """One HDF5 file of TensorFlow Federated: the features of each client."""
+    h5py = pytest.importorskip("h5py", reason="needs the extra: pip install 'rayfl[tff]'")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        group = file.create_group("examples")
+        for name, features in examples.items():
+            client = group.create_group(name)
+            for feature, values in features.items():
+                client.create_dataset(feature, data=values)

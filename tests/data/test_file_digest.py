@@ -107,7 +107,7 @@ def idx(*stems: str) -> list[str]:
         ("cinic10", {"root": ".", "with_validation": True}, ["test", "train", "valid"]),
         ("tiny-imagenet", {"root": "."}, ["train", "val"]),
         ("imdb", {"root": "."}, ["test/neg", "test/pos", "train/neg", "train/pos"]),
-        ("femnist", {"root": "."}, ["test/a.json", "train/a.json", "train/b.json"]),
+        ("femnist", {"root": "."}, ["fed_emnist_test.h5", "fed_emnist_train.h5"]),
         ("shakespeare", {"root": "."}, ["shakespeare_test.h5", "shakespeare_train.h5"]),
         ("fed-cifar100", {"root": "."}, ["fed_cifar100_test.h5", "fed_cifar100_train.h5"]),
         ("digits", {}, []),

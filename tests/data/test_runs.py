@@ -21,11 +21,11 @@ from rayfl.rounds.model_sums import model_sums
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.saved_models import load_model
-from tests.data.files import role, write_cifar, write_leaf
+from tests.data.files import write_cifar, write_tff
 from tests.refusals import refused
 
 TEXT = "\n".join(f"{number}. Two households, both alike in dignity!" for number in range(4))
-USERS = {f"PLAY_{name}": role(TEXT[: 95 + 11 * number]) for number, name in enumerate(("ROMEO", "NURSE", "PARIS"))}
+USERS = {name: {"snippets": [TEXT[: 14 + 11 * number]]} for number, name in enumerate(("ROMEO", "NURSE", "PARIS"))}
 SIZES = [26, 37, 15]
 """Samples of NURSE, PARIS and ROMEO."""
 
@@ -65,7 +65,7 @@ def played(setup: Setup, directory: Path) -> list[RoundRecord]:
 @pytest.fixture
 def plays(tmp_path) -> dict[str, Any]:
     for split in ("train", "test"):
-        write_leaf(tmp_path / "plays", split, "all_data.json", USERS)
+        write_tff(tmp_path / "plays" / f"shakespeare_{split}.h5", USERS)
     return {"name": "shakespeare", "root": str(tmp_path / "plays"), "cache": str(tmp_path / "cache")}
 
 

@@ -17,11 +17,11 @@ from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 from tests.bound_tasks import classification
-from tests.data.files import role, write_leaf
+from tests.data.files import write_tff
 from tests.refusals import refused
 
 IMAGES = {"name": "synthetic", "shape": [1, 10, 10], "samples_per_group": 12, "num_groups": 3, "num_classes": 3}
-VERSE = "the cat sat on the mat and " * 5
+VERSE = "the cat sat on the mat and " * 2
 
 
 def experiment(**values: Any) -> Experiment:
@@ -54,9 +54,9 @@ def test_dropout_belongs_to_the_run_and_not_to_torch_s_seed():
 
 
 def test_a_method_learns_the_next_character(tmp_path: Path):
-    users = {f"PLAY_{name}": role(VERSE[shift:]) for shift, name in enumerate(("ROMEO", "NURSE", "PARIS"))}
+    users = {name: {"snippets": [VERSE[shift:]]} for shift, name in enumerate(("ROMEO", "NURSE", "PARIS"))}
     for split in ("train", "test"):
-        write_leaf(tmp_path / "plays", split, "all_data.json", users)
+        write_tff(tmp_path / "plays" / f"shakespeare_{split}.h5", users)
     here = prepare(
         experiment(
             rounds=12,

@@ -1,25 +1,22 @@
-"""Samples by owner (a writer, a speaking role), from the JSON files of LEAF or the HDF5 files of TensorFlow Federated.
+"""Samples by owner (a writer, a speaking role), from the HDF5 files of TensorFlow Federated.
 
-Caldas et al.: LEAF, a benchmark for federated settings (2018); https://github.com/TalwalkarLab/leaf. A file of
-TensorFlow Federated has a group `examples` with one group per client and one array per feature; h5py opens it, which is
-an optional dependency: `pip install 'rayfl[tff]'`.
+A file has a group `examples` with one group per client and one array per feature; h5py opens it, which is an optional
+dependency: `pip install 'rayfl[tff]'`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rayfl.data.datasets import Samples
 from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched, import_optional
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.limits.json_files import parse_any_depth
-from rayfl.limits.regular_files import read_bytes, require_regular
+from rayfl.limits.regular_files import require_regular
 
 SPLITS = ("train", "test")
 
@@ -36,26 +33,19 @@ Read = Callable[[Path], Iterable[OwnerSamples]]
 """Reads one file."""
 
 
-def read_splits(source: Fetched, stem: str, read_tff: Read, read_leaf: Read | None = None) -> tuple[Samples, Samples]:
-    """Both splits from the files of LEAF (train/*.json, test/*.json), or else from STEM_train.h5 and STEM_test.h5.
-
-    Raise RayflError if neither are in the source's folder.
-    """
-    folder = source.folder
-    files = split_files(source, stem, read_leaf is not None)
-    if not all(path.exists() for paths in files for path in paths):
-        leaf = "" if read_leaf is None else ", and no train/*.json and test/*.json"
-        raise source.missing(f"{folder} has no {stem}_train.h5 and {stem}_test.h5{leaf}")
-    read = read_leaf if read_leaf is not None and files[0][0].suffix == ".json" else read_tff
-    parts = [chain.from_iterable(map(read, paths)) for paths in files]
-    train, test = cached_arrays(source.cache, source.name, [*files[0], *files[1]], lambda: joined(source.name, *parts))
+def read_splits(source: Fetched, stem: str, read: Read) -> tuple[Samples, Samples]:
+    """Both splits from STEM_train.h5 and STEM_test.h5. Raise RayflError if they are not in the source's folder."""
+    folder, files = source.folder, split_files(source, stem)
+    if not all(path.exists() for path in files):
+        raise source.missing(f"{folder} has no {files[0].name} and {files[1].name}")
+    parts = map(read, files)
+    train, test = cached_arrays(source.cache, source.name, files, lambda: joined(source.name, *parts))
     return replace(train, place=str(folder)), replace(test, place=str(folder))
 
 
-def split_files(source: Fetched, stem: str, leaf: bool) -> list[list[Path]]:
-    """The files of the train and the test split: LEAF's if `leaf` and both splits have some, or else those of TFF."""
-    found = [sorted((source.folder / split).glob("*.json")) for split in SPLITS]
-    return found if leaf and all(found) else [[source.folder / f"{stem}_{split}.h5"] for split in SPLITS]
+def split_files(source: Fetched, stem: str) -> list[Path]:
+    """The files of the train and the test split."""
+    return [source.folder / f"{stem}_{split}.h5" for split in SPLITS]
 
 
 def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> tuple[Samples, Samples]:
@@ -78,39 +68,6 @@ def _samples(parts: list[OwnerSamples], numbers: dict[str, int]) -> Samples:
         inputs=np.concatenate([part.inputs for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
         groups=np.repeat(np.array(owners, np.int64), [len(part.labels) for part in parts]),
-    )
-
-
-# Any: x and y are whatever JSON has.
-def read_leaf(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Each user's name, x and y, lists of the same length, in a JSON file of LEAF.
-
-    Raise RayflError if the file is not LEAF's or lacks samples that it announces.
-    """
-    try:
-        content = parse_any_depth(read_bytes(path))
-    except OSError as error:
-        raise RayflError(f"{path} cannot be read ({reason(error)}): fetch or make it again") from None
-    except RayflError as error:
-        raise _no_leaf(path, error) from None
-    try:
-        for name, announced in zip(content["users"], content["num_samples"], strict=True):
-            x, y = content["user_data"][name]["x"], content["user_data"][name]["y"]
-            if not len(x) == len(y) == announced:
-                raise RayflError(
-                    f"{path}: user {name!r} has {len(x)} x and {len(y)} y where num_samples says {announced}: fetch or "
-                    "make the file again"
-                )
-            yield name, x, y
-    except RayflError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise _no_leaf(path, error) from None
-
-
-def _no_leaf(path: Path, why: Exception) -> RayflError:
-    return RayflError(
-        f"{path} is not a JSON file of LEAF with users, num_samples and user_data ({why}): fetch or make it again"
     )
 
 

@@ -106,7 +106,7 @@ class FedCIFAR100(Fetched):
 
     def files(self) -> list[Path]:
         """The files of both splits."""
-        return [path for paths in split_files(self, "fed_cifar100", leaf=False) for path in paths]
+        return split_files(self, "fed_cifar100")
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

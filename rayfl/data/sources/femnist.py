@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfl.data.check import first_row, whole_labels
 from rayfl.data.datasets import Dataset, moments
-from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff, split_files
+from rayfl.data.sources.by_owner import OwnerSamples, read_splits, read_tff, split_files
 from rayfl.data.sources.fetch import Fetched
 from rayfl.errors import RayflError
 
@@ -17,41 +17,26 @@ NUM_CLASSES = 62
 
 
 class FederatedEMNIST(Fetched):
-    """Handwritten digits and letters by writer: images [1, 28, 28] of 62 classes; partition `natural` (LEAF, TFF).
+    """Handwritten digits and letters by writer: images [1, 28, 28] of 62 classes; partition `natural` (TFF).
 
-    Caldas et al., LEAF (2018); about 3,400 to 3,550 writers, 0.7 to 0.8 million images, 0.6 GB as bytes. `root` holds
-    LEAF's train/*.json and test/*.json, or TFF's fed_emnist_train.h5 and fed_emnist_test.h5 (which need h5py). Each
-    writer's train and test images are those of the files. Grey values are rounded to 1/255; paper is white, 255, as in
-    the files. Labels: digits 0 to 9, capitals 10 to 35, small letters 36 to 61.
+    Caldas et al., LEAF (2018); about 3,400 writers, 0.7 million images, 0.6 GB as bytes. `root` holds TFF's
+    fed_emnist_train.h5 and fed_emnist_test.h5, which need h5py. Each writer's train and test images are those of the
+    files. Grey values are rounded to 1/255; paper is white, 255, as in the files. Labels:
+    digits 0 to 9, capitals 10 to 35, small letters 36 to 61.
     """
 
     name: ClassVar[str] = "femnist"
-    advice: ClassVar[str] = (
-        "run LEAF's data/femnist/preprocess.sh -s niid -t sample (https://github.com/TalwalkarLab/leaf) and take its "
-        "folders train and test, or fetch https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2 and "
-        "unpack it"
-    )
+    advice: ClassVar[str] = "fetch https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2 and unpack it"
 
     def files(self) -> list[Path]:
         """The files of both splits."""
-        return [path for paths in split_files(self, "fed_emnist", leaf=True) for path in paths]
+        return split_files(self, "fed_emnist")
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        train, test = read_splits(self, "fed_emnist", _tff, _leaf)
+        train, test = read_splits(self, "fed_emnist", _tff)
         mean, std = moments(train.inputs)
         return Dataset(self.name, train, test, NUM_CLASSES, "image", mean, std)
-
-
-def _leaf(path: Path) -> Iterator[OwnerSamples]:
-    for name, x, y in read_leaf(path):
-        try:
-            pixels, labels = np.array(x, np.float64), np.array(y, np.float64)
-        except (ValueError, TypeError, OverflowError):
-            raise RayflError(
-                f"{path}: writer {name!r} has images that are no numbers, or such labels; make it again"
-            ) from None
-        yield _written(path, name, pixels, labels)
 
 
 def _tff(path: Path) -> Iterator[OwnerSamples]:

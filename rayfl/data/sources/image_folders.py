@@ -4,7 +4,6 @@ The images of the published sets are decoded at the first load and kept on disk 
 of CINIC-10 and 1.4 GB for Tiny-ImageNet; later loads map them. The workers of a machine share one copy.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.array_cache import cached_arrays
@@ -24,8 +23,6 @@ from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, require_regular
 
-_BY_FOLDER = "folder"
-"""The setting for images that lie in a folder of their owner's."""
 Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -48,23 +45,9 @@ class OwnImageFolder(Source):
     channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test")
 
-    owners: str | None = Field(
-        default=None,
-        examples=["folder"],
-        description="whose an image is. folder: PATH/OWNER/CLASS/*, or PATH/train/OWNER/CLASS/* and PATH/test/...; "
-        "otherwise a regular expression whose group finds the owner in the file's name, as ([^_]+)_ in amy_017.png",
+    owners: Literal["folder"] | None = Field(
+        default=None, description="folder: PATH/OWNER/CLASS/*, or PATH/train/OWNER/CLASS/* and PATH/test/..."
     )
-
-    @model_validator(mode="after")
-    def _owners_can_be_found(self) -> "OwnImageFolder":
-        try:
-            count = 1 if self.owners in (None, _BY_FOLDER) else re.compile(self.owners).groups
-        except re.error as error:
-            raise RayflError(f"={self.owners!r} is no regular expression: {error}", key=("owners",)) from None
-        if count != 1:
-            reason = f"={self.owners!r} has {count} groups; give 'folder', or one group around the owner, as '([^_]+)_'"
-            raise RayflError(reason, key=("owners",))
-        return self
 
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError without images, for images of several sizes, or without an owner."""
@@ -79,7 +62,7 @@ class OwnImageFolder(Source):
 
     def _homes(self, split: Path) -> list[Path]:
         """The folders of class folders: those of the owners, or the split itself."""
-        return [split / name for name in class_names(split)] if self.owners == _BY_FOLDER else [split]
+        return [split / name for name in class_names(split)] if self.owners else [split]
 
     def _classes(self, split: Path) -> list[str]:
         return sorted({name for home in self._homes(split) for name in class_names(home)})
@@ -90,23 +73,14 @@ class OwnImageFolder(Source):
         by_home = {home: labelled_files(home, classes) for home in self._homes(folder)}
         files = [file for found in by_home.values() for file in found]
         if not files:
-            inside = "OWNER/CLASS folders" if self.owners == _BY_FOLDER else "class folders"
+            inside = "OWNER/CLASS folders" if self.owners else "class folders"
             raise RayflError(f"{folder} has no images in its {inside}; give data.path another folder")
-        if self.owners == _BY_FOLDER:
-            owners = [home.name for home, found in by_home.items() for _ in found]
-        else:
-            owners = [self._named_owner(path) for path, _ in files] if self.owners is not None else None
         if self.side is not None:
             scaled = len(files) * self.channels * self.side**2
             memory.require(scaled, f"data.side={self.side} for {len(files)} images", "give a smaller side")
         samples = decoded(files, self._pixels, None, "set data.side to scale all images")
-        return samples if owners is None else replace(samples, groups=np.array(owners))
-
-    def _named_owner(self, path: Path) -> str:
-        found = re.search(self.owners or "", path.name)
-        if found is None or not found[1]:
-            raise RayflError(f"data.owners={self.owners!r} finds no owner in the name of {path}; change it or the name")
-        return found[1]
+        owners = np.repeat([home.name for home in by_home], [len(found) for found in by_home.values()])
+        return replace(samples, groups=owners) if self.owners else samples
 
     def _pixels(self, path: Path) -> np.ndarray:
         image = read_image(path, "repair or remove it")

@@ -12,9 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.by_owner import OwnerSamples, read_leaf, read_splits, read_tff, split_files
+from rayfl.data.sources.by_owner import OwnerSamples, read_splits, read_tff, split_files
 from rayfl.data.sources.fetch import Fetched
-from rayfl.errors import RayflError
 
 LENGTH = 80
 CHARACTERS = "".join(sorted(ascii_letters + digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))
@@ -27,32 +26,26 @@ _TOKEN_OF_CODE[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = np.arange(
 
 
 class Shakespeare(Fetched):
-    """The next character after 80, by speaking role: tokens [80] of 90 kinds; partition `natural` (LEAF, TFF).
+    """The next character after 80, by speaking role: tokens [80] of 90 kinds; partition `natural` (TFF).
 
     Token 0 is padding, 1 to 86 are the characters in ASCII's order, 87 any other, 88 and 89 the begin and the end of a
-    snippet. `root` holds LEAF's train/*.json and test/*.json, whose samples are taken as they are, or TFF's
-    shakespeare_train.h5 and shakespeare_test.h5 (which need h5py). There every character of a snippet and its end is a
-    label once; its input is the 80 tokens before it, filled with padding before the snippet's begin.
-    Each role's train and test samples are those of the files.
+    snippet. `root` holds TFF's shakespeare_train.h5 and shakespeare_test.h5, which need h5py. Every character of a
+    snippet and its end is a label once. Its input is the 80 tokens before it, with padding before the snippet's
+    begin. Each role's train and test samples are those of the files.
 
-    A sample takes 640 bytes, so the 4.2 million of LEAF's full preprocessing take 2.7 GB, mapped from `cache` after the
-    first load.
+    A sample takes 640 bytes; the samples are mapped from `cache` after the first load.
     """
 
     name: ClassVar[str] = "shakespeare"
-    advice: ClassVar[str] = (
-        "run LEAF's data/shakespeare/preprocess.sh -s niid -t sample (https://github.com/TalwalkarLab/leaf) and take "
-        "its folders train and test, or fetch https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2 "
-        "and unpack it"
-    )
+    advice: ClassVar[str] = "fetch https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2 and unpack it"
 
     def files(self) -> list[Path]:
         """The files of both splits."""
-        return [path for paths in split_files(self, "shakespeare", leaf=True) for path in paths]
+        return split_files(self, "shakespeare")
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        train, test = read_splits(self, "shakespeare", _tff, _leaf)
+        train, test = read_splits(self, "shakespeare", _tff)
         return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
 
 
@@ -66,14 +59,6 @@ def windows(snippet: str) -> tuple[np.ndarray, np.ndarray]:
     """Every next token of a snippet with the 80 before it: int64 [n, 80] and [n], n = len(snippet) + 1."""
     line = np.concatenate([np.full(LENGTH - 1, PAD), [BEGIN], tokens(snippet), [END]]).astype(np.int64)
     return np.lib.stride_tricks.sliding_window_view(line[:-1], LENGTH), line[LENGTH:]
-
-
-def _leaf(path: Path) -> Iterator[OwnerSamples]:
-    for name, x, y in read_leaf(path):
-        sizes = ((x, LENGTH), (y, 1))
-        if any(not isinstance(text, str) or len(text) != size for texts, size in sizes for text in texts):
-            raise RayflError(f"{path}: role {name!r} has samples that are not {LENGTH} characters and the next")
-        yield OwnerSamples(name, tokens("".join(x)).reshape(-1, LENGTH), tokens("".join(y)))
 
 
 def _tff(path: Path) -> Iterator[OwnerSamples]:

@@ -1,6 +1,5 @@
 """Files of samples that would fill the memory, never end, or are not what they say."""
 
-import json
 import os
 import struct
 import zlib
@@ -12,7 +11,6 @@ import pytest
 from rayfl.choices.kinds import make
 from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
-from rayfl.data.sources.by_owner import read_leaf
 from rayfl.data.sources.image_folders import read_image
 from rayfl.data.torchvision import torchvision
 from tests.refusals import refused
@@ -116,24 +114,6 @@ def test_labels_of_a_built_in_set_are_in_range_and_whole(tmp_path: Path):
     labels.write_bytes(bytes([0, 0, 0x0D, 1]) + struct.pack(">I2f", 2, 3.5, 1))
     with refused(names=[labels, "IDX", "bytes"]):
         load("mnist", root=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"users": ' + "[" * 100_000,
-        "{",
-        "9" * 5000,
-        "[]",
-        "{}",
-        json.dumps({"users": ["a"], "num_samples": [], "user_data": {}}),
-        json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": 3, "y": 1}}}),
-    ],
-)
-def test_json_that_is_not_leafs(tmp_path: Path, content: str):
-    (tmp_path / "a.json").write_text(content)
-    with refused(names=[tmp_path / "a.json", "JSON", "LEAF", "users", "num_samples", "user_data"]):
-        list(read_leaf(tmp_path / "a.json"))
 
 
 def test_a_damaged_set_is_not_said_to_be_missing(tmp_path: Path):

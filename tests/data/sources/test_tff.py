@@ -9,19 +9,10 @@ from rayfl.data.partitions.natural import Natural
 from rayfl.data.sources.by_owner import read_tff
 from rayfl.data.sources.cifar import FedCIFAR100
 from rayfl.data.sources.femnist import FederatedEMNIST
-from rayfl.data.sources.shakespeare import BEGIN, END, PAD, Shakespeare, tokens, windows
+from rayfl.data.sources.shakespeare import BEGIN, CHARACTERS, END, NUM_TOKENS, PAD, Shakespeare, tokens, windows
 from rayfl.determinism.seeding import generator
+from tests.data.files import write_tff as write
 from tests.refusals import refused
-
-
-def write(path, examples):
-    h5py = pytest.importorskip("h5py", reason="needs the extra: pip install 'rayfl[tff]'")
-    with h5py.File(path, "w") as file:
-        group = file.create_group("examples")
-        for name, features in examples.items():
-            client = group.create_group(name)
-            for feature, values in features.items():
-                client.create_dataset(feature, data=values)
 
 
 def images(*greys: int) -> np.ndarray:
@@ -120,3 +111,48 @@ def test_fed_cifar100_of_other_files_gets_a_sentence(tmp_path):
     write(tmp_path / "fed_cifar100_test.h5", {"0": {"image": colours(1), "label": [0]}})
     with refused(names=["client '0'", "uint8", "[1, 8, 32, 3]"]):
         FedCIFAR100(root=tmp_path, cache=tmp_path / "cache").load()
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "names"),
+    [
+        (np.ones((1, 783), np.float32), [0], ["(1, 783)", "[n, 28, 28]"]),
+        (images(256), [0], ["grey values", "[0, 1]", "row 0"]),
+        (images(1), [62], ["label 62", "row 0", "0 to 61"]),
+        (images(1, 1), [3, 3.5], ["label 3.5", "row 1", "whole numbers"]),
+        (images(1, np.nan), [3, 3], ["grey values", "[0, 1]", "row 1"]),
+    ],
+)
+def test_what_is_no_image_of_a_character_is_refused(tmp_path, pixels, labels, names):
+    for split in ("train", "test"):
+        write(tmp_path / f"fed_emnist_{split}.h5", {"w": {"pixels": pixels, "label": labels}})
+    with refused(names=["fed_emnist_train.h5", "writer 'w'", *names]):
+        FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load()
+
+
+def test_every_grey_value_is_found_again(tmp_path):
+    ramp = np.zeros((1, 784))
+    ramp[0, :256] = np.arange(256) / 255
+    for split in ("train", "test"):
+        write(tmp_path / f"fed_emnist_{split}.h5", {"w": {"pixels": ramp, "label": [0]}})
+    found = FederatedEMNIST(root=tmp_path, cache=tmp_path / "cache").load().train.inputs
+    assert found.ravel()[:256].tolist() == list(range(256))
+
+
+def test_the_86_characters_have_tokens_of_their_own():
+    assert (len(CHARACTERS), NUM_TOKENS) == (86, 90)
+    assert tokens(CHARACTERS).tolist() == list(range(1, 87))
+    assert tokens("~>}`\0\x7f\x80\u00e9\u20ac\U0001d11e").tolist() == [87] * 10
+
+
+def test_a_split_without_samples_is_refused(tmp_path):
+    write(tmp_path / "shakespeare_train.h5", {"ROMEO": {"snippets": [b"O"]}})
+    write(tmp_path / "shakespeare_test.h5", {})
+    with refused(names=["shakespeare", "no test samples"]):
+        Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
+
+
+@pytest.mark.parametrize("source", [FederatedEMNIST, Shakespeare])
+def test_what_to_fetch_and_where_to_put_it_is_said(tmp_path, source):
+    with refused(names=["tff-datasets-public", f"{tmp_path}/{source.name}"]):
+        source(cache=tmp_path).load()

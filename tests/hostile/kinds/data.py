@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import struct
 import zipfile
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.hostile.case import Case, Content, experiment
-from tests.hostile.kinds.damage import DEEP_JSON, GARBAGE, endless, folder
+from tests.hostile.kinds.damage import GARBAGE, endless, folder
 from tests.hostile.kinds.graph import header, saved, shaped
 
 ROWS = np.arange(80, dtype=np.float32).reshape(20, 4)
@@ -119,29 +118,6 @@ def idx_file(shape: tuple[int, ...], told: tuple[int, ...] | None = None) -> byt
     """An IDX file of zeros, whose header tells another shape."""
     told = told or shape
     return bytes([0, 0, 8, len(told)]) + struct.pack(f">{len(told)}I", *told) + bytes(int(np.prod(shape)))
-
-
-def leaf(name: str, content: Content, *names: str, in_suite: bool = False) -> Case:
-    """FEMNIST's JSON files with this one for the train split."""
-    right = leaf_file([[0.5] * 784] * 2, [1, 2])
-    return Case(
-        "data",
-        name,
-        ["run", "bad.toml"],
-        names or ["own/train"],
-        {
-            "own/train/a.json": content,
-            "own/test/a.json": right,
-            "bad.toml": experiment(data={"name": "femnist", "root": "own"}, partition="natural", clients={"count": 1}),
-        },
-        in_suite=in_suite,
-    )
-
-
-# Any: JSON.
-def leaf_file(x: Any, y: Any, **changes: Any) -> str:
-    whole = {"users": ["a"], "num_samples": [len(y)], "user_data": {"a": {"x": x, "y": y}}}
-    return json.dumps({**whole, **changes})
 
 
 def images(name: str, content: Content, /, *names: str, in_suite: bool = False, **options: object) -> Case:
@@ -298,7 +274,7 @@ CASES = [
     table("an unknown column", TABLE, "c", features=["a", "c"]),
     table("a folder for a table", folder),
     table("a device for a table", endless),
-    # IDX, LEAF and pictures.
+    # IDX and pictures.
     idx("IDX garbage", images=GARBAGE),
     idx("IDX cut", images=idx_file((20, 4, 4))[:100]),
     idx("IDX that tells too much", images=idx_file((20, 4, 4), (2**31, 2**31, 4))),
@@ -307,21 +283,6 @@ CASES = [
     idx("IDX with too few labels", labels=idx_file((19,))),
     idx("IDX without samples", "train", images=idx_file((0, 4, 4)), labels=idx_file((0,))),
     idx("IDX a gzip bomb", images=many_zeros),
-    leaf("LEAF deep", DEEP_JSON, in_suite=True),
-    leaf("LEAF garbage", GARBAGE),
-    leaf("LEAF a list", "[]"),
-    leaf("LEAF without users", leaf_file([[0.5] * 784], [1], users=[])),
-    leaf("LEAF with fewer samples than it says", leaf_file([[0.5] * 784], [1], num_samples=[3])),
-    leaf("LEAF with -1 samples", leaf_file([[0.5] * 784], [1], num_samples=[-1])),
-    leaf("LEAF with samples that are text", leaf_file([[0.5] * 784], [1], num_samples=["x"])),
-    leaf("LEAF a FIFO", os.mkfifo),
-    leaf("LEAF a number of 10,000 digits", '{"users": ' + "9" * 10_000 + "}"),
-    leaf("LEAF of short rows", leaf_file([[0.5] * 7], [1])),
-    leaf("LEAF of words", leaf_file([["a"] * 784], [1])),
-    leaf("LEAF with a label of 62", leaf_file([[0.5] * 784], [62])),
-    leaf("LEAF with a label of 1.5", leaf_file([[0.5] * 784] * 2, [1.5, 1])),
-    leaf("LEAF with a label of 30 digits", leaf_file([[0.5] * 784], [10**30])),
-    leaf("LEAF of infinity", leaf_file([[float("inf")] * 784], [1])),
     images("an image that is none", GARBAGE),
     images("an empty image", b""),
     images("half an image", png(64, 64)[:45]),
