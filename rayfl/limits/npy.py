@@ -53,7 +53,7 @@ def _refusing() -> Iterator[None]:
     except (RayflError, PermissionError):
         raise
     # A damaged file ends in SyntaxError, TypeError, RecursionError, MemoryError, BadZipFile and others.
-    except Exception:
+    except Exception:  # noqa: BLE001
         raise ValueError(
             "it is damaged, or no array of numpy's, or holds Python objects, and rayfl reads nothing pickled"
         ) from None

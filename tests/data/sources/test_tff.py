@@ -15,7 +15,7 @@ from tests.data.files import write_tff as write
 from tests.refusals import refused
 
 
-def images(*greys: int) -> np.ndarray:
+def images(*greys: float) -> np.ndarray:
     return np.array(greys, np.float32)[:, None, None].repeat(28, 1).repeat(28, 2) / np.float32(255)
 
 
