@@ -351,6 +351,7 @@ for _command, _table in {
     "compressors": "uplink",
     "topologies": "topology",
     "selections": "selection",
+    "schedules": "schedule",
     "metrics": "evaluation.metrics",
 }.items():
     _catalogue(_command, _table)

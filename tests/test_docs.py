@@ -204,7 +204,17 @@ def settings_exist(command: click.Command, context: click.Context, words: list[s
 def test_the_table_of_commands_is_whole():
     page = text_of(DOCS / "reference" / "commands.md")
     shown = set(re.findall(r"^\| `rayfl (\w+)", page, flags=re.MULTILINE))
-    shown |= {"models", "tasks", "datasets", "partitions", "compressors", "topologies", "selections", "metrics"}
+    shown |= {
+        "models",
+        "tasks",
+        "datasets",
+        "partitions",
+        "compressors",
+        "topologies",
+        "selections",
+        "schedules",
+        "metrics",
+    }
     assert shown == set(main.commands)
     page = text_of(DOCS / "benchmarks.md")
     assert set(re.findall(r"^\| `python -m benchmarks (\w+)", page, flags=re.MULTILINE)) == set(benchmarks.commands)

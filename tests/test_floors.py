@@ -14,7 +14,7 @@ FLOORS = (
     {"settings_read"},
     {"settings", "determinism", "limits"},
     {"choices"},
-    {"selections"},
+    {"schedules", "selections"},
     {"data", "topology", "population"},
     {"models", "compress", "metrics"},
     {"network"},

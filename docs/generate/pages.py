@@ -31,6 +31,7 @@ from rayfl.population.distributions import Groups, LogNormal, Uniform
 from rayfl.report import wording
 from rayfl.run_directory.run_files import PARTS
 from rayfl.run_directory.tables import SCHEMAS
+from rayfl.schedules.base import Schedule
 from rayfl.selections.base import Selection
 from rayfl.settings import Settings
 from rayfl.tasks.base import Task
@@ -47,6 +48,7 @@ COMMANDS = {
     PartitionScheme: "partitions",
     Topology: "topologies",
     Selection: "selections",
+    Schedule: "schedules",
     Metric: "metrics",
 }
 """The command that lists a kind, which is also its section's name."""

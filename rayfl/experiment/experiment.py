@@ -29,6 +29,8 @@ from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.object_storage import is_url, require_url
 from rayfl.run_directory.trackers.tracker import TrackerName
+from rayfl.schedules.base import Schedule
+from rayfl.schedules.synchronous import Synchronous
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Uniform
 from rayfl.settings import Settings, dotted, shown
@@ -172,6 +174,7 @@ class Experiment(Settings):
     uplink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
     downlink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
     selection: Annotated[Selection, from_table(Selection), TO_TABLE] = Field(default_factory=Uniform)
+    schedule: Annotated[Schedule, from_table(Schedule), TO_TABLE] = Field(default_factory=Synchronous)
     topology: Annotated[Topology, from_table(Topology), TO_TABLE] | None = None
     adapters: Adapters | None = None
     parts: Parts = Field(default_factory=Parts)

@@ -81,6 +81,7 @@ def prepare(experiment: Experiment) -> Setup:
         topology=topology,
         evaluation=experiment.evaluation.model_copy(update={} if method.has_global_model else {"pooled": False}),
         selection=experiment.selection,
+        schedule=experiment.schedule,
         engine_name=runtime.engine,
         stack_width=runtime.stack_width,
         device_name=runtime.device_name,

@@ -14,6 +14,7 @@ from rayfl.errors import RayflError, UnknownKey
 from rayfl.methods.base import Method
 from rayfl.metrics.base import Metric
 from rayfl.models.base import Architecture
+from rayfl.schedules.base import Schedule
 from rayfl.selections.base import Selection
 from rayfl.settings import Settings, listed
 from rayfl.tasks.base import Task
@@ -28,6 +29,7 @@ CHOSEN: Mapping[str, type[Kind]] = {
     "downlink": Compressor,
     "topology": Topology,
     "selection": Selection,
+    "schedule": Schedule,
     "task": Task,
 }
 """The tables that choose a method, a model, ... by its name, and have its settings."""

@@ -84,6 +84,7 @@ __all__ = [
 
 _OF_SERVERS = (
     "downlink",
+    "schedule",
     "selection",
     *(f"clients.{name}" for name in ("per_round", "fraction", "deadline_s", "take_first", "upload_loss")),
     "clients.dropout_after_download",
@@ -140,13 +141,21 @@ class Method(Kind, ABC):
     keeps_parts: bool = False
     """Whether clients train one model, `carry["params"]`, by at most one gradient a step, so that they can keep parts
     of it for themselves (`[parts]`). False unless the class itself says so, as with `on_device`."""
+    takes_stale: bool = False
+    """Whether the server can update with the messages of some clients, each of its own version of the server's state
+    and multiplied by a factor, as schedules do that are not in rounds. False unless the class itself says so, as with
+    `on_device`."""
+    difference: str = ""
+    """The message whose mean the server subtracts from its model, x_received - x_trained; "" if there is none. A
+    schedule that mixes models (FedAsync) needs one."""
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
 
-    def __init_subclass__(cls, on_device: bool = False, keeps_parts: bool = False) -> None:
+    def __init_subclass__(cls, on_device: bool = False, keeps_parts: bool = False, takes_stale: bool = False) -> None:
         super().__init_subclass__()
         cls.on_device = vars(cls).get("on_device", on_device)
         cls.keeps_parts = vars(cls).get("keeps_parts", keeps_parts)
+        cls.takes_stale = vars(cls).get("takes_stale", takes_stale)
         settings = vars(cls).get("__annotations__", {}).get("hyper")
         if "Hyper" not in vars(cls) and isinstance(settings, type):
             cls.Hyper = settings

@@ -83,7 +83,7 @@ class DittoCarry(LocalCarry):
     personal: LocalCarry
 
 
-class Ditto(OwnModel, FedAvg, on_device=True):
+class Ditto(OwnModel, FedAvg, on_device=True, takes_stale=True):
     """FedAvg with a personal model v_i at every client, which is its state."""
 
     hyper: DittoHyper

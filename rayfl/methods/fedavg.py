@@ -13,7 +13,7 @@ from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 from rayfl.methods.shared.model_server import ModelServer
 
 
-class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
+class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True, takes_stale=True):
     """Client: local steps from the model x that came down. Up: delta_i = x - x_i, with x_i the trained model.
 
     Server: x <- x - sum_i p_i delta_i with p_i by samples or uniform.
@@ -21,6 +21,7 @@ class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     gather: Mapping[str, Gather] = {"delta": WeightedMean()}
+    difference: str = "delta"
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)

@@ -21,7 +21,7 @@ class FedAvgFTHyper(LocalTraining, FineTuning):
     """Hyper-parameters of FedAvg-FT."""
 
 
-class FedAvgFT(FedAvg, on_device=True, keeps_parts=True):
+class FedAvgFT(FedAvg, on_device=True, keeps_parts=True, takes_stale=True):
     """FedAvg, and the stage before an evaluation."""
 
     hyper: FedAvgFTHyper

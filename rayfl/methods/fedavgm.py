@@ -19,7 +19,7 @@ class FedAvgMHyper(ServerSteps):
     server_momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of the server, beta")
 
 
-class FedAvgM(ServerStepping, on_device=True, keeps_parts=True):
+class FedAvgM(ServerStepping, on_device=True, keeps_parts=True, takes_stale=True):
     """Server state: x, and v as the optimizer's velocity."""
 
     hyper: FedAvgMHyper

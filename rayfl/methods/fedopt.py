@@ -41,7 +41,7 @@ class FedOptHyper(ServerSteps):
     )
 
 
-class FedOpt(ServerStepping, on_device=True, keeps_parts=True):
+class FedOpt(ServerStepping, on_device=True, keeps_parts=True, takes_stale=True):
     """Server state: x, and d and v as the optimizer's mean and square."""
 
     hyper: FedOptHyper

@@ -24,7 +24,7 @@ class FedProxHyper(LocalTraining):
     mu: float = Field(default=0.01, ge=0, description="weight of the proximal term mu / 2 ||y - x_t||^2")
 
 
-class FedProx(FedAvg, on_device=True, keeps_parts=True):
+class FedProx(FedAvg, on_device=True, keeps_parts=True, takes_stale=True):
     """Client: y <- y - eta_l (g_i(y) + mu (y - x_t))."""
 
     hyper: FedProxHyper

@@ -106,7 +106,7 @@ class FedPSEMemory(TypedDict):
     seen: NotRequired[Tree]  # the server's sum when the client last got its share
 
 
-class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True):
+class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes_stale=True):
     """Client: W_i and e_i. Server: G, and U_i of every client."""
 
     hyper: FedPSEHyper
@@ -227,8 +227,10 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True):
             else:
                 whole = personal_support(tree.vector(support), tree.vector(sent), distance, ctx.generator)
                 support = tree.unvector(whole, dense)
-        if "sum" in server:
-            server_memory = {**server_memory, "seen": server["sum"]}
+        if "sum" in server and "seen" in server_memory:
+            # The sum before this round, or with a schedule an older one: the client has missed what came between.
+            grown = dense if ctx.traits.retention_given else masks.masked(dense, server["support"])
+            server_memory = {**server_memory, "seen": tree.add(server_memory["seen"], grown)}
         return Reply({"update": sparse_packet(dense, support)}, server_memory, {"correlation_distance": distance})
 
 

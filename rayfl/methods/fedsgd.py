@@ -20,7 +20,7 @@ class FedSGDHyper(DCGDHyper):
     weighting: Weighting = Field(default="samples", description="weight of a client in the average")
 
 
-class FedSGD(DCGD, on_device=True):
+class FedSGD(DCGD, on_device=True, takes_stale=True):
     """DCGD weighted by samples. Clients remember nothing except an uplink's own memory, if it has one."""
 
     hyper: FedSGDHyper

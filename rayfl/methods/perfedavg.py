@@ -60,7 +60,7 @@ class PerFedAvgHyper(LocalTraining):
     )
 
 
-class PerFedAvg(FedAvg, on_device=True):
+class PerFedAvg(FedAvg, on_device=True, takes_stale=True):
     """FedAvg whose clients train the starting point of one step, and take that step before they are judged."""
 
     hyper: PerFedAvgHyper

@@ -24,7 +24,7 @@ class QSGDHyper(GradientStep):
     coding: Coding = Field(default="fixed", description="fixed: as many bits for each entry; elias: few for zeros")
 
 
-class QSGD(CompressedSGD, on_device=True):
+class QSGD(CompressedSGD, on_device=True, takes_stale=True):
     """Up: 1 + ceil(log2(s + 1)) bits an entry and 32 a bucket, or Elias codes; unbiased."""
 
     hyper: QSGDHyper

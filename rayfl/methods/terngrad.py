@@ -26,7 +26,7 @@ class TernGradHyper(GradientStep):
     )
 
 
-class TernGrad(CompressedSGD, on_device=True):
+class TernGrad(CompressedSGD, on_device=True, takes_stale=True):
     """Up: five entries a byte and 4 bytes a tensor; unbiased unless clipped."""
 
     hyper: TernGradHyper

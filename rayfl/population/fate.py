@@ -22,6 +22,8 @@ class Fate(StrEnum):
     """It had not finished by the deadline."""
     SURPLUS = "surplus"
     """It was not among the first to finish (`take_first`)."""
+    STALE = "stale"
+    """Its message came more updates late than the schedule uses."""
 
     @property
     def trains(self) -> bool:

@@ -60,6 +60,11 @@ class Clients(Settings):
     availability: Availability | None = Field(
         default=None, description="who can be selected: by chance, by the hour or from a file; default: everybody"
     )
+    availability_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="simulated seconds of what availability calls a round, with a schedule that is not in rounds",
+    )
     retention_ratio: Trait | None = Field(
         default=None,
         description="share of the model that a client keeps or sends, r_i; default: set by method or uplink",
@@ -193,15 +198,27 @@ class Population:
         uniformly, without replacement), which gets the available clients, the number wanted and the round's generator.
         """
         reachable = available(self.availability, len(self), self.seed, round)
-        there, fates, wanted = np.flatnonzero(reachable), self._drawn_fates(round), self.settings.num_selected
+        there, fates, wanted = np.flatnonzero(reachable), self.drawn_fates(round), self.settings.num_selected
         choose = choose or partial(Uniform().choose, {}, self.seen(round))
         draws = seeding.generator(self.seed, round, purpose="participants")
         selected = there.tolist() if everyone else sorted(choose(there, wanted, draws))
         away = tuple(np.flatnonzero(~reachable).tolist())
         return Participation({client: fates[client] for client in selected}, away)
 
-    def _drawn_fates(self, round: int) -> list[Fate]:
-        """The fate that every client would have. The chances are independent; the first that hits decides."""
+    def slot(self, second: float) -> int:
+        """The number of what availability calls a round, at a second of a run that is not in rounds."""
+        # A slot begins at a product that may be rounded down.
+        return math.floor(second / self.settings.availability_s + 1e-9)
+
+    def next_slot_s(self, second: float) -> float:
+        """The second at which other clients may be available; infinite if all always are."""
+        return math.inf if self.availability is None else (self.slot(second) + 1) * self.settings.availability_s
+
+    def drawn_fates(self, round: int) -> list[Fate]:
+        """The fate that every client would have in a round, or in the flight of this number.
+
+        The chances are independent; the first that hits decides.
+        """
         count = len(self)
         before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
         download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T

@@ -31,6 +31,7 @@ _STATUSES = {
     "upload_lost": "its update was sent and never arrived",
     "late": "it had not finished by the deadline",
     "surplus": "enough other clients were faster",
+    "stale": "its message was too many updates old",
 }
 """The meaning of each status of a client, in the order in which a page shows them."""
 

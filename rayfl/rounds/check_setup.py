@@ -1,7 +1,11 @@
 """Checks before a run that the method and the rest of the experiment go together."""
 
+import numpy as np
+
 from rayfl.compress.base import Compressor
+from rayfl.compress.dense import Dense
 from rayfl.data.partition import Partition
+from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.methods.base import Method, Stage
 from rayfl.methods.shared.own_parts import OwnParts
@@ -42,6 +46,7 @@ def check_setup(setup: Setup) -> None:
             "give the inner compressor alone",
             ("downlink",),
         )
+    check_schedule(setup, name)
     if setup.unseen:
         check_unseen(setup, name)
     if setup.topology is None:
@@ -55,6 +60,34 @@ def check_setup(setup: Setup) -> None:
     assert setup.metric_facts
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     checked_hook(setup.method.check_model)(setup.initial)
+
+
+def check_schedule(setup: Setup, name: str) -> None:
+    """Reject what cannot be used with a schedule that is not in rounds, and what only such a schedule uses."""
+    schedule, clients, key = setup.schedule, setup.population.settings, ("schedule",)
+    if clients.is_given("availability_s") and (schedule.in_rounds or clients.availability is None):
+        why = "rounds take as long as they take" if schedule.in_rounds else "all clients are available"
+        raise RayflError(
+            f"={clients.availability_s:g} does nothing, as {why}; remove it", ("clients", "availability_s")
+        )
+    if schedule.in_rounds:
+        return
+    cannot = f"={schedule.name!r} cannot be used with"
+    if not setup.method.takes_stale:
+        why = "its server needs the messages of one round together, or does not say (takes_stale) that old ones may be"
+        raise RayflError(f"{cannot} {name}: {why} scaled; take fedavg, fedprox, fedopt, ditto or fedpse", key)
+    if schedule.mixes_models and not setup.method.difference:
+        why = "its server does not subtract a mean of differences from a model (difference)"
+        raise RayflError(f"{cannot} {name}: {why}; take fedavg or fedprox", key)
+    if clients.take_first is not None:
+        raise RayflError(f"{cannot} clients.take_first, as nobody waits for the slowest; remove it", key)
+    if setup.downlink != Dense():
+        raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
+    everyone, draws = np.arange(setup.num_clients), seeding.generator(setup.seed)
+    asks = setup.selection, setup.selection.init(setup.num_clients), setup.population.seen(0)
+    if len(asks[0].candidates(*asks[1:], everyone, clients.num_selected, draws)):
+        raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
+    schedule.check(clients.num_selected, setup.num_clients)
 
 
 def check_unseen(setup: Setup, name: str) -> None:

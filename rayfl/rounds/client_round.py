@@ -25,7 +25,7 @@ from rayfl.tree import State
 
 
 class ClientRound:
-    """One client in one training job. `fate` is the one drawn for it."""
+    """One client in one training job. `fate` is the one drawn for it; `key`: as in `Setup.context`."""
 
     def __init__(
         self,
@@ -37,15 +37,16 @@ class ClientRound:
         fate: Fate,
         state: State,
         server_memory: State,
+        key: int | None = None,
     ) -> None:
         self.setup, self.method = setup, setup.method
         self.round_inputs, self.client, self.fate = round_inputs, client, fate
         self.state, self.uplink_memory = without_memory(state)
-        self.round, self.plan = round_inputs.round, round_inputs.plan
+        self.round, self.plan, self.key = round_inputs.round, round_inputs.plan, key
         with naming_round_and_client(self.round, client):
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
-                ctx = setup.context(self.round, self.plan, client, "personal")
+                ctx = setup.context(self.round, self.plan, client, "personal", key)
                 self.personal = checked_hook(setup.server_half.personal_message)(server, server_memory, ctx)
         self.received: Message = {}
         if self.plan.down and not setup.is_peer:
@@ -53,7 +54,7 @@ class ClientRound:
         missed = round_inputs.missed.get(client, Missed())
         self.downlink_bits = message_bits(self.received) + missed.bits
         self.num_received = num_values(self.received) + missed.values
-        self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client")
+        self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client", key)
         with naming_round_and_client(self.round, client):
             self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)
 
@@ -101,7 +102,7 @@ class ClientRound:
         """The client's local work, for the engine."""
         return LocalTask(
             client=self.client,
-            round=self.round,
+            round=self.round if self.key is None else self.key,
             seed=self.setup.seed,
             begin=self.begin,
             data=self.setup.data(self.client),
@@ -150,7 +151,7 @@ class ClientRound:
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
         if self.round_inputs.evaluated and result.fate.keeps_state and self.method.judged_after_training:
-            ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training")
+            ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training", self.key)
             judged = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
             result = replace(result, metrics={**result.metrics, **judged.metrics}, sums=judged.sums)
         kept = with_memory(finished.state, uplink_memory)

@@ -75,7 +75,8 @@ class Ledger:
     """The results of a round's clients: first those of their training, to which later waves of calls add.
 
     `pairs`: values of pairs of clients by name, each [num_clients, num_clients - 1]. `polled`: the results of the poll
-    before the round, which `select_clients.learn` adds.
+    before the round, which `select_clients.learn` adds. `simulated_s`: seconds since the last update; None: the round
+    lasts until all are back.
     """
 
     participation: Participation
@@ -83,6 +84,7 @@ class Ledger:
     metrics: dict[str, float | None] = field(default_factory=dict)
     pairs: dict[str, np.ndarray] = field(default_factory=dict)
     polled: Mapping[int, ClientResult] = field(default_factory=dict)
+    simulated_s: float | None = None
 
     def result(self, client: int) -> ClientResult:
         """A client's result so far; if it has none, a result with the fate that was drawn for it."""
@@ -130,7 +132,7 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
         delivered=sum(row.status == Fate.DELIVERED for row in rows),
         uplink_bits=sum(row.uplink_bits for row in rows),
         downlink_bits=sum(row.downlink_bits for row in rows),
-        simulated_s=duration_s(setup.population, results),
+        simulated_s=duration_s(setup.population, results) if ledger.simulated_s is None else ledger.simulated_s,
         wall_s=0.0,
     )
     return RoundRecord(row, tuple(rows), tuple(metrics))

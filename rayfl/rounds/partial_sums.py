@@ -6,18 +6,31 @@ bit, because additions follow the tree wherever they are made.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
-from rayfl import gather
-from rayfl.compress.base import Message, message_bits
+from rayfl import gather, tree
+from rayfl.compress.base import Message, Opened, message_bits
 from rayfl.data.transfer import to_memory
 from rayfl.determinism.addition_order import Node, add_up, total
 from rayfl.gather import Aggregate, Gather
 from rayfl.rounds.client_round import naming_round_and_client
 from rayfl.rounds.setup import Setup
+from rayfl.tree import Tree
 
 Sums = dict[str, Aggregate]
 """The aggregates of a node, by message name."""
+
+
+@dataclass(frozen=True)
+class Scaled(Opened):
+    """A packet whose decoded tree is multiplied by a factor; never sent."""
+
+    factor: float
+
+    @cached_property
+    def _decoded(self) -> Tree:
+        return tree.scale(self.codec.decode(self.parts), self.factor)
 
 
 class FromClient(NamedTuple):
@@ -26,6 +39,13 @@ class FromClient(NamedTuple):
     client: int
     message: Message
     weight: float
+
+    def scaled(self, factor: float) -> Self:
+        """The same with packets that decode to `factor` times their trees; the weight stays."""
+        if factor == 1:
+            return self
+        packets = {name: Scaled(packet.parts, packet.codec, factor) for name, packet in self.message.items()}
+        return self._replace(message=packets)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,14 @@ from rayfl.rounds import downlinks, evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
+from rayfl.rounds.flights import await_replies, fly
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
 from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
 from rayfl.rounds.paper_comm import server_comm
 from rayfl.rounds.peer_exchange import bill, in_calls, mix_job
 from rayfl.rounds.run_state import RunState
-from rayfl.rounds.running_round import Round
+from rayfl.rounds.running_round import Round, server_inputs
 from rayfl.rounds.select_clients import ask, learn
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
@@ -101,18 +102,15 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     server, context = run_state.server, setup.context(number, plan, NOBODY, "server")
     message, downlink = downlinks.broadcast(setup, server, run_state.downlink, context) if plan.down else ({}, {})
     run_state = replace(run_state, downlink=downlink or run_state.downlink)
-    inputs = RoundInputs(
-        round=number,
-        plan=plan,
-        message=message,
-        server=tree.to_arrays(server) if half.overrides("personal_message") else None,
-        evaluated=setup.evaluated(number),
-    )
+    inputs = server_inputs(setup, server, context, message)
     round = Round(setup, executor, run_state, inputs, Ledger(Participation({})))
-    ask(round)
     ledger = round.ledger
-    round.change_inputs(missed=downlinks.missed(downlink, message, ledger.participation.selected))
-    received, _ = train(round, server_participants(setup, plan, ledger.participation))
+    if setup.schedule.in_rounds:
+        ask(round)
+        round.change_inputs(missed=downlinks.missed(downlink, message, ledger.participation.selected))
+        received, _ = train(round, server_participants(setup, plan, ledger.participation))
+    else:
+        received = fly(round)
     learn(round)
     reached = [client for client, result in ledger.results.items() if message and result.downlink_bits]
     round.run_state = replace(round.run_state, downlink=downlinks.received(round.run_state.downlink, reached))
@@ -122,6 +120,8 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     round.run_state = replace(round.run_state, server=server, round=number + 1)
     if half.overrides("reply") and plan.down:
         reply(round, delivered)
+    if not setup.schedule.in_rounds:
+        await_replies(round)
     uploads = [ledger.results[client].num_values for client in delivered]
     downloads = [result.num_received for result in ledger.results.values()]
     ledger.metrics |= server_comm(uploads, downloads, setup.num_clients)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rayfl.rounds.air import Air
 from rayfl.rounds.client_outputs import ClientOutputs, Slots
 from rayfl.rounds.executor import Ref
 from rayfl.tree import State
@@ -10,8 +11,8 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class RunState:
-    """What is kept from one round to the next: the next round's number, the server's state, those of the
-    selection and of a compressed downlink, and references to clients' states and to the server's memories of them.
+    """What is kept from one round to the next: the next round's number, the server's state, those of the selection and
+    of a compressed downlink, references to clients' states and to the server's memories of them, and who is under way.
 
     A client that has not taken part yet is in neither `states` nor `server_memories`.
     """
@@ -22,6 +23,7 @@ class RunState:
     downlink: State = field(default_factory=dict)
     states: Mapping[int, Ref] = field(default_factory=dict)
     server_memories: Mapping[int, Ref] = field(default_factory=dict)
+    air: Air = field(default_factory=Air)
 
     def inputs(self, slots: Slots, clients: Sequence[int]) -> tuple[Ref, ...]:
         """References to the states and memories of clients, which a call reads; None before a client's first round."""

@@ -5,16 +5,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayfl import tree
+from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import runs
+from rayfl.methods.base import Context
 from rayfl.rounds.client_outputs import ClientOutputs, Slots
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientJob, RoundInputs
+from rayfl.tree import State
 
 LARGE_MODEL = 2_000_000
 """Above this number of parameters, sending a partial sum costs more than waiting for the slowest call."""
+
+
+def server_inputs(setup: Setup, server: State, ctx: Context, message: Message) -> RoundInputs:
+    """What clients read that begin in the round of `ctx`, before which the server's state was `server`."""
+    return RoundInputs(
+        round=ctx.round,
+        plan=ctx.plan,
+        message=message,
+        server=tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None,
+        evaluated=setup.evaluated(ctx.round),
+    )
 
 
 @dataclass

@@ -44,9 +44,9 @@ def ask(round: Round) -> None:
 
     def choose(available: np.ndarray, wanted: int, draws: np.random.Generator) -> Sequence[int]:
         candidates = checked(selection.candidates)(state, seen, available, wanted, draws)
-        losses = poll(round, _clients(selection.candidates, candidates, available)) if len(candidates) else {}
+        losses = poll(round, clients_named(selection.candidates, candidates, available)) if len(candidates) else {}
         chosen = checked(selection.choose)(state, replace(seen, losses=losses), available, wanted, draws)
-        return _clients(selection.choose, chosen, available)
+        return clients_named(selection.choose, chosen, available)
 
     round.ledger.participation = setup.population.sample_round(round.number, choose=choose)
 
@@ -107,7 +107,7 @@ def checked(hook: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _clients(hook: Callable[..., object], found: Sequence[int], available: np.ndarray) -> list[int]:
+def clients_named(hook: Callable[..., object], found: Sequence[int], available: np.ndarray) -> list[int]:
     """The clients that a hook names, ascending. Raise HookError unless each is available, and named once."""
     clients = sorted(int(client) for client in found)
     if len({*clients}) < len(clients) or not {*clients} <= {*available.tolist()}:

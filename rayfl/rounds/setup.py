@@ -33,6 +33,8 @@ from rayfl.population.sampling import Population
 from rayfl.rounds import engines, stacking
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import Slots
+from rayfl.schedules.base import Schedule
+from rayfl.schedules.synchronous import Synchronous
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Uniform
 from rayfl.settings import Settings
@@ -87,6 +89,7 @@ class Setup:
     topology: Topology | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     selection: Selection = field(default_factory=Uniform)
+    schedule: Schedule = field(default_factory=Synchronous)
     engine_name: str = "auto"
     stack_width: int | None = None
     """Number of clients in a stack; None: `stacking` chooses it."""
@@ -240,8 +243,8 @@ class Setup:
 
     @property
     def keeps_messages(self) -> bool:
-        """Whether messages are stored until it is known who needs them (peers, `take_first`)."""
-        return self.is_peer or self.population.settings.take_first is not None
+        """Whether messages are stored until it is known who needs them (peers, `take_first`, schedules)."""
+        return self.is_peer or self.population.settings.take_first is not None or not self.schedule.in_rounds
 
     @cached_property
     def state_slots(self) -> Slots:
@@ -293,8 +296,11 @@ class Setup:
         """The client's examples."""
         return ClientData(self.dataset, self.partition, client, self.device_data, self.num_clients)
 
-    def context(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
-        """The context that a method gets in this round for this client (`seeding.NOBODY`: for the server)."""
+    def context(self, round: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:
+        """The context that a method gets in this round for this client (`seeding.NOBODY`: for the server).
+
+        key: the number of the client's flight, by which it draws instead of by the round.
+        """
         traits: Traits | None = None if client == seeding.NOBODY else self.population.traits(client)
         sees_graph = client == seeding.NOBODY and self.method.uses_graph
         return Context(
@@ -306,15 +312,15 @@ class Setup:
             initial=self.initial,
             uplink=self.uplink if traits is None else self.uplink_of(traits),
             downlink=self.downlink,
-            draws=seeding.LazyGenerator(self.seed, round, client, purpose),
+            draws=seeding.LazyGenerator(self.seed, round if key is None else key, client, purpose),
             coin=partial(seeding.coin, self.seed),
             links=self.links(round) if sees_graph else None,
             retention_given=self.population.settings.retention_ratio is not None,
         )
 
-    def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str) -> Context:
+    def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:
         """`context` for the hooks of a client that trains, with the initial parameters on the hooks' device."""
-        ctx = self.context(round, plan, client, purpose)
+        ctx = self.context(round, plan, client, purpose, key)
         return replace(ctx, initial=self.initial_on_device) if self.hooks_on_device else ctx
 
     def for_hooks(self, message: Message) -> Message:

@@ -114,15 +114,18 @@ def planned_examples(setup: Setup, plan: Plan, fates: Mapping[int, Fate]) -> np.
     return total * [fate.trains for fate in fates.values()]
 
 
-def add_messages(round: Round, messages: Mapping[int, Ref]) -> tuple[dict[Node, Ref], int]:
-    """Add up messages that were kept until the server knew which of them count (`take_first`).
+def add_messages(
+    round: Round, messages: Mapping[int, Ref], scales: Mapping[int, float] | None = None
+) -> tuple[dict[Node, Ref], int]:
+    """Add up messages that were kept until the server knew which of them count, times `scales` by client (None: 1).
 
     The sum is the same as if only these clients had been selected. Returns the sums of nodes that cover the tree, and
     their bytes.
     """
     clients = list(messages)
     nodes = cut(len(clients), round.calls_per_wave)
-    works = [AddJob((node,), tuple(clients[slice(*node)])) for node in nodes]
+    factors = tuple(scales[client] for client in clients) if scales else ()
+    works = [AddJob((node,), tuple(clients[slice(*node)]), factors[slice(*node)]) for node in nodes]
     jobs = [Job(work, tuple(messages[client] for client in work.clients), 1) for work in works]
     answers = round.run(jobs)
     sums = {node: answer.outputs[0] for node, answer in zip(nodes, answers, strict=True)}

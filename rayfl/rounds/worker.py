@@ -73,6 +73,8 @@ class Worker:
     @do.register
     def train(self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Download, local work, upload, for every client of the job."""
+        if job.own_inputs:
+            round_inputs, *inputs = inputs
         kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
         trained = self._trained(round_inputs, job, kept)
         results: list[ClientResult] = []
@@ -116,6 +118,7 @@ class Worker:
                     job.fates[client],
                     state,
                     self._server_memory(client, kept[client]),
+                    job.numbers.get(client),
                 )
                 for client, state in zip(group, states, strict=True)
             ]
@@ -139,7 +142,11 @@ class Worker:
     @do.register
     def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Add up stored messages as `train` adds those of the clients that it trains. There are no client results."""
-        senders = (FromClient(client, *one) for client, one in zip(job.clients, inputs, strict=True))
+        scales = job.scales or (1.0,) * len(job.clients)
+        senders = (
+            FromClient(client, *sent).scaled(scale)
+            for client, sent, scale in zip(job.clients, inputs, scales, strict=True)
+        )
         sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
         return Trained(sum_bytes=sum(one.sum_bytes for one in sent)), [*sent]
 

@@ -42,12 +42,15 @@ class TrainJob:
 
     Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then, unless
     `Setup.keeps_messages`, the messages of each node (`partial_sums.Sent`). `packets`: whether a
-    node's messages may come back as packets instead of their sum.
+    node's messages may come back as packets instead of their sum. `numbers`: of the clients' flights, by which they
+    draw; {} in rounds. `own_inputs`: the first input is the `RoundInputs` of these clients, instead of the wave's.
     """
 
     nodes: tuple[Node, ...]
     fates: Mapping[int, Fate]
     packets: bool = False
+    numbers: Mapping[int, int] = field(default_factory=dict)
+    own_inputs: bool = False
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -111,11 +114,13 @@ class MixJob:
 class AddJob:
     """Adds up messages, one per leaf of the nodes.
 
-    Inputs: (message, weight) by client. Outputs: the sums of each node (`partial_sums.Added`).
+    Inputs: (message, weight) by client. Outputs: the sums of each node (`partial_sums.Added`). `scales`: factors of the
+    messages; () for 1.
     """
 
     nodes: tuple[Node, ...]
     clients: tuple[int, ...]
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

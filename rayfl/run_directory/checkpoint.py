@@ -14,6 +14,7 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, reason
+from rayfl.rounds.air import Air
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.run_directory.disk import portions
@@ -28,12 +29,15 @@ from rayfl.run_directory.manifest import (
 )
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
-from rayfl.tree import State
+from rayfl.tree import Arrays, State
 
 log = logging.getLogger("rayfl")
 
 _BESIDE_SERVER = ("selection", "downlink")
 """Fields of `RunState` that lie in the server's file if they are not empty."""
+VERSION = "version "
+"""Beginning of the names of the server's earlier states."""
+
 FILE_BYTES = 64 << 20
 """A file of states is closed when it is larger."""
 
@@ -86,8 +90,10 @@ def save(
 def _write_states(place: Path, run_state: RunState, executor: Executor) -> Iterator[Path]:
     """Write the files of states of a checkpoint; yields each path."""
     others = {name: state for name in _BESIDE_SERVER if (state := getattr(run_state, name))}
-    kept = {"server": run_state.server, **others}
-    save_states(place / SERVER, {name: tree.to_arrays(state) for name, state in kept.items()})
+    kept = {name: tree.to_arrays(state) for name, state in {"server": run_state.server, **others}.items()}
+    kept |= {"air": run_state.air.to_arrays()} if run_state.air.next_number else {}
+    kept |= {f"{VERSION}{number}": executor.get(ref) for number, ref in run_state.air.versions.items()}
+    save_states(place / SERVER, kept)
     yield place / SERVER
     for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
         states_by_client = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()))
@@ -151,7 +157,8 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
         return refs
 
     found = dict(load_states(place / SERVER))
-    if "server" not in found or set(found) - {"server", *_BESIDE_SERVER}:
+    versions = {name: executor.put(with_handles(state)) for name, state in found.items() if name.startswith(VERSION)}
+    if "server" not in found or set(found) - {"server", "air", *_BESIDE_SERVER, *versions}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
     server = tree.to_tensors(with_handles(found["server"]))
     if first is not None:
@@ -160,9 +167,20 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
         round=about.round,
         server=server,
         **{name: tree.to_tensors(found.get(name, {})) for name in _BESIDE_SERVER},
+        air=_air(found["air"], versions) if "air" in found else Air(),
         states=states("states", about.states),
         server_memories=states("memories", about.memories),
     )
+
+
+def _air(arrays: Arrays, versions: Mapping[str, Ref]) -> Air:
+    """Who is under way, and the server's states from which they began. Raise DamagedFile if they do not fit."""
+    numbers = {name.removeprefix(VERSION): ref for name, ref in versions.items()}
+    try:
+        return Air.from_arrays(arrays, {int(number): ref for number, ref in numbers.items()})
+    # A stranger's file can hold anything.
+    except Exception as error:
+        raise DamagedFile(f"{SERVER} does not hold who is under way ({error})") from error
 
 
 def _check_types(state: State, first: State) -> None:

@@ -20,9 +20,12 @@ def rows(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
 
 
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
-    """Every array that outlives a round, by its place: the server's state, that of the selection, and the states and
-    memories of clients."""
+    """Every array that outlives a round, by its place: the server's states, who is under way, the state of the
+    selection, and the states and memories of clients."""
     found = leaves("server", run_state.server) | leaves("selection", run_state.selection)
+    found |= leaves("air", run_state.air.to_arrays()) if run_state.air.next_number else {}
+    for version, ref in run_state.air.versions.items():
+        found |= leaves(f"version {version}", executor.get(ref))
     for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):
         for client, ref in sorted(refs.items()):
             found |= leaves(f"{kind} {client}", executor.get(ref))

@@ -9,12 +9,23 @@ from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.metrics.base import Metric
 from rayfl.models.base import Architecture
+from rayfl.schedules.base import Schedule
 from rayfl.selections.base import Selection
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
 from tests.refusals import refused
 
-KINDS: list[type[kinds.Choice]] = [Compressor, Source, PartitionScheme, Architecture, Metric, Selection, Task, Topology]
+KINDS: list[type[kinds.Choice]] = [
+    Compressor,
+    Source,
+    PartitionScheme,
+    Architecture,
+    Metric,
+    Schedule,
+    Selection,
+    Task,
+    Topology,
+]
 
 
 def test_these_are_all_kinds():

@@ -126,6 +126,8 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         own_buffers = self.hyper.buffers == "personal" and bool(self.buffers)
         self.has_global_model = not own_buffers and self.trains.isdisjoint(self.kept)
         self.gather = {**inner.gather, BUFFERS: WeightedMean()} if self.averaged else inner.gather
+        # A mean of buffers cannot be scaled.
+        self.takes_stale = self.takes_stale and not self.averaged
         self.judging = [stage.name for stage in inner.eval_stages(0)]
 
     @cached_property
@@ -253,7 +255,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         return {**state, KEPT: {name: local[name] for name in self.kept}} if self.kept else state
 
 
-class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True):
+class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, takes_stale=True):
     """The same with a server, whose model is the shared one with the first personal parameters and averaged buffers."""
 
     def init_server(self, params: Tree) -> State:

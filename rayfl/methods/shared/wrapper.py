@@ -44,6 +44,7 @@ class WrappingClients(Method):
         self.own_compression, self.uses_graph = inner.own_compression, inner.uses_graph
         self.on_device = type(self).on_device and inner.on_device
         self.keeps_parts = type(self).keeps_parts and inner.keeps_parts
+        self.takes_stale, self.difference = type(self).takes_stale and inner.takes_stale, inner.difference
         self.honours_retention, self.needs_one_omega = inner.honours_retention, inner.needs_one_omega
         self.metrics_with_variance = inner.metrics_with_variance
         self.judged_after_training = inner.judged_after_training

@@ -1,0 +1,251 @@
+"""Flights: plays the time between two updates of the server, under a schedule that is not in rounds.
+
+A flight is a client's download, training and upload. What it trains depends on the version of the server with which it
+began and on the client's state then, and its draws on its number, so it may be trained at any time. Its end depends on
+the bits that it sends, which are known after its training; the earliest end is known before. Flights end in the order
+of (second, client): if the first of them is not trained yet, all that are under way are trained in one wave. A client's
+state and the server's memory of it are replaced when its flight ends.
+
+A client begins at most once between two updates, and not before it has its reply of the last one. If nobody is under
+way and nobody can begin, the server updates with what has arrived.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rayfl import tree
+from rayfl.compress.base import message_bits
+from rayfl.determinism import seeding
+from rayfl.gather import Aggregate
+from rayfl.population.availability import available
+from rayfl.population.fate import Fate
+from rayfl.population.sampling import Participation
+from rayfl.rounds.air import Air, Flight
+from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.downlinks import broadcast
+from rayfl.rounds.engines import LocalTask
+from rayfl.rounds.example_cost import example_costs
+from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.merge_sums import merge_sums
+from rayfl.rounds.running_round import Round, server_inputs
+from rayfl.rounds.select_clients import checked, clients_named
+from rayfl.rounds.simulated_clock import arrival_s, moment, reply_s
+from rayfl.rounds.train import add_messages, cut_into_calls
+from rayfl.rounds.worker_jobs import ClientResult, TrainJob
+from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
+from rayfl.tree import State
+
+
+def fly(round: Round) -> dict[str, Aggregate]:
+    """Play flights until the schedule's next update. Returns what has arrived, by message name."""
+    setup, before = round.setup, round.run_state.air
+    window = Window(round, before.second, before.next_number, dict(before.flights))
+    while True:
+        lacks = window.begin()
+        due = checked(setup.schedule.due)(window.now)
+        first = window.first(due)
+        ends_s = NOT_YET if first is None else first.ends_s
+        ready_s = min((s for s in before.busy_s.values() if s > window.second), default=NOT_YET) if lacks else NOT_YET
+        opens_s = setup.population.next_slot_s(window.second) if lacks else NOT_YET
+        if first is None and ready_s == due == NOT_YET:
+            due, opens_s = (AT_ONCE if opens_s == NOT_YET else opens_s), NOT_YET
+        next_s = min(ends_s, ready_s, opens_s)
+        if due < next_s:
+            window.second = max(window.second, due)
+            return window.close()
+        window.second = next_s
+        if first is not None and ends_s == next_s:
+            window.end(first)
+
+
+def await_replies(round: Round) -> None:
+    """Keep clients that got a reply after the update from beginning before they have downloaded it."""
+    traits, air = round.setup.population.traits, round.run_state.air
+    replied = {client: one for client, one in sorted(round.ledger.results.items()) if one.reply_bits}
+    busy_s = {client: moment(air.second + reply_s(traits(client), one)) for client, one in replied.items()}
+    still = {client: until for client, until in air.busy_s.items() if until > air.second}
+    round.run_state = replace(round.run_state, air=replace(air, busy_s={**still, **busy_s}))
+
+
+@dataclass
+class Window:
+    """The time between two updates while it is played: the clients under way, and those whose flights have ended."""
+
+    round: Round
+    second: float
+    next_number: int
+    flights: dict[int, Flight]
+    ended: dict[int, Flight] = field(default_factory=dict)
+
+    @property
+    def before(self) -> Air:
+        """The air at the last update."""
+        return self.round.run_state.air
+
+    @property
+    def now(self) -> Now:
+        """What the server knows."""
+        places = self.round.setup.population.settings.num_selected
+        return Now(self.second, self.before.second, self.round.number, len(self.flights), len(self._messages()), places)
+
+    def _messages(self) -> dict[int, Flight]:
+        """The flights that brought a message which counts, by ascending client."""
+        arrived = sorted(self.ended.items())
+        return {client: one for client, one in arrived if one.result and one.result.fate is Fate.DELIVERED}
+
+    def _staleness(self, flight: Flight) -> int:
+        return self.round.number - flight.version
+
+    def _reachable(self) -> np.ndarray:
+        """Boolean [num_clients]: who is available."""
+        population = self.round.setup.population
+        return available(population.availability, len(population), population.seed, population.slot(self.second))
+
+    def _idle(self) -> np.ndarray:
+        """The clients that can begin, int64, ascending."""
+        reachable = self._reachable()
+        busy = (client for client, until in self.before.busy_s.items() if until > self.second)
+        reachable[[*self.flights, *self.ended, *busy]] = False
+        return np.flatnonzero(reachable)
+
+    def begin(self) -> bool:
+        """Let idle clients begin, as many as the schedule wants. Returns whether they were too few."""
+        setup, state = self.round.setup, self.round.run_state.selection
+        wanted, idle, choose = checked(setup.schedule.begins)(self.now), self._idle(), setup.selection.choose
+        if wanted <= 0 or not len(idle):
+            return wanted > 0
+        seen = setup.population.seen(self.round.number)
+        draws = seeding.generator(setup.seed, self.next_number, purpose="participants")
+        chosen = clients_named(choose, checked(choose)(state, seen, idle, wanted, draws), idle)
+        for number, client in enumerate(chosen, self.next_number):
+            self.flights[client] = self._begun(number, client)
+        # A selection that draws nobody draws anew the next time.
+        self.next_number += max(1, len(chosen))
+        return len(chosen) < wanted
+
+    def _begun(self, number: int, client: int) -> Flight:
+        """A flight that begins now, with the earliest second at which it can end."""
+        setup, fate = self.round.setup, self._fate(number, client)
+        flight = Flight(number, client, self.round.number, self.second, self.second, self.second)
+        if fate is Fate.DROPPED_BEFORE_DOWNLOAD:
+            return flight._replace(result=ClientResult(client, fate))
+        plan, traits = self.round.inputs.plan, setup.population.traits(client)
+        result = ClientResult(client, downlink_bits=message_bits(self.round.inputs.message))
+        # Who vanishes after the download does no work, and a mask can make any work short.
+        if fate is not Fate.DROPPED_AFTER_DOWNLOAD and not setup.population.settings.sparse_speedup:
+            data, share = setup.data(client), traits.work_share
+            task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
+            work = {stage.name: task.planned(stage) for stage in plan.stages}
+            ctx = replace(setup.context(self.round.number, plan, client, "client"), work=work)
+            result = replace(result, work=work, costs=example_costs(setup, ctx, {}))
+        deadline_s = setup.population.settings.deadline_s or NOT_YET
+        earliest_s = moment(self.second + min(deadline_s, arrival_s(traits, result)))
+        return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
+
+    def _fate(self, number: int, client: int) -> Fate:
+        return self.round.setup.population.drawn_fates(number)[client]
+
+    def first(self, due: float) -> Flight | None:
+        """The flight that ends next, trained if it may end by `due`; None if nobody is under way."""
+        while self.flights:
+            first = min(self.flights.values(), key=lambda one: one.place)
+            if first.result is not None or first.ends_s > due:
+                return first
+            self._train()
+        return None
+
+    def _train(self) -> None:
+        """Train all that are under way and not trained yet, of all versions in one wave."""
+        round, setup = self.round, self.round.setup
+        jobs: list[Job] = []
+        untrained = [one for _, one in sorted(self.flights.items()) if one.result is None]
+        for version in sorted({one.version for one in untrained}):
+            numbers = {one.client: one.number for one in untrained if one.version == version}
+            fates = {client: self._fate(number, client) for client, number in numbers.items()}
+            own = () if version == round.number else (self._put_inputs(version),)
+            for run in cut_into_calls(round, fates):
+                part = {client: fates[client] for client in [*fates][slice(*run)]}
+                work = TrainJob(((0, len(part)),), part, numbers=numbers, own_inputs=bool(own))
+                inputs = (*own, *round.run_state.inputs(setup.memory_slots, work.clients))
+                jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained)))
+        for job, answer in zip(jobs, round.run(jobs), strict=True):
+            outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
+            for result in answer.result.results:
+                flight, traits = self.flights[result.client], setup.population.traits(result.client)
+                # A client that finds nothing to do is back no sooner.
+                ends_s = max(flight.ends_s, moment(flight.began_s + arrival_s(traits, result)))
+                left = outputs.get(result.client)
+                self.flights[result.client] = flight._replace(ends_s=ends_s, result=result, outputs=left)
+
+    def _server(self, version: int) -> State:
+        """The server's state of a version."""
+        run_state = self.round.run_state
+        if version == self.round.number:
+            return run_state.server
+        return tree.to_tensors(self.round.executor.get(self.before.versions[version]))
+
+    def _put_inputs(self, version: int) -> Ref:
+        """The inputs of clients that began with an older version."""
+        setup = self.round.setup
+        ctx = setup.context(version, setup.plan(version), seeding.NOBODY, "server")
+        server = self._server(version)
+        message, _ = broadcast(setup, server, {}, ctx) if ctx.plan.down else ({}, {})
+        return self.round.executor.put(server_inputs(setup, server, ctx, message))
+
+    def end(self, flight: Flight) -> None:
+        """End a flight: its message is there, or dropped if it is too stale, and its state is the client's state."""
+        result, setup = flight.result, self.round.setup
+        assert result is not None
+        del self.flights[flight.client]
+        if result.fate is Fate.DELIVERED and checked(setup.schedule.scale)(self._staleness(flight)) is None:
+            result = replace(result, fate=Fate.STALE, metrics={}, sums={})
+        self.ended[flight.client] = flight._replace(result=result)
+        if flight.outputs is not None and result.fate.keeps_state:
+            kept = {flight.client: flight.outputs}
+            self.round.run_state = self.round.run_state.updated(setup.memory_slots, kept)
+
+    def close(self) -> dict[str, Aggregate]:
+        """End the window with an update: fill the ledger, keep what is under way, and return what has arrived."""
+        round, ledger, before = self.round, self.round.ledger, self.before
+        ended = [one for _, one in sorted(self.ended.items())]
+        fates = {one.client: self._fate(one.number, one.client) for one in ended}
+        ledger.participation = Participation(fates, tuple(np.flatnonzero(~self._reachable()).tolist()))
+        ledger.results = {one.client: self._recorded(one) for one in ended}
+        ledger.simulated_s = self.second - before.second
+        if ledger.simulated_s:
+            times = [(max(one.began_s, before.second), one.ends_s) for one in (*ended, *self.flights.values())]
+            flown = sum(min(ends_s, self.second) - began_s for began_s, ends_s in times)
+            ledger.metrics["flight/idle_share"] = max(0.0, 1.0 - flown / ledger.simulated_s / self.now.places)
+        received = self._received()
+        used = sorted({one.version for one in self.flights.values()})
+        state = round.executor.put(tree.to_arrays(round.run_state.server)) if round.number in used else None
+        versions = {version: before.versions.get(version, state) for version in used}
+        air = Air(self.second, self.next_number, self.flights, before.busy_s, versions)
+        round.run_state = replace(round.run_state, air=air)
+        return received
+
+    def _recorded(self, flight: Flight) -> ClientResult:
+        """The result of a flight that has ended, with its times, its version and its staleness."""
+        assert flight.result is not None
+        about = {"version": flight.version, "began_s": flight.began_s, "ended_s": flight.ends_s}
+        about["staleness"] = self._staleness(flight)
+        metrics = {f"flight/{name}": float(value) for name, value in about.items()}
+        return replace(flight.result, metrics={**flight.result.metrics, **metrics})
+
+    def _received(self) -> dict[str, Aggregate]:
+        """What the messages say together, each scaled by its staleness."""
+        round, setup, flights = self.round, self.round.setup, self._messages()
+        scales = {client: setup.schedule.scale(self._staleness(one)) or 0.0 for client, one in flights.items()}
+        messages = {client: one.outputs.message for client, one in flights.items() if one.outputs}
+        mixes = setup.schedule.mixes_models
+        sums, sum_bytes = add_messages(round, messages, {} if mixes else scales)
+        received = merge_sums(round, sums, sum_bytes)
+        if mixes and flights:
+            ((client, flight),) = flights.items()
+            name, half = setup.method.difference, setup.server_half
+            now, then = (half.model(self._server(version)) for version in (round.number, flight.version))
+            delta = received[name].result
+            moved = {key: value + (now[key] - then[key]) for key, value in delta.items()}
+            received[name] = replace(received[name], sum={}, weights={}, known=tree.scale(moved, scales[client]))
+        return received

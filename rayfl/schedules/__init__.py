@@ -1,0 +1,1 @@
+"""Schedules: when clients begin, and when the server updates its model."""

@@ -1,0 +1,96 @@
+"""Schedule: when clients begin, which messages make an update of the server, and how old ones count."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rayfl.choices.kinds import Choice
+from rayfl.settings import unused_with
+
+AT_ONCE, NOT_YET = -math.inf, math.inf
+"""Seconds of an update before anything else happens, and of none until more has happened."""
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a server knows at a moment between two updates.
+
+    second: simulated seconds from the start of the run. updated_s: the second of the last update, or 0. version: the
+    number of updates so far. under_way: the number of clients that download, train or send. arrived: the number of
+    messages since the last update. places: `clients.per_round`, the number of clients that may be under way at once.
+    """
+
+    second: float
+    updated_s: float
+    version: int
+    under_way: int
+    arrived: int
+    places: int
+
+
+class Schedule(Choice):
+    """A rule for the moments of a run. It is pure: the engine keeps the clock and what is under way."""
+
+    label: ClassVar[str] = "schedule"
+    package: ClassVar[str] = "rayfl.schedules"
+    in_rounds: ClassVar[bool] = False
+    """Whether the engine plays rounds, in which the server waits for all whom it asked; the hooks are not called."""
+    mixes_models: ClassVar[bool] = False
+    """Whether an update moves the server's model towards those of clients, by `scale` (FedAsync). If False, the scaled
+    messages are given to the method."""
+
+    def begins(self, now: Now) -> int:
+        """How many clients begin now, if as many can. Called at the start and after each update and arrival.
+
+        By default every free place is taken.
+        """
+        return now.places - now.under_way
+
+    @abstractmethod
+    def due(self, now: Now) -> float:
+        """The second of the next update, if nothing else happens; messages that arrive in that second are in it.
+
+        `AT_ONCE`: now, before anything else. `NOT_YET`: not before another client is back.
+        """
+
+    def scale(self, staleness: int) -> float | None:
+        """The factor of a message from a client that began `staleness` updates ago; None: the message is dropped.
+
+        It multiplies what a message says and not its weight in a mean, which would cancel in an update by one message.
+        """
+        return 1.0
+
+    def check(self, places: int, num_clients: int) -> None:
+        """Raise RayflError if the settings do not fit `clients.per_round` or the number of clients."""
+
+
+class Flying(Schedule):
+    """A schedule that is not in rounds, with the settings of how stale messages are scaled."""
+
+    staleness: Literal["constant", "polynomial", "hinge"] = Field(
+        default="polynomial",
+        description="factor of a message that is s updates old: 1, (1 + s)^-power, or 1 up to hinge and then "
+        "1 / (slope (s - hinge) + 1)",
+    )
+    power: float = Field(
+        default=0.5, gt=0, description="of polynomial", json_schema_extra=unused_with(staleness=["constant", "hinge"])
+    )
+    slope: float = Field(
+        default=10.0, gt=0, description="of hinge", json_schema_extra=unused_with(staleness=["constant", "polynomial"])
+    )
+    hinge: int = Field(
+        default=4, ge=0, description="of hinge", json_schema_extra=unused_with(staleness=["constant", "polynomial"])
+    )
+    most_staleness: int | None = Field(
+        default=None, ge=0, description="messages that are more updates old are dropped; default: none"
+    )
+
+    def scale(self, staleness: int) -> float | None:
+        if self.most_staleness is not None and staleness > self.most_staleness:
+            return None
+        if self.staleness == "polynomial":
+            return (1.0 + staleness) ** -self.power
+        return 1.0 / (self.slope * max(0, staleness - self.hinge) + 1) if self.staleness == "hinge" else 1.0

@@ -1,0 +1,23 @@
+"""Rounds of a fixed length, in which late messages count in the round in which they arrive."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl.schedules.base import Flying, Now
+
+
+class SemiSynchronous(Flying):
+    """The server updates every `period_s` seconds with what has arrived; who is late goes into a later round.
+
+    At the start of a round it asks so many idle clients that `clients.per_round` are under way.
+    """
+
+    name: ClassVar[str] = "semi-synchronous"
+    period_s: float = Field(default=10.0, gt=0, description="simulated seconds between two updates")
+
+    def begins(self, now: Now) -> int:
+        return now.places - now.under_way if now.second == now.updated_s else 0
+
+    def due(self, now: Now) -> float:
+        return now.updated_s + self.period_s
