@@ -9,7 +9,7 @@ personal parameters with the client's optimizer at the stage's rate, and average
   al., 2020): the body. FedBABU (Oh et al., ICLR 2022): the head, `shared-only`, with a method that fine-tunes. FedBN
   (Li et al., ICLR 2021): BatchNorm's parameters, and personal buffers.
 - With another order than `joint`, personal parameters train in a stage of their own, and the optimizers of both stages
-  start afresh. A fine-tuning before an evaluation trains both parts together.
+  start afresh. A fine-tuning before an evaluation trains both parts together, or the ones that `finetune` names.
 - `clip_norm` bounds the gradients of the shared and of the personal parameters each.
 - Averaged buffers travel with the model, dense, in messages of their own, with the weights of the uplink. Only floats
   do: whole numbers (num_batches_tracked) are never averaged, and begin every round at the start's.
@@ -90,6 +90,12 @@ class Parts(HyperParameters):
     )
     personal_steps: int | None = Field(
         default=None, ge=1, description="its steps, instead of epochs", json_schema_extra=unused_with(order=ONE_STAGE)
+    )
+
+    finetune: Literal["all", "personal", "shared"] = Field(
+        default="all",
+        description="the parts that a method's fine-tuning before an evaluation trains",
+        json_schema_extra=unused_with(personal=[()]),
     )
 
     @model_validator(mode="after")
@@ -178,14 +184,14 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         return {**super().begin(state, received, ctx), KEPT: self._opened(local)}
 
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
-        kept = carry[KEPT]
-        if stage.name == PERSONAL:
+        kept, is_judging = carry[KEPT], stage.name in self.judging
+        if stage.name == PERSONAL or (is_judging and self.hyper.finetune == "personal"):
             own = {name: kept["local"][name] for name in self.trains}
             others = {name: tensor for name, tensor in kept["local"].items() if name not in own}
             task = ClientTask(self.task, {**carry["params"], **others})
             _, gradient = task.value_and_grad(own, batch)
             return {**carry, KEPT: self._moved(kept, gradient, task, stage)}
-        joint = stage.lr and (self.hyper.order == "joint" or stage.name in self.judging)
+        joint = stage.lr and (self.hyper.finetune == "all" if is_judging else self.hyper.order == "joint")
         task = ClientTask(self.task, kept["local"], self.trains if joint else ())
         after = self.inner.with_task(task).step(self.inside(carry), batch, stage=stage)
         if task.num_gradients > 1:
@@ -320,5 +326,11 @@ def with_parts(method: Method, parts: Parts) -> Method:
         raise RayflError(
             f" does nothing, as clients of {name} exchange nothing and keep all of the model; remove it",
             ("parts", "personal"),
+        )
+    if parts.is_given("finetune") and not method.eval_stages(0):
+        raise RayflError(
+            f"={parts.finetune!r} does nothing, as {name} does not fine-tune before an evaluation; remove it, or take "
+            "a method that does, such as fedavg_ft",
+            ("parts", "finetune"),
         )
     return (OwnPartsOfClients if isinstance(method, ServerHalf) else OwnPartsOfPeers)(method, parts)

@@ -163,18 +163,24 @@ def test_frozen_buffers_are_those_of_the_start_for_every_method():
     assert setup.method.task.constants["norm.running_mean"].tolist() == [0.0] * 12
 
 
-def test_the_head_of_fedbabu_is_the_first_one_until_it_is_fine_tuned(tmp_path: Path):
-    parts = {"personal": ["head"], "order": "shared-only"}
-    setup = made(parts=parts, rounds=3)
+@pytest.mark.parametrize(
+    ("finetune", "tuned"), [("all", (*BODY, *HEAD)), ("personal", HEAD), ("shared", BODY)], ids=["all", "head", "body"]
+)
+def test_the_head_of_fedbabu_is_the_first_one_until_it_is_fine_tuned(
+    finetune: str, tuned: Sequence[str], tmp_path: Path
+):
+    parts = {"personal": ["head"], "order": "shared-only", "finetune": finetune}
+    setup = made(parts={**parts, "finetune": "all"}, rounds=3)
     start, found = first_module(setup), end(setup)
     assert not any(place.startswith("state") for place in found)
     assert setup.evaluation.pooled
     method = {"name": "fedavg_ft", "lr": LR, "ft_epochs": 2}
     results = run(tmp_path / "run", parts=parts, method=method)
     shared = load_file(tmp_path / "run" / "models" / "global.safetensors")
+    own = results.personal_model(0).network
+    assert tuple(name for name in (*BODY, *HEAD) if not torch.equal(shared[name], own.get_parameter(name))) == tuned
     for name in HEAD:
         assert torch.equal(shared[name], start.get_parameter(name))
-        assert not torch.equal(results.personal_model(0).network.get_parameter(name), start.get_parameter(name))
 
 
 def test_an_absent_client_keeps_its_parts():
@@ -325,6 +331,8 @@ def test_a_mistake_inside_is_not_the_wrappers():
             {"parts": {"personal": ["head"], "order": "local-first", "personal_epochs": 2, "personal_steps": 1}},
             ["parts.personal_epochs", "personal_steps=1"],
         ),
+        ({"parts": {"personal": ["head"], "finetune": "personal"}}, ["parts.finetune", "'personal'", "fedavg_ft"]),
+        ({"parts": {"finetune": "shared"}}, ["parts.finetune", "personal=[]"]),
         ({"parts": {"personal": ["heads"]}}, ["parts.personal", "'heads'", "did you mean 'head'"]),
         ({"parts": {"buffer": "average"}}, ["parts.buffer", "did you mean 'buffers'"]),
     ],
