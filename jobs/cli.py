@@ -302,11 +302,13 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         dataset = checked_dataset(experiment.data.load())
         partition = make_partition(experiment, dataset)
         display.close()
-        unseen = experiment.clients.num_unseen
-        print_table(drawing.table(dataset, partition, num_unseen=unseen), 140)
+        unseen = experiment.clients.unseen_numbers(experiment.seed)
+        print_table(drawing.table(dataset, partition, unseen=unseen), 140)
         for line in dataset.columns_in_words(200):
             say(line)
-        write_output(path, drawing.picture(dataset, partition, path.suffix[1:], unseen), PARTITION_PICTURE, overwrite)
+        write_output(
+            path, drawing.picture(dataset, partition, path.suffix[1:], len(unseen)), PARTITION_PICTURE, overwrite
+        )
         say(f"picture: {path}")
 
 

@@ -108,7 +108,7 @@ class Partition:
             test=self.test,
         )
 
-    def with_last(self, clients: np.ndarray) -> "Partition":
+    def with_last(self, clients: Sequence[int]) -> "Partition":
         """The same partition with new numbers of the clients: `clients` are the last ones. Both parts keep their
         order."""
         order = np.concatenate([np.setdiff1d(np.arange(len(self.train)), clients), np.sort(clients)])

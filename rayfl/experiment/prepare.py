@@ -266,7 +266,5 @@ def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     }
     validation, heldout = (defaults.get(name, 0.0) if ratio is None else ratio for name, ratio in ratios.items())
     partition = partition.hold_out(validation, heldout, seeding.generator(experiment.seed, purpose="splits"))
-    if not experiment.clients.num_unseen:
-        return partition
-    draws = seeding.generator(experiment.seed, purpose="unseen clients")
-    return partition.with_last(draws.choice(experiment.clients.count, experiment.clients.num_unseen, replace=False))
+    unseen = experiment.clients.unseen_numbers(experiment.seed)
+    return partition.with_last(unseen) if unseen else partition

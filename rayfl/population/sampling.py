@@ -131,6 +131,11 @@ class Clients(Settings):
         """Clients that rounds ask."""
         return self.count - self.num_unseen
 
+    def unseen_numbers(self, seed: int) -> list[int]:
+        """The numbers in the partition of the clients that no round asks, ascending; in a run they are the last ones."""
+        draws = seeding.generator(seed, purpose="unseen clients")
+        return sorted(draws.choice(self.count, self.num_unseen, replace=False).tolist())
+
     @property
     def num_selected(self) -> int:
         """Clients selected each round."""

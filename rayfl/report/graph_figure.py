@@ -31,10 +31,10 @@ def graph_section(groups: Sequence[Group]) -> Section:
     run = groups[0].runs[0]
     if len(groups) > 1 or not run.experiment.get("topology"):
         return Section("Graph", "", [])
-    peers, seed, rounds = (_setting(run, key, int) for key in ("clients.count", "seed", "rounds"))
-    _setting(run, "topology.name", str)
+    peers, seed, rounds = (setting(run, key, int) for key in ("clients.count", "seed", "rounds"))
+    setting(run, "topology.name", str)
     if "clients.unseen" in dotted(run.experiment):
-        peers = Clients(count=peers, unseen=_setting(run, "clients.unseen", float)).num_seen
+        peers = Clients(count=peers, unseen=setting(run, "clients.unseen", float)).num_seen
     if peers > MOST_PEERS:
         return Section("Graph", "", [])
     try:
@@ -47,7 +47,7 @@ def graph_section(groups: Sequence[Group]) -> Section:
         return Section("Graph", "", [])
 
 
-def _setting(run: Run, key: str, kind: type[Value]) -> Value:
+def setting(run: Run, key: str, kind: type[Value]) -> Value:
     """The value of a dotted key. RayflError unless it is of this type."""
     found = dotted(run.experiment).get(key)
     if type(found) is not kind:

@@ -15,12 +15,14 @@ from rayfl.choices import plugins
 from rayfl.determinism.platform import kinds_besides
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
+from rayfl.population.sampling import Clients
 from rayfl.report import wording
 from rayfl.report.ablations import ablations
 from rayfl.report.charts import MOST_POINTS, with_fewer_points
 from rayfl.report.colors import DARK, LIGHT, config
 from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
+from rayfl.report.graph_figure import setting
 from rayfl.report.groups import Group, groups
 from rayfl.report.page_tables import (
     differences,
@@ -32,7 +34,7 @@ from rayfl.report.page_tables import (
     statuses,
     work_columns,
 )
-from rayfl.report.series import facts, metric_names, run_label, run_name, spread, table_name
+from rayfl.report.series import facts, metric_names, run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import compared, tuning
@@ -143,14 +145,21 @@ def _lede(found: Sequence[Group]) -> str:
         f" {word} {plugins.short(name)}" if (name := table_name(runs[0], table)) else ""
         for word, table in (("with", "method"), ("on", "data"))
     )
-    unseen = [spread(runs[0], name) for name in metric_names(runs[0]) if name.startswith("unseen/")]
-    more = (
-        f" {len(unseen[0].last)} more, which no round asked, were judged as new ones." if unseen and unseen[0] else ""
-    )
+    judged = any(name.startswith("unseen/") for name in metric_names(runs[0]))
+    more = _unseen(runs[0], len(runs) == 1) if judged else ""
     return (
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{more} "
         "Their data stayed with them; only the messages counted here travelled."
     )
+
+
+def _unseen(run: Run, named: bool) -> str:
+    """A sentence on the clients that no round asked, with the numbers of the first ones in the partition if `named`."""
+    clients = Clients(count=setting(run, "clients.count", int), unseen=setting(run, "clients.unseen", float))
+    numbers = clients.unseen_numbers(setting(run, "seed", int))
+    first = ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
+    which = f": {clients.num_seen} and higher, which are {first} in the partition" if named else ""
+    return f" {len(numbers)} more, which no round asked, were judged as new ones{which}."
 
 
 def _title(group: Group) -> str:

@@ -1,6 +1,7 @@
 """A partition as a table and as a picture, for `rayfl data`."""
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from rich.table import Table
@@ -17,14 +18,16 @@ SPLITS = ("train", "validation", "heldout", "test")
 def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
     """Train samples of each class that each client holds, int64 [num_clients, num_classes].
 
-    Raise RayflError if the labels are no classes (regression).
+    Of numbers to predict, the classes are tenths by the first one: class 0 has the lowest tenth of all samples. Other
+    labels (texts, several labels each) have one class.
     """
     labels = dataset.train.labels
-    if not dataset.has_classes or not np.issubdtype(labels.dtype, np.integer):
-        raise RayflError(
-            f"dataset {dataset.name!r} has no classes to count: its labels are {labels.dtype} {list(labels.shape)}"
-        )
-    return label_counts(labels, partition.train, dataset.num_classes)
+    if dataset.has_classes:
+        return label_counts(labels, partition.train, dataset.num_classes)
+    if not np.issubdtype(labels.dtype, np.floating):
+        return partition.train.sizes[:, None]
+    bounds = np.quantile(labels[:, 0], np.arange(1, 10) / 10)
+    return label_counts(np.searchsorted(bounds, labels[:, 0]), partition.train, 10)
 
 
 def distances(counts: np.ndarray) -> np.ndarray:
@@ -37,11 +40,11 @@ def distances(counts: np.ndarray) -> np.ndarray:
     return 0.5 * np.abs(own - pooled).sum(axis=1)
 
 
-def table(dataset: Dataset, partition: Partition, max_rows: int = 100, num_unseen: int = 0) -> Table:
+def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: Sequence[int] = ()) -> Table:
     """A rich table with a row per client: sizes of the splits in use, label counts, distance to the pooled labels.
 
     Beyond `max_rows` clients the first ones are shown, and the caption says how many are left out. The last
-    `num_unseen` are marked as unseen.
+    ones are marked as unseen, with their numbers `unseen` in the partition.
     """
     counts = holdings(dataset, partition)
     far = distances(counts)
@@ -51,8 +54,9 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, num_unsee
     left_out = f", {len(counts) - shown} of them not shown" if shown < len(counts) else ""
     result = Table(
         title=f"{dataset.name}: {len(counts)} clients{left_out}",
-        caption="labels: class:count in the train split, most frequent first; distance: total variation between a "
-        "client's train labels and those of all clients, from 0 (alike) to 1 (disjoint)",
+        caption="labels: class:count in the train split, most frequent first (of numbers, tenths from 0, the lowest, "
+        "to 9); distance: total variation between a client's train labels and those of all clients, from 0 (alike) to "
+        "1 (disjoint)",
         show_footer=True,
     )
     sums = {split: str(sizes[split].sum()) for split in splits}
@@ -63,7 +67,8 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, num_unsee
     for client in range(shown):
         own = [str(sizes[split][client]) for split in splits]
         classes = str(np.count_nonzero(counts[client]))
-        name = f"{client} unseen" if client >= len(counts) - num_unseen else str(client)
+        place = client - len(counts) + len(unseen)
+        name = f"{client} unseen ({unseen[place]} in the partition)" if place >= 0 else str(client)
         result.add_row(name, *own, classes, _label_text(counts[client]), f"{far[client]:.2f}")
     return result
 
@@ -103,7 +108,9 @@ def picture(dataset: Dataset, partition: Partition, image_format: str = "png", n
 
 
 def _label_text(counts: np.ndarray) -> str:
-    """The classes held, the most frequent first, at most twelve of them."""
+    """The classes held, the most frequent first, at most twelve of them; "" if there is only one class."""
+    if len(counts) == 1:
+        return ""
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     text = " ".join(f"{label}:{counts[label]}" for label in order[:12])
     return text if len(order) <= 12 else f"{text} and {len(order) - 12} more"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.population.sampling import Clients
 from rayfl.report.series import series
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
@@ -52,7 +53,8 @@ def test_progress_table_json_list_and_comparison(runs: Path):
 
 def test_the_page_says_who_was_only_judged(runs: Path):
     page = (runs / "some" / "report.html").read_text()
-    assert "7 clients trained" in page and "3 more, which no round asked" in page
+    first, second, third = Clients(count=10, unseen=0.3).unseen_numbers(read_run(runs / "some").experiment["seed"])
+    assert "7 clients trained" in page and f"7 and higher, which are {first}, {second}, {third} in the" in page
     assert "Unseen clients, own test data" in page
     assert "no round asked" not in (runs / "seen" / "report.html").read_text()
 
@@ -62,7 +64,9 @@ def test_the_table_of_the_data_marks_them(runs: Path):
     result = rayfl("data", "demo", "clients.count=10", "clients.unseen=0.3", "--picture", picture)
     assert result.exit_code == 0, result.output
     rows = [line.split("│")[1].strip() for line in result.output.splitlines() if line.startswith("│")]
-    assert rows == [*map(str, range(7)), "7 unseen", "8 unseen", "9 unseen", "all"]
+    numbers = Clients(count=10, unseen=0.3).unseen_numbers(1)
+    marked = [f"{7 + place} unseen ({number} in the partition)" for place, number in enumerate(numbers)]
+    assert rows == [*map(str, range(7)), *marked, "all"]
     assert picture.stat().st_size
 
 

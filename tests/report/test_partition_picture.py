@@ -75,7 +75,14 @@ def test_an_unknown_format_is_refused():
         picture(*small_partition(), image_format="gif")
 
 
-def test_regression_has_nothing_to_count():
-    samples = Samples(np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
-    with refused(names=["dataset 'heights'", "no classes"]):
-        holdings(Dataset("heights", samples, samples, 1, "vector"), small_partition()[1])
+def test_numbers_are_counted_by_tenths_and_texts_by_samples():
+    numbers, (_, partition) = np.array([[5.0], [1.0], [4.0], [2.0], [6.0], [3.0]]), small_partition()
+    samples = Samples(np.zeros((6, 1), np.float32), numbers)
+    heights = Dataset("heights", samples, samples, 1, "vector")
+    # The tenths end at 1.5, 2, 2.5, ..., 5.5. Client 0 has 5, 1 and 2, client 1 has 4 and 3.
+    assert [np.flatnonzero(row).tolist() for row in holdings(heights, partition)] == [[0, 1, 7], [3, 5]]
+    texts = Dataset("texts", Samples(numbers.astype(int), numbers.astype(int)), samples, 9, "text")
+    assert holdings(texts, partition).tolist() == [[3], [2]]
+    for dataset in (heights, texts):
+        assert table(dataset, partition).row_count == 2
+        assert picture(dataset, partition)
