@@ -132,7 +132,7 @@ class Clients(Settings):
         return self.count - self.num_unseen
 
     def unseen_numbers(self, seed: int) -> list[int]:
-        """The numbers in the partition of the clients that no round asks, ascending; in a run they are the last ones."""
+        """The numbers in the partition of the clients that no round asks, ascending: those of a run's last clients."""
         draws = seeding.generator(seed, purpose="unseen clients")
         return sorted(draws.choice(self.count, self.num_unseen, replace=False).tolist())
 

@@ -108,9 +108,7 @@ def picture(dataset: Dataset, partition: Partition, image_format: str = "png", n
 
 
 def _label_text(counts: np.ndarray) -> str:
-    """The classes held, the most frequent first, at most twelve of them; "" if there is only one class."""
-    if len(counts) == 1:
-        return ""
+    """The classes held, the most frequent first, at most twelve of them."""
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     text = " ".join(f"{label}:{counts[label]}" for label in order[:12])
     return text if len(order) <= 12 else f"{text} and {len(order) - 12} more"
