@@ -5,6 +5,7 @@ Blocks with a title, as ```toml title="compare.toml", are whole files of their p
 """
 
 import ast
+import functools
 import inspect
 import re
 import shlex
@@ -86,6 +87,7 @@ def folder(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Links.
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """The names of a page's headings, those of its generated sections among them."""
     headings = re.findall(r"^#+ (.+)$", hooks.with_sections(text_of(page)), flags=re.MULTILINE)

@@ -1,5 +1,6 @@
 """What is declared is what is used, the constraints cover it exactly, and the wheel holds all of it."""
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -73,19 +75,25 @@ def test_constraints_cover_what_the_requirements_bring_along() -> None:
     assert open_ends == set()
 
 
+@functools.cache
+def imported_in(folder: str) -> set[str]:
+    """The modules that the files of a folder import."""
+    paths = [path for path in (ROOT / folder).rglob("*.py") if path.parent != ROOT / "benchmarks" / "peers"]
+    return {name for path in paths for name in imported(path.read_text(encoding="utf-8"))}
+
+
+@functools.cache
+def distributions() -> Mapping[str, list[str]]:
+    """The installed distributions by top-level module."""
+    return importlib.metadata.packages_distributions()
+
+
 def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set[str]:
     """The third-party modules that files in `folders` import and no requirement provides.
 
     Programs for other simulators run in environments of their own (`python -m benchmarks rounds --peers`).
     """
-    names = {
-        name
-        for folder in folders
-        for path in (ROOT / folder).rglob("*.py")
-        if path.parent != ROOT / "benchmarks" / "peers"
-        for name in imported(path.read_text(encoding="utf-8"))
-    }
-    provided = importlib.metadata.packages_distributions()
+    names, provided = set().union(*map(imported_in, folders)), distributions()
     declared = {canonicalize_name(requirement.name) for requirement in requirements}
     own = {*PACKAGES, "benchmarks", "docs", "tests", *sys.stdlib_module_names}
     return {name for name in names - own if not declared & {canonicalize_name(n) for n in provided.get(name, [name])}}

@@ -67,7 +67,7 @@ def every_size(disk: Path) -> None:
             print(json.dumps(about), flush=True)
             if about["code"] == 0 and not about["notices"]:
                 return
-            pages += 1 + pages // 4
+            pages += 1 + pages // 2
 
 
 if __name__ == "__main__":

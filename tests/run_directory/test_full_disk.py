@@ -90,10 +90,13 @@ def test_a_file_system_that_fills_up_anywhere_costs_no_bit(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "calls"),
-    [(Stream, "append", 7), (Stream, "sync", 4), (safetensors.torch, "save_file", 0)],
+    ("owner", "name", "calls", "number", "cure"),
+    [
+        (Stream, "append", 7, errno.EIO, "disk"),
+        (Stream, "sync", 4, errno.EROFS, "writable"),
+        (safetensors.torch, "save_file", 0, errno.EIO, "disk"),
+    ],
 )
-@pytest.mark.parametrize(("number", "cure"), [(errno.EIO, "disk"), (errno.EROFS, "writable")])
 def test_what_is_refused_ends_the_run_with_a_sentence_and_is_made_good(
     owner: Any,
     name: str,
