@@ -82,5 +82,6 @@ class DeviceData:
     def _most_bytes(self) -> float:
         if self.device.type != "cuda":
             return float("inf")
-        own = torch.cuda.get_per_process_memory_fraction(self.device)
+        # The index: torch takes no plain "cuda" here; None is the current GPU.
+        own = torch.cuda.get_per_process_memory_fraction(self.device.index)
         return RESIDENT_SHARE * own * torch.cuda.get_device_properties(self.device).total_memory

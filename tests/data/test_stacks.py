@@ -1,11 +1,13 @@
 """The batches of a stack: those of its clients, padded, whatever the device that they are made on."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from rayfl.data.batches import Batch, ClientData, Order
-from rayfl.data.device import DeviceData, DeviceSamples
+from rayfl.data.device import RESIDENT_SHARE, DeviceData, DeviceSamples
 from rayfl.data.partition import Partition, Shards
 from rayfl.data.stacks import ALIGNED, StackBatches
 from rayfl.determinism.seeding import generator
@@ -143,6 +145,19 @@ def test_batches_of_a_gpu_are_those_of_main_memory_and_their_steps_wait_for_noth
             assert torch.equal(batch.weights.cpu(), plain.weights)
             assert (active is None) == (plainly is None)
             assert active is None or plainly is None or torch.equal(active.cpu(), plainly)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_gpu_holds_what_fits_into_the_share_of_its_memory(device: str, monkeypatch: pytest.MonkeyPatch):
+    # Pretended below torch's Python, which takes a device without an index in some places and not in others.
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    memory = SimpleNamespace(total_memory=1000)
+    monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda index: memory, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda index: 0.25, raising=False)
+    store = DeviceData(clients()[0].dataset, torch.device(device))
+    assert store._most_bytes == RESIDENT_SHARE * 250
 
 
 def test_a_process_holds_the_samples_once_and_sends_them_to_nobody():
