@@ -150,7 +150,8 @@ def test_batches_of_a_gpu_are_those_of_main_memory_and_their_steps_wait_for_noth
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_a_gpu_holds_what_fits_into_the_share_of_its_memory(device: str, monkeypatch: pytest.MonkeyPatch):
     # Pretended below torch's Python, which takes a device without an index in some places and not in others.
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     memory = SimpleNamespace(total_memory=1000)
     monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda index: memory, raising=False)
