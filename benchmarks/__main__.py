@@ -98,7 +98,8 @@ def exchange(results: Results, peers: int, entries: int) -> None:
 def chaos(results: Results, methods: Sequence[str], kills: int, seed: int) -> int:
     """Kill processes of running METHODs and compare the bits of the results with undisturbed runs.
 
-    By default the METHODs are fedpse, fedavg, dispfl and scaffold.
+    By default the METHODs are fedpse, fedavg, dispfl, scaffold, "buffered fedavg" and "buffered fedpse": a name may
+    follow that of a schedule.
     """
     from benchmarks.chaos import bench_chaos
 

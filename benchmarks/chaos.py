@@ -4,6 +4,7 @@ Each run is a real `rayfl run` with a Ray of its own, or on a cluster that is st
 another Ray is touched.
 """
 
+import math
 import os
 import random
 import signal
@@ -26,15 +27,16 @@ from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import Nodes, own_cluster
 from benchmarks.victims import DRIVER, processes
 from jobs.standard_output import print_table
-from rayfl.choices.kinds import find
+from rayfl.choices.kinds import find, named
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
+from rayfl.schedules.base import Schedule
 
-METHODS = ("fedpse", "fedavg", "dispfl", "scaffold")
+METHODS = ("fedpse", "fedavg", "dispfl", "scaffold", "buffered fedavg", "buffered fedpse")
 ON_NODES, STOPPED = "node", "stopped"
 IN_TURN = ("gcs", "raylet", "full disk")
 ALWAYS: Mapping[str, tuple[str, ...]] = {
@@ -81,7 +83,7 @@ def bench_chaos(methods: Sequence[str], kills: int, seed: int, results: Results)
     before the first strike for an unknown method, for `kills` below 1, and if `results` cannot be written.
     """
     for name in methods:
-        find(Method, name)
+        find(Method, scheduled(name)[1])
     if kills < 1:
         raise RayflError(f"--kills {kills} is not allowed; it must be a whole number of at least 1")
     results.require()
@@ -110,7 +112,7 @@ def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
         for kind, strikes in {**BY_TURNS[(number + seed) % len(BY_TURNS)], **ALWAYS}.items():
             # With the timeout a call is sent again before a stopped actor continues; without it the run waits.
             settings = chance.choice([(), ("runtime.call_timeout_s=10",)]) if kind == STOPPED else ()
-            times = len(strikes) if kind == STOPPED else max(1, round(len(strikes) * share))
+            times = len(strikes) if kind == STOPPED else math.ceil(len(strikes) * share)
             wanted = list(islice(cycle(strikes), times))
             chance.shuffle(wanted)
             in_turn = IN_TURN[(number + seed) % len(IN_TURN)]
@@ -200,13 +202,26 @@ def judged(attack: Attack, runs: Sequence[Run]) -> Row:
     )
 
 
-def experiment(method: str, rounds: int = 80) -> Experiment:
-    """Unequal clients on digits, some of which vanish; a checkpoint every 4 rounds. FedAvg's uplink has feedback."""
+def scheduled(name: str) -> tuple[str, str]:
+    """The schedule and the method that a name stands for: "buffered fedavg" or "fedavg"."""
+    schedule, _, method = name.partition(" ")
+    return (schedule, method) if schedule in named(Schedule) else ("synchronous", name)
+
+
+def experiment(name: str, rounds: int = 80) -> Experiment:
+    """Unequal clients on digits, some of which vanish; a checkpoint every 4 rounds. FedAvg's uplink has feedback.
+
+    With a schedule ("buffered fedavg") clients of several versions are under way at every checkpoint.
+    """
+    schedule, method = scheduled(name)
     kind = find(Method, method)
     of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}
     exchanges = bool(kind.gather)
     if issubclass(kind, PeerHalf):
         of_kind = {"clients": {"count": 10}, **({"topology": "ring"} if exchanges else {})}
+    if schedule != "synchronous":
+        of_kind["schedule"] = {"name": schedule, **({"buffer": 4} if schedule == "buffered" else {})}
+        of_kind["clients"]["examples_per_s"] = {"median": 200.0, "sigma": 1.0}
     if method == "fedavg":
         of_kind["uplink"] = {"name": "feedback", "inner": {"name": "topk", "keep_ratio": 0.1}}
     settings: dict[str, Any] = {

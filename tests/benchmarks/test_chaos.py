@@ -36,10 +36,10 @@ def quick(file, directory):
 # One process plays the undisturbed run: it has the same bits and starts no Ray. Strikes are tried from the beginning,
 # and again after a moment as long as they find no victim.
 chaos.undisturbed = quick
-attacks = [Attack("scaffold", "mixed", ("actors", "stopped actor", "coordinator", "driver"), "3", pause_s=3.0)]
+attacks = [Attack("buffered fedpse", "mixed", ("actors", "stopped actor", "coordinator", "driver"), "3", pause_s=3.0)]
 # A run may still end before all strikes are done.
 for _ in range(2):
-    (row,) = play_all({"scaffold": experiment("scaffold", rounds=40)}, attacks)
+    (row,) = play_all({"buffered fedpse": experiment("buffered fedpse", rounds=40)}, attacks)
     if row.kills == 5 or row.runs_lost or row.bits_different:
         break
 print(json.dumps(row._asdict()))
@@ -155,5 +155,7 @@ def test_a_bit_that_differs_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [*chaos.METHODS, "dpsgd"])
 def test_the_experiment_of_the_chaos_is_one(method: str) -> None:
     chosen = chaos.experiment(method)
-    assert chosen.method.name == method and chosen.uplink.name == ("feedback" if method == "fedavg" else "dense")
+    schedule, name = chaos.scheduled(method)
+    assert (chosen.method.name, chosen.schedule.name) == (name, schedule)
+    assert chosen.uplink.name == ("feedback" if name == "fedavg" else "dense")
     assert chosen.clients.count == (10 if issubclass(chosen.method.kind, PeerHalf) else 20)
