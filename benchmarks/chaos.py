@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +112,7 @@ def plan(methods: Sequence[str], kills: int, seed: int) -> list[Attack]:
             # With the timeout a call is sent again before a stopped actor continues; without it the run waits.
             settings = chance.choice([(), ("runtime.call_timeout_s=10",)]) if kind == STOPPED else ()
             times = len(strikes) if kind == STOPPED else math.ceil(len(strikes) * share)
-            wanted = list(islice(cycle(strikes), times))
+            wanted = [strikes[place * len(strikes) // times] for place in range(times)]
             chance.shuffle(wanted)
             in_turn = IN_TURN[(number + seed) % len(IN_TURN)]
             named = tuple(in_turn if strike == "in turn" else strike for strike in wanted)
